@@ -87,7 +87,7 @@ def lists_of_axes(tree: ast.AST) -> Iterator[int]:
     facts = {
         id(keyword.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Idea"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Idea", "reads")
         for keyword in node.keywords
         if keyword.arg == "facts"
     }

@@ -15,7 +15,7 @@ from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.dialects import FILES, dialect
 from loadgauge.job_files.exchange import read, write
-from loadgauge.job_files.reading.nested import toml_document
+from loadgauge.job_files.reading.nested import toml_document, yaml_document
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
 MAPS = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{b: *a{n - 1}, c: *a{n - 1}}}\n" for n in range(1, 39))
@@ -183,3 +183,17 @@ def test_a_run_that_cannot_be_is_refused_on_the_way_out() -> None:
         for name in FILES:
             with pytest.raises(Error):
                 write(Job(model="", **run), name)
+
+
+def test_a_key_that_other_mappings_merge_can_be_removed() -> None:
+    document = yaml_document("base: &x\n  tp: 1\n  pp: 2\na:\n  <<: *x\n  z: 3\nb:\n  <<: [*x]\n")
+    document.drop("base.tp")
+    assert document.text() == "base: &x\n  pp: 2\na:\n  <<: *x\n  z: 3\nb:\n  <<: [*x]\n"
+
+
+@pytest.mark.parametrize("name", ["transformers", "trl", "axolotl"])
+def test_arguments_of_an_optimizer_that_has_none_are_noted(name: str) -> None:
+    key, start = ("optimizer", "base_model: gpt2\n") if name == "axolotl" else ("optim", "model_name_or_path: gpt2\n")
+    file = read(f"{start}{key}: adamw_torch\noptim_args: rank=64\nmax_length: 128\n", name, file="job.yaml")
+    assert file.facts["optimizer"].value == "adamw-foreach"
+    assert any("gives the optimizer rank" in item.note for item in file.uncounted)

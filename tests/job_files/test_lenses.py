@@ -20,11 +20,14 @@ from loadgauge.job_files.ideas.lenses import (
     layers,
     product,
     quantised,
+    reads,
+    served,
     spelled,
     when,
     whole_and_dora,
+    writes,
 )
-from loadgauge.job_files.ideas.table import Idea, Keys, row
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys, row
 from loadgauge.job_files.reading.nested import json_document
 
 SWITCHED = quantised(four="four", eight="eight", kind="kind", nested="nested", double=False)
@@ -126,3 +129,64 @@ def test_other_names_share_what_is_noted() -> None:
     assert json.loads(put(named, {"qlora": False}, keys).document.text()) == {"b": {"four": False}}
     over = Spelled(keys, lambda _, name: f"b.{name}", {"length": 8})
     assert (over.whole("length"), over.flag("four")) == (8, False)
+
+
+HELD = row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure")
+
+
+def eight_written(facts: Facts, keys: Keys, at: Any) -> dict[str, Any]:
+    if facts["precision"] == "fp8":
+        return {at.switch: True, at.recipes["usual"]: "tensorwise"}
+    return at.inner.write(facts, keys) | {at.switch: None, at.recipes["usual"]: None}
+
+
+@reads(
+    inner=HELD, write=eight_written, when=lambda keys: not keys.has("off"), can={"precision": ("fp8", "fp32", "bf16-pure")},
+    switch="eight", recipes={"usual": "recipe"},
+)  # fmt: skip
+def EIGHT(keys: Keys, at: Any) -> Facts:
+    return {"precision": "fp8"} if keys.flag(at.switch) else at.inner.read(keys)
+
+
+@settings(max_examples=20)
+@given(wanted=st.sampled_from(["fp8", "fp32", "bf16-pure"]), other=st.sampled_from(["fp8", "fp32", "bf16-pure"]))
+def test_an_idea_over_another(wanted: str, other: str) -> None:
+    """Its keys and facts are those of the idea beneath and its own, in this order."""
+    assert (EIGHT.keys, EIGHT.facts) == (("dtype", "eight", "recipe"), ("precision",))
+    before = put(EIGHT, {"precision": other}, keys_of({}))
+    both_laws(EIGHT, {"precision": wanted}, json.loads(before.document.text()))
+
+
+def test_what_an_idea_cannot_say_is_not_written() -> None:
+    assert EIGHT.write({"precision": "mxfp8"}, keys_of({})) == {}
+    assert EIGHT.read(keys_of({"off": True, "eight": True})) == {}
+    ranks = reads(
+        "r", facts="lora_rank", write=lambda facts, keys: {"r": facts["lora_rank"]}, needs="lora_rank", bases=("nf4",)
+    )
+    idea = ranks(lambda keys: {"lora_rank": keys.whole("r")})
+    runs = [
+        {},
+        {"lora_rank": 0},
+        {"lora_rank": 8},
+        {"lora_rank": 8, "qlora": True, "base": "int8"},
+        {"lora_rank": 8, "qlora": True},
+    ]
+    assert [idea.write(facts, keys_of({})) for facts in runs] == [{}, {}, {"r": 8}, {}, {"r": 8}]
+
+
+def test_options_of_an_idea_are_none_of_its_keys() -> None:
+    idea = reads(facts="tp", tp="tp", options={"usual": 4})(lambda keys, at: {"tp": keys.whole(at.tp) or at.usual})
+    assert (idea.keys, idea.read(keys_of({})), idea.write({"tp": 2}, keys_of({}))) == (("tp",), {"tp": 4}, {})
+
+
+def test_an_idea_written_otherwise() -> None:
+    idea = writes(row("tp", "tp", default=1))(
+        lambda facts, keys, inner: inner.write(facts, keys) | {"sp": facts["tp"] > 1}
+    )
+    assert idea.write({"tp": 2}, keys_of({})) == {"tp": 2, "sp": True}
+    assert idea.read(keys_of({})) == {"tp": 1}
+
+
+def test_an_engine_by_its_options() -> None:
+    assert served("hf", {"batch": None}) == "hf"
+    assert served("sglang", {"tp": 2, "prefix": False}) == Engine.parse("sglang:tp=2,prefix=false").text()

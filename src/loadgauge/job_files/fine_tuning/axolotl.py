@@ -14,15 +14,16 @@ from loadgauge.job_files.ideas import (
     TORCH_OPTIMIZERS,
     Dialect,
     Facts,
-    Idea,
     Keys,
     Missing,
+    Named,
     adapted_layers,
     asked,
     degree,
     optimizer,
     product,
     quantised,
+    reads,
     row,
     saving,
     sayable,
@@ -57,114 +58,117 @@ SWITCHES |= {"sdp_attention": "flash", "eager_attention": "eager"}
 WORDS = ATTENTION | {"xformers": "fa1", "sage": "flash", "flash_attention_torch": "fa2", "fp8": "fa3"}
 
 
-def _attention() -> Idea:
-    word, hybrid = "attn_implementation", "gemma4_hybrid_attn_impl"
-
-    def read(keys: Keys) -> Facts:
-        kind = next((kind for key, kind in SWITCHES.items() if keys.flag(key)), None)
-        name = (keys.word(word) or "").partition("@")[0].partition(":")[0]
-        if name and kind is not None:
-            raise keys.wrong(word, "contradicts the older switch of attention")
-        if "/" in name and name not in WORDS:
-            keys.note(
-                word,
-                "is a kernel of the hub that is not known here; FlashAttention-2 is counted",
-                parts=RUNS,
-                share=0.2,
-            )
-            return {"attention": "fa2"}
-        if name == "fp8":
-            keys.note(word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
-        if name:
-            kind = WORDS[name] if name in WORDS else keys.choice(word, WORDS)
-        return {"attention": "fa2" if kind is None and keys.flag(hybrid) else kind}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["attention"]
-        off: dict[str, Any] = {key: None for key in SWITCHES if keys.has(key)}
-        switch = next((key for key, kind in SWITCHES.items() if kind == wanted), None)
-        switch = "flash_attention" if wanted == "fa2" else "sdp_attention" if wanted == "flash" else switch
-        if off and switch and not keys.has(word):
-            return off | {switch: True}
-        named = next((theirs for theirs, ours in WORDS.items() if ours == wanted), None)
-        return off | {word: named} if named else {}
-
-    return Idea(keys=(word, *SWITCHES), facts=("attention",), read=read, write=write)
+def _attention_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wanted = facts["attention"]
+    off: dict[str, Any] = {key: None for key in SWITCHES if keys.has(key)}
+    switch = next((key for key, kind in SWITCHES.items() if kind == wanted), None)
+    switch = "flash_attention" if wanted == "fa2" else "sdp_attention" if wanted == "flash" else switch
+    if off and switch and not keys.has(at.word):
+        return off | {switch: True}
+    named = next((theirs for theirs, ours in WORDS.items() if ours == wanted), None)
+    return off | {at.word: named} if named else {}
 
 
-def _checkpointing() -> Idea:
-    key, own, part = "gradient_checkpointing", "fsdp_config.activation_checkpointing", "selective_checkpointing"
-    old, moved = "fsdp_config.fsdp_activation_checkpointing", "activation_offloading"
-
-    def read(keys: Keys) -> Facts:
-        word, moves = str(keys.raw(key)), keys.raw(moved)
-        if keys.raw(part) not in (None, False):
-            keys.note(part, "keeps what some operations make, which saves making it again", "costs", "activations")
-        asked = word.startswith("offload") or keys.flag(key) or keys.flag(own) or keys.flag(old)
-        if word == "offload_disk" or moves in ("disk", "offload_disk"):
-            keys.note(
-                key if word == "offload_disk" else moved, "may go to a disk, which is slower than host memory", "costs"
-            )
-            moves = "disk"
-        # Its older name; beside adapters, the older way, which moves the inputs of layers alone.
-        if word == "offload":
-            moves = "legacy" if not keys.since(0, 12) and (keys.has("adapter") or not keys.since(0, 10)) else True
-        later = "all" if keys.since(0, 18) else "checkpoints"  # another way to copy the same
-        places = {"true": "all", "false": "none", "legacy": later, "disk": later, "hidden_states": "checkpoints"}
-        where = "none" if moves is None else places.get(str(moves).lower()) or str(keys.choice(moved, places) or "none")
-        # Beside adapters, moving all that is kept takes the place of making it again (`loaders/model.py` of 0.18).
-        instead = where == "all" and keys.has("adapter") and keys.since(0, 18)
-        return {"recompute": "full" if asked and not instead else "none", "activation_offload": where}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        where = facts.get("activation_offload") or "none"
-        instead = where == "all" and bool(facts.get("lora_rank")) and keys.since(0, 18)
-        if word != "none" and (word != "full" or instead):
-            return {}
-        present = [name for name in (key, own, old) if keys.has(name)] or [key]
-        off = False if keys.has(moved) else None
-        spelled = {"all": True, "checkpoints": "hidden_states"}.get(where, off)
-        return dict.fromkeys(present, word == "full" or instead) | {moved: spelled}
-
-    return Idea(keys=(key, own, old, part, moved), facts=("recompute", "activation_offload"), read=read, write=write)
-
-
-def _precision() -> Idea:
-    switches = ("bf16", "fp16", "bfloat16", "float16", "float32")
-    recipe = "fp8_config.recipe"
-
-    def read(keys: Keys) -> Facts:
-        # `resolve_dtype` (`utils/config/__init__.py`): `auto`, which it is where it is not there, gives way to fp16 alone.
-        on = {key: keys.flag(key) for key in switches if key != "bf16"}
-        auto, full = isinstance(keys.document.get("bf16"), Missing | str), keys.raw("bf16") == "full"
-        brain = on["bfloat16"] or (not on["fp16"] if auto else keys.flag("bf16"))
-        if on["fp16"] and on["bfloat16"]:
-            raise keys.wrong("fp16", "contradicts another switch: bfloat16")
-        # Weights of 16 bits alone; which 16 changes no byte.
-        half = "fp16" if on["fp16"] else "bf16-pure" if on["float16"] else "fp32"
-        name = "bf16-pure" if full else "bf16" if brain else half
-        if keys.flag("fp8"):
-            return {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}", "weights": None}
-        # Its own FSDP 2 shards whole weights as they were loaded, where accelerate's makes float32 of them
-        # (`monkeypatch/accelerate/fsdp2.py` of 0.12 and later).
-        if name == "bf16" and keys.since(0, 12) and not keys.has("adapter") and _fsdp(keys) == 2:
-            return {"precision": "bf16-autocast-8", "weights": None}
-        # It loads the weights in the dtype that it computes in.
-        return {"precision": name, "weights": "bfloat16" if name == "bf16" else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts.get("precision") or "bf16"
-        key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(
-            name
+@reads(facts="attention", write=_attention_written, word="attn_implementation", also=(*SWITCHES,))
+def _attention(keys: Keys, at: Named) -> Facts:
+    kind = next((kind for key, kind in SWITCHES.items() if keys.flag(key)), None)
+    name = (keys.word(at.word) or "").partition("@")[0].partition(":")[0]
+    if name and kind is not None:
+        raise keys.wrong(at.word, "contradicts the older switch of attention")
+    if "/" in name and name not in WORDS:
+        keys.note(
+            at.word,
+            "is a kernel of the hub that is not known here; FlashAttention-2 is counted",
+            parts=RUNS,
+            share=0.2,
         )
-        if key is None:
-            return {}
-        values: dict[str, Any] = {other: None for other in switches if keys.has(other) or other in keys.left}
-        values |= {"bf16": False} if key == "float32" else {}
-        return values | {key: "full" if name == "bf16-pure" else True, "fp8": None, recipe: None}
+        return {"attention": "fa2"}
+    if name == "fp8":
+        keys.note(at.word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
+    if name:
+        kind = WORDS[name] if name in WORDS else keys.choice(at.word, WORDS)
+    return {"attention": "fa2" if kind is None and keys.flag("gemma4_hybrid_attn_impl") else kind}
 
-    return Idea(keys=(*switches, "fp8", recipe), facts=("precision", "weights"), read=read, write=write)
+
+def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = facts.get("recompute") or "none"
+    where = facts.get("activation_offload") or "none"
+    instead = where == "all" and bool(facts.get("lora_rank")) and keys.since(0, 18)
+    if word != "none" and (word != "full" or instead):
+        return {}
+    present = [name for name in (at.key, at.own, at.old) if keys.has(name)] or [at.key]
+    off = False if keys.has(at.moved) else None
+    spelled = {"all": True, "checkpoints": "hidden_states"}.get(where, off)
+    return dict.fromkeys(present, word == "full" or instead) | {at.moved: spelled}
+
+
+@reads(
+    facts="recompute activation_offload",
+    write=_checkpointing_written,
+    key="gradient_checkpointing",
+    own="fsdp_config.activation_checkpointing",
+    old="fsdp_config.fsdp_activation_checkpointing",
+    part="selective_checkpointing",
+    moved="activation_offloading",
+)
+def _checkpointing(keys: Keys, at: Named) -> Facts:
+    word, moves = str(keys.raw(at.key)), keys.raw(at.moved)
+    if keys.raw(at.part) not in (None, False):
+        keys.note(at.part, "keeps what some operations make, which saves making it again", "costs", "activations")
+    asked = word.startswith("offload") or keys.flag(at.key) or keys.flag(at.own) or keys.flag(at.old)
+    if word == "offload_disk" or moves in ("disk", "offload_disk"):
+        keys.note(
+            at.key if word == "offload_disk" else at.moved,
+            "may go to a disk, which is slower than host memory",
+            "costs",
+        )
+        moves = "disk"
+    # Its older name; beside adapters, the older way, which moves the inputs of layers alone.
+    if word == "offload":
+        moves = "legacy" if not keys.since(0, 12) and (keys.has("adapter") or not keys.since(0, 10)) else True
+    later = "all" if keys.since(0, 18) else "checkpoints"  # another way to copy the same
+    places = {"true": "all", "false": "none", "legacy": later, "disk": later, "hidden_states": "checkpoints"}
+    where = "none" if moves is None else places.get(str(moves).lower()) or str(keys.choice(at.moved, places) or "none")
+    # Beside adapters, moving all that is kept takes the place of making it again (`loaders/model.py` of 0.18).
+    instead = where == "all" and keys.has("adapter") and keys.since(0, 18)
+    return {"recompute": "full" if asked and not instead else "none", "activation_offload": where}
+
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = facts.get("precision") or "bf16"
+    key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(name)
+    if key is None:
+        return {}
+    values: dict[str, Any] = {other: None for other in at.switches if keys.has(other) or other in keys.left}
+    values |= {"bf16": False} if key == "float32" else {}
+    return values | {key: "full" if name == "bf16-pure" else True, "fp8": None, at.recipe: None}
+
+
+@reads(
+    facts="precision weights",
+    write=_precision_written,
+    switches=("bf16", "fp16", "bfloat16", "float16", "float32"),
+    also=("fp8",),
+    recipe="fp8_config.recipe",
+)
+def _precision(keys: Keys, at: Named) -> Facts:
+    # `resolve_dtype` (`utils/config/__init__.py`): `auto`, which it is where it is not there, gives way to fp16 alone.
+    on = {key: keys.flag(key) for key in at.switches if key != "bf16"}
+    auto, full = isinstance(keys.document.get("bf16"), Missing | str), keys.raw("bf16") == "full"
+    brain = on["bfloat16"] or (not on["fp16"] if auto else keys.flag("bf16"))
+    if on["fp16"] and on["bfloat16"]:
+        raise keys.wrong("fp16", "contradicts another switch: bfloat16")
+    # Weights of 16 bits alone; which 16 changes no byte.
+    half = "fp16" if on["fp16"] else "bf16-pure" if on["float16"] else "fp32"
+    name = "bf16-pure" if full else "bf16" if brain else half
+    if keys.flag("fp8"):
+        return {"precision": f"fp8-{keys.word(at.recipe) or 'tensorwise'}", "weights": None}
+    # Its own FSDP 2 shards whole weights as they were loaded, where accelerate's makes float32 of them
+    # (`monkeypatch/accelerate/fsdp2.py` of 0.12 and later).
+    if name == "bf16" and keys.since(0, 12) and not keys.has("adapter") and _fsdp(keys) == 2:
+        return {"precision": "bf16-autocast-8", "weights": None}
+    # It loads the weights in the dtype that it computes in.
+    return {"precision": name, "weights": "bfloat16" if name == "bf16" else None}
 
 
 def _plugins(keys: Keys) -> list[str]:
@@ -228,185 +232,209 @@ def _fuses_adapters(keys: Keys) -> bool:
     )
 
 
-def _loss() -> Idea:
-    key, count = "chunked_cross_entropy", "chunked_cross_entropy_num_chunks"
-    fused, cut = "liger_fused_linear_cross_entropy", "cut_cross_entropy"
+def _cuts(keys: Keys, at: Named) -> bool:
+    """Whether cut cross-entropy is on, as it is where its plugin is listed and nothing else said (`CutCrossEntropyArgs`)."""
+    return _plugged(keys, CUT) and keys.flag(at.cut) is not False
 
-    def kernels(keys: Keys) -> bool:
-        """Return whether norms and MLPs both are Liger's; one of them alone is bounded."""
-        return bool(keys.flag(NORM) and any(keys.flag(name) for name in GATED)) and _plugged(keys, LIGER)
 
-    def cuts(keys: Keys) -> bool:
-        """Whether cut cross-entropy is on, as it is where its plugin is listed and nothing else said (`CutCrossEntropyArgs`)."""
-        return _plugged(keys, CUT) and keys.flag(cut) is not False
+def _kernels(keys: Keys) -> bool:
+    """Return whether norms and MLPs both are Liger's; one of them alone is bounded."""
+    return bool(keys.flag(NORM) and any(keys.flag(name) for name in GATED)) and _plugged(keys, LIGER)
 
-    def read(keys: Keys) -> Facts:
-        _doubted(keys)
-        for plugin, names in ((CUT, (cut,)), (LIGER, (NORM, *GATED, fused))):
-            for name in names:
-                if keys.flag(name) and not _plugged(keys, plugin):
-                    keys.note(name, f"does nothing in axolotl unless plugins lists {_module(plugin)}", "")
-        running = ["liger"] * kernels(keys) + ["lora"] * _fuses_adapters(keys)
-        facts: Facts = {"kernels": "-".join(running) or "native"}
-        if keys.flag(key):
-            number = keys.whole(count)
-            return facts | {"loss": f"chunked:{number}" if number else "chunked"}
-        if cuts(keys):
-            return facts | {"loss": "chunked"}
-        if keys.flag(fused) and _plugged(keys, LIGER):
-            return facts | {"loss": "auto" if kernels(keys) else "liger"}
-        # Log-probabilities of TRL 1.9, which axolotl 0.19 needs, are of float32 logits.
-        return facts | {"loss": "float32" if kernels(keys) or keys.word("rl") in LOGPROBS else "auto"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        kind, _, number = (facts.get("loss") or "auto").partition(":")
-        word = facts.get("kernels") or "native"
-        on, cutting = word.startswith("liger"), kind == "chunked" and not number and _plugged(keys, CUT)
-        if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
-            return {}
-        functions = word.endswith("lora") if facts.get("lora_rank") else None
-        values: dict[str, Any] = {key: None, count: None, fused: None, cut: True if cutting else None, TABLE: None}
-        values |= dict.fromkeys(FUNCTIONS, functions)
-        # One of them alone, which is bounded, stays.
-        if on or kernels(keys):
-            gated = next((name for name in GATED if keys.has(name)), GATED[0])
-            values |= {NORM: True if on else None, gated: True if on else None}
-        listed = _plugins(keys)
-        plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
-        if (on or kind == "liger") and not _plugged(keys, LIGER):
-            plugins.append(_module(LIGER))
-        if plugins != listed:
-            values["plugins"] = plugins or None
-        if kind == "liger" or (kind == "auto" and on):
-            return values | {fused: True}
-        return values | (
-            {key: True, count: int(number) if number else None} if kind == "chunked" and not cutting else {}
-        )
-
-    return Idea(
-        keys=(key, count, fused, cut, *FUNCTIONS, TABLE, "plugins"),
-        facts=("loss", "kernels"),
-        read=read,
-        write=write,
+def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    kind, _, number = (facts.get("loss") or "auto").partition(":")
+    word = facts.get("kernels") or "native"
+    on, cutting = word.startswith("liger"), kind == "chunked" and not number and _plugged(keys, CUT)
+    if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
+        return {}
+    functions = word.endswith("lora") if facts.get("lora_rank") else None
+    values: dict[str, Any] = {
+        at.key: None,
+        at.count: None,
+        at.fused: None,
+        at.cut: True if cutting else None,
+        TABLE: None,
+    }
+    values |= dict.fromkeys(FUNCTIONS, functions)
+    # One of them alone, which is bounded, stays.
+    if on or _kernels(keys):
+        gated = next((name for name in GATED if keys.has(name)), GATED[0])
+        values |= {NORM: True if on else None, gated: True if on else None}
+    listed = _plugins(keys)
+    plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
+    if (on or kind == "liger") and not _plugged(keys, LIGER):
+        plugins.append(_module(LIGER))
+    if plugins != listed:
+        values["plugins"] = plugins or None
+    if kind == "liger" or (kind == "auto" and on):
+        return values | {at.fused: True}
+    return values | (
+        {at.key: True, at.count: int(number) if number else None} if kind == "chunked" and not cutting else {}
     )
 
 
-def _adapter() -> Idea:
-    inner = targets("lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters="lora_target_parameters")
-    linear, four, modules, moe = "lora_target_linear", "load_in_4bit", "lora_target_modules", "quantize_moe_experts"
-    beside = product(
-        # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
-        quantised(
-            eight="load_in_8bit",
-            on=lambda keys: keys.word("adapter") == "qlora",
-            nested="bnb_config_kwargs.bnb_4bit_use_double_quant",
-            method=("gptq", {"true": "gptq", "false": ""}),
-            upcast="none",
-        ),
-        whole_and_dora("lora_modules_to_save", "peft_use_dora"),
-        dropout("lora_dropout"),
+@reads(
+    facts="loss kernels",
+    write=_loss_written,
+    key="chunked_cross_entropy",
+    count="chunked_cross_entropy_num_chunks",
+    fused="liger_fused_linear_cross_entropy",
+    cut="cut_cross_entropy",
+    also=(
+        *FUNCTIONS,
+        TABLE,
+        "plugins",
+    ),
+)
+def _loss(keys: Keys, at: Named) -> Facts:
+    _doubted(keys)
+    for plugin, names in ((CUT, (at.cut,)), (LIGER, (NORM, *GATED, at.fused))):
+        for name in names:
+            if keys.flag(name) and not _plugged(keys, plugin):
+                keys.note(name, f"does nothing in axolotl unless plugins lists {_module(plugin)}", "")
+    running = ["liger"] * _kernels(keys) + ["lora"] * _fuses_adapters(keys)
+    facts: Facts = {"kernels": "-".join(running) or "native"}
+    if keys.flag(at.key):
+        number = keys.whole(at.count)
+        return facts | {"loss": f"chunked:{number}" if number else "chunked"}
+    if _cuts(keys, at):
+        return facts | {"loss": "chunked"}
+    if keys.flag(at.fused) and _plugged(keys, LIGER):
+        return facts | {"loss": "auto" if _kernels(keys) else "liger"}
+    # Log-probabilities of TRL 1.9, which axolotl 0.19 needs, are of float32 logits.
+    return facts | {"loss": "float32" if _kernels(keys) or keys.word("rl") in LOGPROBS else "auto"}
+
+
+ADAPTER_INNER = targets(
+    "lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters="lora_target_parameters"
+)
+ADAPTER_LINEAR, ADAPTER_FOUR, ADAPTER_MODULES, ADAPTER_MOE = (
+    "lora_target_linear",
+    "load_in_4bit",
+    "lora_target_modules",
+    "quantize_moe_experts",
+)
+ADAPTER_BESIDE = product(
+    # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
+    quantised(
+        eight="load_in_8bit",
+        on=lambda keys: keys.word("adapter") == "qlora",
+        nested="bnb_config_kwargs.bnb_4bit_use_double_quant",
+        method=("gptq", {"true": "gptq", "false": ""}),
+        upcast="none",
+    ),
+    whole_and_dora("lora_modules_to_save", "peft_use_dora"),
+    dropout("lora_dropout"),
+)
+
+
+def _adapter_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    values = ADAPTER_INNER.write(facts, keys)
+    if not facts.get("lora_rank"):
+        return values | dict.fromkeys(("adapter", ADAPTER_LINEAR, ADAPTER_FOUR, ADAPTER_MOE, *ADAPTER_BESIDE.keys))
+    base = facts.get("base") or "nf4"
+    plain = facts | {"base": base.removesuffix("-experts")}
+    if not sayable(plain, ("nf4", "nf4-single", "int8", "gptq")):
+        return {}
+    four_bits = bool(facts.get("qlora")) and plain["base"] not in ("int8", "gptq")
+    everything = (facts.get("lora_targets") or "").partition(",")[0] == "all"
+    return (
+        values
+        | ADAPTER_BESIDE.write(plain, keys)
+        | {
+            "adapter": "qlora" if four_bits else "lora",
+            ADAPTER_FOUR: True if four_bits else None,
+            ADAPTER_LINEAR: True if everything else None,
+            ADAPTER_MODULES: None if everything else values[ADAPTER_MODULES],
+            ADAPTER_MOE: True if facts.get("qlora") and base != plain["base"] else None,
+        }
     )
 
-    def read(keys: Keys) -> Facts:
-        kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
-        if kind is None and keys.flag(four):
-            raise keys.wrong(four, "says a base in 4 bits, and no adapter trains on it")
-        if kind is None:
-            return {"lora_rank": 0, "qlora": False}
-        if kind == "mora":
-            why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
-            keys.note("adapter", why, parts=RUNS, share=0.2)
-        facts, named = inner.read(keys) | beside.read(keys), keys.raw(modules)
-        if isinstance(named, str) and named != "all-linear":
-            facts["lora_targets"] = named  # one regular expression on the whole name
-        if keys.flag(linear):
-            ends = [name for name in keys.words(modules) or [] if name in ("embed_tokens", "lm_head")]
-            facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
-        if keys.flag(four) and kind != "qlora":  # (`_set_quantization_config`)
-            keys.note(four, f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits", "")
-        if keys.flag(moe) and facts["base"] in ("nf4", "int8"):
-            facts["base"] += "-experts"
-        return facts
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = inner.write(facts, keys)
-        if not facts.get("lora_rank"):
-            return values | dict.fromkeys(("adapter", linear, four, moe, *beside.keys))
-        base = facts.get("base") or "nf4"
-        plain = facts | {"base": base.removesuffix("-experts")}
-        if not sayable(plain, ("nf4", "nf4-single", "int8", "gptq")):
-            return {}
-        four_bits = bool(facts.get("qlora")) and plain["base"] not in ("int8", "gptq")
-        everything = (facts.get("lora_targets") or "").partition(",")[0] == "all"
-        return (
-            values
-            | beside.write(plain, keys)
-            | {
-                "adapter": "qlora" if four_bits else "lora",
-                four: True if four_bits else None,
-                linear: True if everything else None,
-                modules: None if everything else values[modules],
-                moe: True if facts.get("qlora") and base != plain["base"] else None,
-            }
-        )
-
-    return Idea(
-        keys=tuple(dict.fromkeys((*inner.keys, linear, four, *beside.keys, moe))),
-        facts=(*inner.facts, *beside.facts),
-        read=read,
-        write=write,
-    )
+@reads(
+    *tuple(dict.fromkeys((*ADAPTER_INNER.keys, ADAPTER_LINEAR, ADAPTER_FOUR, *ADAPTER_BESIDE.keys, ADAPTER_MOE))),
+    facts=(*ADAPTER_INNER.facts, *ADAPTER_BESIDE.facts),
+    write=_adapter_written,
+)
+def _adapter(keys: Keys) -> Facts:
+    kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
+    if kind is None and keys.flag(ADAPTER_FOUR):
+        raise keys.wrong(ADAPTER_FOUR, "says a base in 4 bits, and no adapter trains on it")
+    if kind is None:
+        return {"lora_rank": 0, "qlora": False}
+    if kind == "mora":
+        why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
+        keys.note("adapter", why, parts=RUNS, share=0.2)
+    facts, named = ADAPTER_INNER.read(keys) | ADAPTER_BESIDE.read(keys), keys.raw(ADAPTER_MODULES)
+    if isinstance(named, str) and named != "all-linear":
+        facts["lora_targets"] = named  # one regular expression on the whole name
+    if keys.flag(ADAPTER_LINEAR):
+        ends = [name for name in keys.words(ADAPTER_MODULES) or [] if name in ("embed_tokens", "lm_head")]
+        facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
+    if keys.flag(ADAPTER_FOUR) and kind != "qlora":  # (`_set_quantization_config`)
+        keys.note(ADAPTER_FOUR, f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits", "")
+    if keys.flag(ADAPTER_MOE) and facts["base"] in ("nf4", "int8"):
+        facts["base"] += "-experts"
+    return facts
 
 
-def _evaluation() -> Idea:
+def _data(keys: Keys, at: Named) -> bool:
+    return bool(keys.real(at.share) or keys.raw(at.sets))
+
+
+def _on(keys: Keys, at: Named) -> bool:
+    return _data(keys, at) and (bool(keys.real(at.asks[0]) or keys.real(at.asks[1])) or asked(keys, *at.asks[2:]))
+
+
+def _evaluation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    asked_for = {} if _on(keys, at) else {at.asks[2]: "steps"}
+    return {at.size: facts["eval_batch"]} | asked_for if _data(keys, at) else {}
+
+
+@reads(
+    facts="eval_batch",
+    write=_evaluation_written,
+    needs="eval_batch",
+    size="eval_batch_size",
+    share="val_set_size",
+    sets="test_datasets",
+    asks=("eval_steps", "evals_per_epoch", "eval_strategy", "evaluation_strategy"),
+)
+def _evaluation(keys: Keys, at: Named) -> Facts:
     """It evaluates where there is data for it and something says when (`core/builders/base.py`)."""
-    size, share, sets = "eval_batch_size", "val_set_size", "test_datasets"
-    when = ("eval_steps", "evals_per_epoch", "eval_strategy", "evaluation_strategy")
-
-    def data(keys: Keys) -> bool:
-        return bool(keys.real(share) or keys.raw(sets))
-
-    def on(keys: Keys) -> bool:
-        return data(keys) and (bool(keys.real(when[0]) or keys.real(when[1])) or asked(keys, *when[2:]))
-
-    def read(keys: Keys) -> Facts:
-        number = keys.whole(size) or keys.whole("micro_batch_size") or 1
-        return {"eval_batch": number} if on(keys) else {}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts.get("eval_batch") is None or not data(keys):
-            return {}
-        return {size: facts["eval_batch"]} | ({} if on(keys) else {when[2]: "steps"})
-
-    return Idea(keys=(size, share, sets, *when), facts=("eval_batch",), read=read, write=write)
+    number = keys.whole(at.size) or keys.whole("micro_batch_size") or 1
+    return {"eval_batch": number} if _on(keys, at) else {}
 
 
-def _degrees() -> Idea:
-    copies, shards = "dp_replicate_size", "dp_shard_size"
-    inner = product(
+def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values, replicas, whole = at.inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
+    if not facts.get("zero"):
+        return values | {at.copies: None, at.shards: None}
+    if replicas > 1 or keys.has(at.shards, at.copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
+        values[at.copies] = replicas if replicas > 1 or keys.has(at.copies) else None
+        values[at.shards] = whole // replicas // (facts.get("ep") or 1) if whole is not None else None
+    return values
+
+
+@reads(
+    facts="replicas dp",
+    write=_degrees_written,
+    copies="dp_replicate_size",
+    shards="dp_shard_size",
+    inner=product(
         degree("tp", "tensor_parallel_size"),
         degree("cp", "context_parallel_size", "sequence_parallel_degree"),
         degree("ep", "expert_parallel_size"),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts, replicas, parts = inner.read(keys), keys.whole(copies), keys.whole(shards)
-        if replicas is not None:
-            facts["replicas"] = replicas if parts is None or parts * facts["ep"] > 1 else 1
-        if parts is not None:
-            facts["dp"] = parts * (replicas or 1) * facts["ep"]  # an axis beside the others (`utils/distributed.py`)
-        return facts
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values, replicas, whole = inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
-        if not facts.get("zero"):
-            return values | {copies: None, shards: None}
-        if replicas > 1 or keys.has(shards, copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
-            values[copies] = replicas if replicas > 1 or keys.has(copies) else None
-            values[shards] = whole // replicas // (facts.get("ep") or 1) if whole is not None else None
-        return values
-
-    return Idea(keys=(copies, shards, *inner.keys), facts=(*inner.facts, "replicas", "dp"), read=read, write=write)
+    ),
+)
+def _degrees(keys: Keys, at: Named) -> Facts:
+    facts, replicas, parts = at.inner.read(keys), keys.whole(at.copies), keys.whole(at.shards)
+    if replicas is not None:
+        facts["replicas"] = replicas if parts is None or parts * facts["ep"] > 1 else 1
+    if parts is not None:
+        facts["dp"] = parts * (replicas or 1) * facts["ep"]  # an axis beside the others (`utils/distributed.py`)
+    return facts
 
 
 CORRECTS = "and what corrects the weights"
@@ -425,69 +453,69 @@ LIKE = {
 """Optimizers of axolotl's own (`core/builders/base.py`): one that holds as much, and what they have beside it."""
 
 
-def _optimizer() -> Idea:
-    key = "optimizer"
-    meanings = TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS
-    like = {name: (meanings | {"lion_32bit": "lion"})[other] for name, (other, _) in LIKE.items()}
-    inner = optimizer(key, meanings | like)
-
-    def read(keys: Keys) -> Facts:
-        beside = LIKE.get(keys.word(key) or "", ("", ""))[1]
-        if beside:
-            keys.note(
-                key,
-                f"holds what {LIKE[str(keys.word(key))][0]} does, which is counted, {beside}",
-                parts="optimizer transient",
-                share=0.5,
-            )
-        return inner.read(keys)
-
-    return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
+OPTIMIZER_KEY = "optimizer"
+OPTIMIZER_MEANINGS = TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS
 
 
-def _accumulation() -> Idea:
-    """Both have a default, so that `batch_size` counts where the other is there without a value (`normalize_config`)."""
-    rounds, each, whole = "gradient_accumulation_steps", "micro_batch_size", "batch_size"
-    ray, workers = "use_ray", "ray_num_workers"
-
-    def read(keys: Keys) -> Facts:
-        micro, number = keys.whole(each) or 1, keys.whole(rounds)
-        if number is None and not isinstance(keys.document.get(rounds), Missing):
-            number = max(1, (keys.whole(whole) or micro) // micro)
-        facts: Facts = {"micro_batch": micro * completions(keys), "accumulation": number or 1}
-        return facts | ({"gpus": keys.whole(workers) or 1} if keys.flag(ray) else {})
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = {each: facts.get("micro_batch")}
-        if facts.get("accumulation") is not None:  # where it follows from GPUs that nobody says, the file's own stays
-            values |= {rounds: facts["accumulation"], whole: None}
-        return values | ({workers: facts.get("gpus")} if keys.flag(ray) else {})
-
-    return Idea(
-        keys=(rounds, each, whole, ray, workers), facts=("micro_batch", "accumulation", "gpus"), read=read, write=write
+@reads(
+    inner=optimizer(
+        OPTIMIZER_KEY,
+        OPTIMIZER_MEANINGS
+        | {name: (OPTIMIZER_MEANINGS | {"lion_32bit": "lion"})[other] for name, (other, _) in LIKE.items()},
     )
+)
+def _optimizer(keys: Keys, at: Named) -> Facts:
+    beside = LIKE.get(keys.word(OPTIMIZER_KEY) or "", ("", ""))[1]
+    if beside:
+        keys.note(
+            OPTIMIZER_KEY,
+            f"holds what {LIKE[str(keys.word(OPTIMIZER_KEY))][0]} does, which is counted, {beside}",
+            parts="optimizer transient",
+            share=0.5,
+        )
+    return at.inner.read(keys)
 
 
-def _partly() -> Idea:
-    inner = unfrozen("unfrozen_parameters")
+def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values = {at.each: facts.get("micro_batch")}
+    if facts.get("accumulation") is not None:  # where it follows from GPUs that nobody says, the file's own stays
+        values |= {at.rounds: facts["accumulation"], at.whole: None}
+    return values | ({at.workers: facts.get("gpus")} if keys.flag(at.ray) else {})
 
-    def read(keys: Keys) -> Facts:
-        if keys.has("adapter") and keys.has(*inner.keys):
-            keys.note(
-                inner.keys[0],
-                "freezes adapters that it does not name; they are counted",
-                "saves",
-                "gradients optimizer",
-            )
-            return {}
-        facts = inner.read(keys)
-        # Older classes have their layers at other names, such as DBRX's and GPT-2's.
-        return {
-            name: value and re.sub(r"transformer\.(blocks|h)\.", "model.layers.", value)
-            for name, value in facts.items()
-        }
 
-    return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
+@reads(
+    facts="micro_batch accumulation gpus",
+    write=_accumulation_written,
+    rounds="gradient_accumulation_steps",
+    each="micro_batch_size",
+    whole="batch_size",
+    ray="use_ray",
+    workers="ray_num_workers",
+)
+def _accumulation(keys: Keys, at: Named) -> Facts:
+    """Both have a default, so that `batch_size` counts where the other is there without a value (`normalize_config`)."""
+    micro, number = keys.whole(at.each) or 1, keys.whole(at.rounds)
+    if number is None and not isinstance(keys.document.get(at.rounds), Missing):
+        number = max(1, (keys.whole(at.whole) or micro) // micro)
+    facts: Facts = {"micro_batch": micro * completions(keys), "accumulation": number or 1}
+    return facts | ({"gpus": keys.whole(at.workers) or 1} if keys.flag(at.ray) else {})
+
+
+@reads(inner=unfrozen("unfrozen_parameters"))
+def _partly(keys: Keys, at: Named) -> Facts:
+    if keys.has("adapter") and keys.has(*at.inner.keys):
+        keys.note(
+            at.inner.keys[0],
+            "freezes adapters that it does not name; they are counted",
+            "saves",
+            "gradients optimizer",
+        )
+        return {}
+    facts = at.inner.read(keys)
+    # Older classes have their layers at other names, such as DBRX's and GPT-2's.
+    return {
+        name: value and re.sub(r"transformer\.(blocks|h)\.", "model.layers.", value) for name, value in facts.items()
+    }
 
 
 AXOLOTL = Dialect(
@@ -501,20 +529,20 @@ AXOLOTL = Dialect(
     blank={"yaml": "num_epochs: 1\nval_set_size: 0.0\n"},
     ideas=(
         row("model", "base_model", kind="word"),
-        preference(),
-        length("sequence_len"),
-        _accumulation(),
-        _optimizer(),
+        preference,
+        length,
+        _accumulation,
+        _optimizer,
         sharding(switched=False),
-        _degrees(),
-        _adapter(),
-        _partly(),
+        _degrees,
+        _adapter,
+        _partly,
         adapted_layers("peft_layers_to_transform"),
-        _checkpointing(),
-        _precision(),
-        _attention(),
-        _loss(),
-        _evaluation(),
+        _checkpointing,
+        _precision,
+        _attention,
+        _loss,
+        _evaluation,
         saving(
             "fsdp_config.state_dict_type",
             "fsdp_config.fsdp_state_dict_type",

@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.job_files.ideas import BITSANDBYTES, IDLE, NEAREST, Dialect, Facts, Idea, Keys, row, short
+from loadgauge.job_files.ideas import (
+    BITSANDBYTES,
+    IDLE,
+    NEAREST,
+    Dialect,
+    Facts,
+    Keys,
+    Named,
+    reads,
+    row,
+    short,
+)
 
 RECIPES = {
     "bf16-true": "bf16-pure", "bf16-mixed": "bf16-autocast", "32-true": "fp32", "16-mixed": "fp16-autocast",
@@ -36,60 +47,73 @@ OPTIMIZERS |= {f"torch.optim.{name}": ours for name, ours in OPTIMIZERS.items()}
 OPTIMIZERS |= BITSANDBYTES
 
 
-def _model() -> Idea:
-    key = "checkpoint_dir"
+def _shape(keys: Keys) -> str:
+    """The model that is written out, of a family that is like it."""
+    kind = keys.word(f"{SIZES}mlp_class_name") or PLAIN
+    if kind not in (*GATED, PLAIN):
+        raise keys.wrong(
+            f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})"
+        )
+    gated = kind in GATED
+    if not gated:
+        keys.note(
+            f"{SIZES}mlp_class_name",
+            "is of GPT-NeoX, for which GPT-2 is counted",
+            parts="activations transient",
+            share=0.2,
+        )
+    sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
+    width = keys.whole(f"{SIZES}head_size")
+    if width is not None and width * (sizes["heads"] or 32) != (sizes["hidden"] or 4096):
+        keys.note(
+            f"{SIZES}head_size",
+            "is not the width over the heads, which is counted",
+            parts="weights activations",
+            share=0.3,
+        )
+    rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
+    sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}
+    return f"{'llama' if gated else 'gpt'}:" + ",".join(f"{word}={size}" for word, size in sizes.items() if size)
 
-    def read(keys: Keys) -> Facts:
-        name = keys.word(key)
-        if name is None and keys.document.syntax == "argv":
-            program = getattr(keys.document, "program", ())
-            place = next((index for index, word in enumerate(program) if word.startswith("finetune")), None)
-            rest = [] if place is None else [word for word in program[place + 1 :] if "/" in word]
-            name = rest[0] if rest else None
-        if _pretrains(keys):
-            return {
-                "model": _shape(keys)
-                if keys.has(f"{SIZES}n_layer")
-                else (keys.word(NAME) or "").replace("tiny-l", "tinyl")
-            }
-        return {"model": None if name is None else name.strip("/").removeprefix("checkpoints/")}
 
-    def _shape(keys: Keys) -> str:
-        """The model that is written out, of a family that is like it."""
-        kind = keys.word(f"{SIZES}mlp_class_name") or PLAIN
-        if kind not in (*GATED, PLAIN):
-            raise keys.wrong(
-                f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})"
+def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = facts.get("model")
+    if _pretrains(keys):
+        return {NAME: name} if name and not keys.has(f"{SIZES}n_layer") else {}
+    return {at.key: f"checkpoints/{name}"} if name else {}
+
+
+@reads(
+    facts="model",
+    write=_model_written,
+    key="checkpoint_dir",
+    also=(
+        NAME,
+        *(
+            f"{SIZES}{name}"
+            for name in (
+                *SHAPES.values(),
+                "mlp_class_name",
+                "padded_vocab_size",
+                "vocab_size",
+                "block_size",
+                "head_size",
             )
-        gated = kind in GATED
-        if not gated:
-            keys.note(
-                f"{SIZES}mlp_class_name",
-                "is of GPT-NeoX, for which GPT-2 is counted",
-                parts="activations transient",
-                share=0.2,
-            )
-        sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
-        width = keys.whole(f"{SIZES}head_size")
-        if width is not None and width * (sizes["heads"] or 32) != (sizes["hidden"] or 4096):
-            keys.note(
-                f"{SIZES}head_size",
-                "is not the width over the heads, which is counted",
-                parts="weights activations",
-                share=0.3,
-            )
-        rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
-        sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}
-        return f"{'llama' if gated else 'gpt'}:" + ",".join(f"{word}={size}" for word, size in sizes.items() if size)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts.get("model")
-        if _pretrains(keys):
-            return {NAME: name} if name and not keys.has(f"{SIZES}n_layer") else {}
-        return {key: f"checkpoints/{name}"} if name else {}
-
-    own = (*SHAPES.values(), "mlp_class_name", "padded_vocab_size", "vocab_size", "block_size", "head_size")
-    return Idea(keys=(key, NAME, *(f"{SIZES}{name}" for name in own)), facts=("model",), read=read, write=write)
+        ),
+    ),
+)
+def _model(keys: Keys, at: Named) -> Facts:
+    name = keys.word(at.key)
+    if name is None and keys.document.syntax == "argv":
+        program = getattr(keys.document, "program", ())
+        place = next((index for index, word in enumerate(program) if word.startswith("finetune")), None)
+        rest = [] if place is None else [word for word in program[place + 1 :] if "/" in word]
+        name = rest[0] if rest else None
+    if _pretrains(keys):
+        return {
+            "model": _shape(keys) if keys.has(f"{SIZES}n_layer") else (keys.word(NAME) or "").replace("tiny-l", "tinyl")
+        }
+    return {"model": None if name is None else name.strip("/").removeprefix("checkpoints/")}
 
 
 def _pretrains(keys: Keys) -> bool:
@@ -105,146 +129,139 @@ def _trains_adapters(keys: Keys) -> bool:
     return keys.has("quantize") or any(keys.raw(name) is not None for name in LORA)
 
 
-def _adapter() -> Idea:
-    rank, quantised, dropped = "lora_r", "quantize", "lora_dropout"
-
-    def read(keys: Keys) -> Facts:
-        asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
-        if asked is not None and asked[1] == "adapter":
-            raise keys.wrong(rank, "LLaMA-Adapter is not read; lora and full are")
-        if not _trains_adapters(keys):
-            return {"lora_rank": 0, "qlora": False}
-        names: list[str] = []
-        for switch, (layers, usual) in SWITCHES.items():
-            flag = keys.flag(switch)
-            names += layers if (usual if flag is None else flag) else ()
-        base = keys.choice(quantised, BASES)
-        share = keys.real(dropped)
-        return {
-            "lora_rank": keys.whole(rank) or 8,
-            "lora_targets": "all" if names == EVERY else ",".join(names),
-            "qlora": base is not None,
-            "base": base,
-            "lora_dropout": 0.05 if share is None else share,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not facts.get("lora_rank"):
-            return dict.fromkeys((rank, quantised, dropped, *SWITCHES))
-        chosen = (facts.get("lora_targets") or "all").split(",")
-        groups = {"all": EVERY, "attention": EVERY[:4]}
-        wanted = [name for word in chosen for name in groups.get(word, [word])]
-        switches = {switch: set(layers) <= set(wanted) for switch, (layers, _) in SWITCHES.items()}
-        base = facts.get("base") or "nf4"
-        spelled = next((theirs for theirs, ours in BASES.items() if ours == base), None)
-        if set(wanted) != {name for switch, on in switches.items() if on for name in SWITCHES[switch][0]}:
-            return {}
-        if facts.get("qlora") and spelled is None:
-            return {}
-        return {
-            rank: facts["lora_rank"],
-            quantised: spelled if facts.get("qlora") else None,
-            **switches,
-            dropped: facts.get("lora_dropout", 0.0 if keys.raw(dropped) is None else None) or 0.0,
-        }
-
-    return Idea(
-        keys=(rank, quantised, dropped, *SWITCHES),
-        facts=("lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
-        read=read,
-        write=write,
-    )
+def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not facts.get("lora_rank"):
+        return dict.fromkeys((at.rank, at.quantised, at.dropped, *SWITCHES))
+    chosen = (facts.get("lora_targets") or "all").split(",")
+    groups = {"all": EVERY, "attention": EVERY[:4]}
+    wanted = [name for word in chosen for name in groups.get(word, [word])]
+    switches = {switch: set(layers) <= set(wanted) for switch, (layers, _) in SWITCHES.items()}
+    base = facts.get("base") or "nf4"
+    spelled = next((theirs for theirs, ours in BASES.items() if ours == base), None)
+    if set(wanted) != {name for switch, on in switches.items() if on for name in SWITCHES[switch][0]}:
+        return {}
+    if facts.get("qlora") and spelled is None:
+        return {}
+    return {
+        at.rank: facts["lora_rank"],
+        at.quantised: spelled if facts.get("qlora") else None,
+        **switches,
+        at.dropped: facts.get("lora_dropout", 0.0 if keys.raw(at.dropped) is None else None) or 0.0,
+    }
 
 
-def _gpus() -> Idea:
+@reads(
+    facts="lora_rank lora_targets qlora base lora_dropout",
+    write=_adapter_written,
+    rank="lora_r",
+    quantised="quantize",
+    dropped="lora_dropout",
+    also=(*SWITCHES,),
+)
+def _adapter(keys: Keys, at: Named) -> Facts:
+    asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
+    if asked is not None and asked[1] == "adapter":
+        raise keys.wrong(at.rank, "LLaMA-Adapter is not read; lora and full are")
+    if not _trains_adapters(keys):
+        return {"lora_rank": 0, "qlora": False}
+    names: list[str] = []
+    for switch, (layers, usual) in SWITCHES.items():
+        flag = keys.flag(switch)
+        names += layers if (usual if flag is None else flag) else ()
+    base = keys.choice(at.quantised, BASES)
+    return {
+        "lora_rank": keys.whole(at.rank) or 8,
+        "lora_targets": "all" if names == EVERY else ",".join(names),
+        "qlora": base is not None,
+        "base": base,
+        "lora_dropout": keys.real(at.dropped, 0.05),
+    }
+
+
+def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    gpus = facts.get("gpus") or 1
+    several = gpus > 1
+    if (facts.get("zero") or 0) not in ((0,) if not several else (3,)):
+        return {}
+    hosts = facts.get("nodes") or 1
+    return {at.devices: gpus // hosts, at.nodes: hosts if hosts > 1 or keys.has(at.nodes) else None}
+
+
+@reads(
+    facts="gpus gpus_per_node nodes zero recompute compile replicas",
+    write=_gpus_written,
+    devices="devices",
+    nodes="num_nodes",
+)
+def _gpus(keys: Keys, at: Named) -> Facts:
     """Several GPUs run FSDP with every layer checkpointed; one runs the model as it is."""
-    devices, nodes = "devices", "num_nodes"
+    if str(keys.raw(at.devices)).lower() == "auto":
+        per_node = keys.given.get("gpus", 1)
+    else:
+        per_node = keys.whole(at.devices) or 1
+    hosts = keys.whole(at.nodes) or 1
+    several = keys.given.get("gpus", per_node * hosts) > 1
+    if several and keys.has("quantize"):
+        raise keys.wrong("quantize", "goes with one GPU; LitGPT does not run it on several")
+    unsaid = str(keys.raw(at.devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
+    facts: Facts = {
+        "gpus": None if unsaid and hosts == 1 else per_node * hosts,
+        "zero": 3 if several else 0,
+        "recompute": "full" if several and not _pretrains(keys) else "none",
+    }
+    if _pretrains(keys):
+        facts |= {"compile": True, "replicas": hosts if hosts > 1 else None}
+    return facts | ({"gpus_per_node": per_node, "nodes": hosts} if hosts > 1 else {})
 
-    def read(keys: Keys) -> Facts:
-        if str(keys.raw(devices)).lower() == "auto":
-            per_node = keys.given.get("gpus", 1)
-        else:
-            per_node = keys.whole(devices) or 1
-        hosts = keys.whole(nodes) or 1
-        several = keys.given.get("gpus", per_node * hosts) > 1
-        if several and keys.has("quantize"):
-            raise keys.wrong("quantize", "goes with one GPU; LitGPT does not run it on several")
-        unsaid = str(keys.raw(devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
-        facts: Facts = {
-            "gpus": None if unsaid and hosts == 1 else per_node * hosts,
-            "zero": 3 if several else 0,
-            "recompute": "full" if several and not _pretrains(keys) else "none",
-        }
-        if _pretrains(keys):
-            facts |= {"compile": True, "replicas": hosts if hosts > 1 else None}
-        return facts | ({"gpus_per_node": per_node, "nodes": hosts} if hosts > 1 else {})
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        gpus = facts.get("gpus") or 1
-        several = gpus > 1
-        if (facts.get("zero") or 0) not in ((0,) if not several else (3,)):
-            return {}
-        hosts = facts.get("nodes") or 1
-        return {devices: gpus // hosts, nodes: hosts if hosts > 1 or keys.has(nodes) else None}
-
-    return Idea(
-        keys=(devices, nodes),
-        facts=("gpus", "gpus_per_node", "nodes", "zero", "recompute", "compile", "replicas"),
-        read=read,
-        write=write,
+def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = facts["optimizer"]
+    name = (
+        "adamw" if name in ("adamw-fused", "paged-adamw-32bit") and name == _optimizer.read(keys)["optimizer"] else name
     )
+    spelled = {"adamw": "AdamW", "sgd": "SGD"}.get(name)
+    own = next((theirs for theirs, ours in BITSANDBYTES.items() if ours == name), None)
+    if own is not None:
+        return {at.path: own}
+    if spelled is None:
+        return {}
+    return {at.path: f"torch.optim.{spelled}", at.momentum: None} if keys.has(at.path) else {at.plain: spelled}
 
 
-def _optimizer() -> Idea:
-    plain, path, momentum = "optimizer", "optimizer.class_path", "optimizer.init_args.momentum"
-
-    def read(keys: Keys) -> Facts:
-        named = keys.raw(path)
-        key = path if named is not None else plain
-        name = (
-            "adamw"
-            if isinstance(keys.raw(key), dict)
-            else keys.choice(key, OPTIMIZERS, NEAREST["optimizer"]) or "adamw"
-        )
-        if keys.has("quantize") and name == "adamw":
-            # Beside a base of bitsandbytes it takes bitsandbytes' own (`utils.py`, `instantiate_bnb_optimizer`).
-            return {"optimizer": "paged-adamw-32bit"}
-        if _pretrains(keys) and name == "adamw":
-            return {"optimizer": "adamw-fused"}
-        return {"optimizer": "sgd-momentum" if name == "sgd" and keys.real(momentum) else name}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts["optimizer"]
-        name = "adamw" if name in ("adamw-fused", "paged-adamw-32bit") and name == read(keys)["optimizer"] else name
-        spelled = {"adamw": "AdamW", "sgd": "SGD"}.get(name)
-        own = next((theirs for theirs, ours in BITSANDBYTES.items() if ours == name), None)
-        if own is not None:
-            return {path: own}
-        if spelled is None:
-            return {}
-        return {path: f"torch.optim.{spelled}", momentum: None} if keys.has(path) else {plain: spelled}
-
-    return Idea(keys=(plain, path, momentum), facts=("optimizer",), read=read, write=write)
+@reads(
+    facts="optimizer",
+    write=_optimizer_written,
+    plain="optimizer",
+    path="optimizer.class_path",
+    momentum="optimizer.init_args.momentum",
+)
+def _optimizer(keys: Keys, at: Named) -> Facts:
+    named = keys.raw(at.path)
+    key = at.path if named is not None else at.plain
+    name = "adamw" if isinstance(keys.raw(key), dict) else keys.choice(key, OPTIMIZERS, NEAREST["optimizer"]) or "adamw"
+    if keys.has("quantize") and name == "adamw":
+        # Beside a base of bitsandbytes it takes bitsandbytes' own (`utils.py`, `instantiate_bnb_optimizer`).
+        return {"optimizer": "paged-adamw-32bit"}
+    if _pretrains(keys) and name == "adamw":
+        return {"optimizer": "adamw-fused"}
+    return {"optimizer": "sgd-momentum" if name == "sgd" and keys.real(at.momentum) else name}
 
 
-def _precision() -> Idea:
-    key = "precision"
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    spelled = next((theirs for theirs, ours in RECIPES.items() if ours == facts["precision"]), None)
+    return {} if spelled is None else {at.key: spelled}
 
-    def read(keys: Keys) -> Facts:
-        name = keys.word(key)
-        if name is None:
-            if keys.has("quantize"):
-                raise keys.wrong("quantize", "goes with a precision such as bf16-true; the usual bf16-mixed cannot")
-            return {"precision": "bf16-autocast"}
-        if name not in RECIPES:
-            raise keys.wrong(key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")
-        return {"precision": RECIPES[name]}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        spelled = next((theirs for theirs, ours in RECIPES.items() if ours == facts["precision"]), None)
-        return {} if spelled is None else {key: spelled}
-
-    return Idea(keys=(key,), facts=("precision",), read=read, write=write)
+@reads(facts="precision", write=_precision_written, key="precision")
+def _precision(keys: Keys, at: Named) -> Facts:
+    name = keys.word(at.key)
+    if name is None:
+        if keys.has("quantize"):
+            raise keys.wrong("quantize", "goes with a precision such as bf16-true; the usual bf16-mixed cannot")
+        return {"precision": "bf16-autocast"}
+    if name not in RECIPES:
+        raise keys.wrong(at.key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")
+    return {"precision": RECIPES[name]}
 
 
 LITGPT = Dialect(
@@ -255,14 +272,14 @@ LITGPT = Dialect(
     syntaxes=("yaml", "argv"),
     blank={"yaml": "out_dir: out/finetune\ntrain:\n  epochs: 1\n", "argv": "litgpt finetune --train.epochs 1\n"},
     ideas=(
-        _model(),
-        _adapter(),
-        _gpus(),
+        _model,
+        _adapter,
+        _gpus,
         row("global_batch", "train.global_batch_size", default=lambda keys: 512 if _pretrains(keys) else 16),
         row("micro_batch", "train.micro_batch_size", default=lambda keys: 4 if _pretrains(keys) else 1),
         row("seq_len", "train.max_seq_length"),
-        _precision(),
-        _optimizer(),
+        _precision,
+        _optimizer,
     ),
     programs={r"\blitgpt (evaluate|generate|chat|serve|convert\w*|merge_lora|download)\b": IDLE},
 )  # fmt: skip

@@ -22,13 +22,13 @@ from loadgauge.job_files.ideas import (
     SAYABLE,
     Dialect,
     Facts,
-    Idea,
     Keys,
+    Named,
+    answered,
     dora,
     fixed,
     freeze,
     layers,
-    names_in,
     product,
     quantised,
     reads,
@@ -39,80 +39,90 @@ from loadgauge.job_files.ideas import (
 from loadgauge.job_files.ideas.evaluation import evaluation
 
 
-def _checkpointing() -> Idea:
-    key, trainers = "disable_gradient_checkpointing", ("gradient_checkpointing", "activation_checkpointing")
+def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = facts.get("recompute") or "none"
+    off: dict[str, Any] = {name: None for name in at.trainers if keys.has(name)} if word == "none" else {}
+    return off | {at.key: True if word == "none" else False if keys.has(at.key) else None}
 
-    def read(keys: Keys) -> Facts:
-        asked = any(keys.flag(name) for name in trainers)
-        if asked and keys.flag(key):
-            raise keys.wrong(key, "contradicts the trainer's own switch")
-        return {"recompute": "none" if keys.flag(key) else "full"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        if word not in ("none", "full"):
-            return {}
-        off: dict[str, Any] = {name: None for name in trainers if keys.has(name)} if word == "none" else {}
-        return off | {key: True if word == "none" else False if keys.has(key) else None}
-
-    return Idea(keys=(key, *trainers), facts=("recompute",), read=read, write=write)
+@reads(
+    facts="recompute",
+    write=_checkpointing_written,
+    can={"recompute": ("none", "full")},
+    key="disable_gradient_checkpointing",
+    trainers=("gradient_checkpointing", "activation_checkpointing"),
+)
+def _checkpointing(keys: Keys, at: Named) -> Facts:
+    asked = any(keys.flag(name) for name in at.trainers)
+    if asked and keys.flag(at.key):
+        raise keys.wrong(at.key, "contradicts the trainer's own switch")
+    return {"recompute": "none" if keys.flag(at.key) else "full"}
 
 
 OFT = ("oft_target", "oft_block_size", "oft_rank", "module_dropout")
 """Keys of `finetuning_type: oft` (`model/adapter.py`)."""
 
 
-def _adapter() -> Idea:
-    kind, bits, size = "finetuning_type", "quantization_bit", "oft_rank"
-    lora = product(row("lora_rank", "lora_rank", default=8), layers("lora_target", "all", joined=True))
-    oft = product(row("lora_rank", OFT[1], default=32), layers(OFT[0], "all", joined=True), fixed(adapter="oft"))
-    beside = product(
-        quantised(
-            bits=(bits,),
-            kind="quantization_type",
-            nested="double_quantization",
-            method=("quantization_method", {"bnb": "", "bitsandbytes": "", "hqq": "hqq", "eetq": "int8"}),
-            model=("model_name_or_path",),
-            upcast="none",
-        ),
-        row("kbit_upcast", "upcast_layernorm", words={"true": "norms", "false": None}),
-        dora("use_dora"),
-        msgspec.structs.replace(row("modules_to_save", "additional_target", kind="word"), read=_saved),
-        # PEFT makes adapters float32 beside 16-bit weights, with pure_bf16 too (get_peft_model's autocast_adapter_dtype).
-        fixed(lora_dtype=lambda keys: "float32" if keys.flag("pure_bf16") else None),
-    )
-
-    def read(keys: Keys) -> Facts:
-        how = keys.choice(kind, METHODS) or "lora"
-        if how == "full" and keys.whole(bits) is not None:
-            raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
-        if how == "full":
-            return {"lora_rank": 0, "qlora": False}
-        if how == "oft" and keys.whole(size, minimum=0):
-            why = "says how many blocks there are, whose size is counted as usual"
-            keys.note(size, why, parts="optimizer gradients")
-        if how == "oft" and keys.real("module_dropout"):
-            keys.note("module_dropout", "leaves out OFT's rotations at random", "costs", "activations transient")
-        return (oft if how == "oft" else lora).read(keys) | beside.read(keys)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        other, rank = facts.get("adapter") or "lora", facts.get("lora_rank")
-        by_name = other == "oft" and facts.get("lora_targets") == "attention"
-        if by_name or other not in ("lora", "oft") or not sayable(facts, (*SAYABLE, "hqq")):
-            return {}
-        own = {kind: other} | (oft if other == "oft" else lora).write(facts, keys) if rank or other == "oft" else {}
-        return {**dict.fromkeys((*lora.keys, *OFT)), kind: "full", **own, **beside.write(facts, keys)}
-
-    return Idea(
-        keys=(*lora.keys, kind, *beside.keys, *OFT),
-        facts=("adapter", *lora.facts, *beside.facts),
-        read=read,
-        write=write,
-    )
-
-
 def _saved(keys: Keys) -> Facts:
     return {"modules_to_save": keys.joined("additional_target")}
+
+
+ADAPTER_BITS = "quantization_bit"
+ADAPTER_SIZE = "oft_rank"
+ADAPTER_LORA = product(row("lora_rank", "lora_rank", default=8), layers("lora_target", "all", joined=True))
+ADAPTER_OFT = product(row("lora_rank", OFT[1], default=32), layers(OFT[0], "all", joined=True), fixed(adapter="oft"))
+ADAPTER_BESIDE = product(
+    quantised(
+        bits=(ADAPTER_BITS,),
+        kind="quantization_type",
+        nested="double_quantization",
+        method=("quantization_method", {"bnb": "", "bitsandbytes": "", "hqq": "hqq", "eetq": "int8"}),
+        model=("model_name_or_path",),
+        upcast="none",
+    ),
+    row("kbit_upcast", "upcast_layernorm", words={"true": "norms", "false": None}),
+    dora("use_dora"),
+    msgspec.structs.replace(row("modules_to_save", "additional_target", kind="word"), read=_saved),
+    # PEFT makes adapters float32 beside 16-bit weights, with pure_bf16 too (get_peft_model's autocast_adapter_dtype).
+    fixed(lora_dtype=lambda keys: "float32" if keys.flag("pure_bf16") else None),
+)
+
+
+def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    other, rank = facts.get("adapter") or "lora", facts.get("lora_rank")
+    by_name = other == "oft" and facts.get("lora_targets") == "attention"
+    if by_name or other not in ("lora", "oft") or not sayable(facts, (*SAYABLE, "hqq")):
+        return {}
+    own = (
+        {at.kind: other} | (ADAPTER_OFT if other == "oft" else ADAPTER_LORA).write(facts, keys)
+        if rank or other == "oft"
+        else {}
+    )
+    return {**dict.fromkeys((*ADAPTER_LORA.keys, *OFT)), at.kind: "full", **own, **ADAPTER_BESIDE.write(facts, keys)}
+
+
+@reads(
+    *ADAPTER_LORA.keys,
+    facts=("adapter", *ADAPTER_LORA.facts, *ADAPTER_BESIDE.facts),
+    write=_adapter_written,
+    kind="finetuning_type",
+    also=(
+        *ADAPTER_BESIDE.keys,
+        *OFT,
+    ),
+)
+def _adapter(keys: Keys, at: Named) -> Facts:
+    how = keys.choice(at.kind, METHODS) or "lora"
+    if how == "full" and keys.whole(ADAPTER_BITS) is not None:
+        raise keys.wrong(ADAPTER_BITS, "goes with finetuning_type lora, not with full")
+    if how == "full":
+        return {"lora_rank": 0, "qlora": False}
+    if how == "oft" and keys.whole(ADAPTER_SIZE, minimum=0):
+        why = "says how many blocks there are, whose size is counted as usual"
+        keys.note(ADAPTER_SIZE, why, parts="optimizer gradients")
+    if how == "oft" and keys.real("module_dropout"):
+        keys.note("module_dropout", "leaves out OFT's rotations at random", "costs", "activations transient")
+    return (ADAPTER_OFT if how == "oft" else ADAPTER_LORA).read(keys) | ADAPTER_BESIDE.read(keys)
 
 
 METHODS = {"lora": "lora", "full": "full", "freeze": "full", "oft": "oft"}
@@ -124,61 +134,56 @@ OWN_OPTIMIZERS = (
 """Keys of the optimizers that LLaMA-Factory builds itself (`train/trainer_utils.py`)."""
 
 
-def _optimizer() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if keys.flag("use_muon"):
-            return {"optimizer": "muon"}
-        for name, rank, interval in (
-            ("galore", "galore_rank", "galore_update_interval"),
-            ("apollo", "apollo_rank", "apollo_update_interval"),
-        ):
-            if keys.flag(f"use_{name}"):
-                layerwise = "-layerwise" if keys.flag(f"{name}_layerwise") else ""
-                if str(keys.raw(f"{name}_target") or "all") != "all":
-                    keys.note(f"{name}_target", "projects gradients of some layers alone", "costs", "optimizer", 4)
-                every = keys.whole(interval) or 200
-                return {"optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={every}"}
-        if keys.flag("use_badam"):
-            if str(keys.raw("badam_mode") or "layer") != "layer":
-                keys.note(
-                    "badam_mode",
-                    "trains a share of each matrix, counted as one layer at a time",
-                    parts="gradients optimizer",
-                )
-            return {"optimizer": "badam"}
-        return {"optimizer": "adam-mini"} if keys.flag("use_adam_mini") else OPTIMIZER.read(keys)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        whole = facts["optimizer"]
-        name = {"muon": "muon", "badam": "badam", "adam-mini": "adam_mini"}.get(whole)
-        switches: dict[str, Any] = {
-            f"use_{each}": True if each == name else None for each in ("muon", "badam", "adam_mini", "galore", "apollo")
-        }
-        return (dict.fromkeys(OPTIMIZER.keys) if name else OPTIMIZER.write(facts, keys)) | switches
-
-    return Idea(keys=(*OPTIMIZER.keys, *OWN_OPTIMIZERS), facts=("optimizer",), read=read, write=write)
+def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    whole = facts["optimizer"]
+    name = {"muon": "muon", "badam": "badam", "adam-mini": "adam_mini"}.get(whole)
+    switches: dict[str, Any] = {
+        f"use_{each}": True if each == name else None for each in ("muon", "badam", "adam_mini", "galore", "apollo")
+    }
+    return (dict.fromkeys(OPTIMIZER.keys) if name else OPTIMIZER.write(facts, keys)) | switches
 
 
-def _precision() -> Idea:
+@reads(*OPTIMIZER.keys, *OWN_OPTIMIZERS, facts="optimizer", write=_optimizer_written)
+def _optimizer(keys: Keys) -> Facts:
+    if keys.flag("use_muon"):
+        return {"optimizer": "muon"}
+    for name, rank, interval in (
+        ("galore", "galore_rank", "galore_update_interval"),
+        ("apollo", "apollo_rank", "apollo_update_interval"),
+    ):
+        if keys.flag(f"use_{name}"):
+            layerwise = "-layerwise" if keys.flag(f"{name}_layerwise") else ""
+            if str(keys.raw(f"{name}_target") or "all") != "all":
+                keys.note(f"{name}_target", "projects gradients of some layers alone", "costs", "optimizer", 4)
+            every = keys.whole(interval) or 200
+            return {"optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={every}"}
+    if keys.flag("use_badam"):
+        if str(keys.raw("badam_mode") or "layer") != "layer":
+            keys.note(
+                "badam_mode",
+                "trains a share of each matrix, counted as one layer at a time",
+                parts="gradients optimizer",
+            )
+        return {"optimizer": "badam"}
+    return {"optimizer": "adam-mini"} if keys.flag("use_adam_mini") else OPTIMIZER.read(keys)
+
+
+@reads(facts="weights frozen_weights", inner=half(pure="pure_bf16"))
+def _precision(keys: Keys, at: Named) -> Facts:
     """What is trained is made float32 unless `pure_bf16` is on (`cast_trainable_params_to_fp32` of its adapter.py); a reference
     stays in the dtype that is computed in (`create_ref_model` of its trainer_utils.py, `load_model` where nothing is trained)."""
-    inner = half(pure="pure_bf16")
-
-    def read(keys: Keys) -> Facts:
-        facts = inner.read(keys)
-        whole = keys.choice("finetuning_type", METHODS) == "full"
-        if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
-            half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
-            return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
-        # Under adapters the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py).
-        usual = "auto" if facts["precision"] == "fp32" and not whole else None
-        computed = HALVES.get(facts["precision"]) if whole else None
-        return facts | {
-            "weights": "float32" if computed else usual,
-            "frozen_weights": computed if _refers(keys) else None,
-        }
-
-    return Idea(keys=inner.keys, facts=("precision", "weights", "frozen_weights"), read=read, write=inner.write)
+    facts = at.inner.read(keys)
+    whole = keys.choice("finetuning_type", METHODS) == "full"
+    if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
+        half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
+        return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
+    # Under adapters the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py).
+    usual = "auto" if facts["precision"] == "fp32" and not whole else None
+    computed = HALVES.get(facts["precision"]) if whole else None
+    return facts | {
+        "weights": "float32" if computed else usual,
+        "frozen_weights": computed if _refers(keys) else None,
+    }
 
 
 HALVES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -190,7 +195,6 @@ PREFERENCES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo"
 """`pref_loss`, of stage dpo."""
 
 
-REFERENCE = ("ref_model", "ref_model_adapters", "ref_model_quantization_bit")
 ADAPTERS = "adapter"
 """`reward_model_type: lora`, the usual one, as `--reward-model` says it: adapters of the trained model that score."""
 
@@ -201,105 +205,104 @@ def _refers(keys: Keys) -> bool:
     return stage in ("kto", "ppo") or (stage == "dpo" and keys.word("pref_loss") not in ("orpo", "simpo"))
 
 
-def _reference() -> Idea:
+@reads(
+    facts="reference",
+    when=_refers,
+    write=lambda facts, keys, at: {
+        at.named: facts.get("model")
+        if facts.get("reference") == "model" and facts.get("lora_rank") and facts.get("adapter") != "oft"
+        else None
+    },
+    named="ref_model",
+    adapted="ref_model_adapters",
+    quantised="ref_model_quantization_bit",
+)
+def _reference(keys: Keys, at: Named) -> Facts:
     """Where a reference comes from: beside LoRA the model without its adapters, unless one is named; beside anything else a copy
     (`create_ref_model` of `train/trainer_utils.py`)."""
-    named, adapted, quantised = REFERENCE
-    trained = "model_name_or_path"
-
-    def read(keys: Keys) -> Facts:
-        if not _refers(keys):
-            return {}
-        for key, what in (
-            (adapted, "gives the reference adapters of its own, which are not counted"),
-            (quantised, "quantises the reference, which is counted in 16 bits"),
-        ):
-            if keys.raw(key) not in (None, False, 0, "0"):
-                keys.note(key, what, "either", "weights gathered", 0.5)
-        if keys.has(named):
-            if keys.word(named) != keys.word(trained):
-                keys.note(named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
-            return {"reference": "model"}
+    for key, what in (
+        (at.adapted, "gives the reference adapters of its own, which are not counted"),
+        (at.quantised, "quantises the reference, which is counted in 16 bits"),
+    ):
+        if keys.raw(key) not in (None, False, 0, "0"):
+            keys.note(key, what, "either", "weights gathered", 0.5)
+    if not keys.has(at.named):
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        whole = facts.get("adapter") == "oft" or not facts.get("lora_rank")
-        second = facts.get("reference") == "model" and not whole
-        return {named: facts.get("model") if second else None}
-
-    return Idea(keys=REFERENCE, facts=("reference",), read=read, write=write)
+    if keys.word(at.named) != keys.word("model_name_or_path"):
+        keys.note(at.named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
+    return {"reference": "model"}
 
 
-def _stage() -> Idea:
+def _answers(keys: Keys, at: Named) -> Facts:
+    """PPO: answers of a mini-batch at a time, by `generate`; the critic is a value of each token beside the actor's logits,
+    the reference the model without its adapters, or a second one (`train/ppo/trainer.py`, `train/ppo/workflow.py`)."""
+    named, kind = keys.word(at.scores), keys.word(at.how) or "lora"
+    if named is None:
+        raise keys.wrong(at.stage, f"'ppo' needs a reward model ({at.scores})")
+    if kind not in ("lora", "full", "api"):
+        raise keys.wrong(at.how, f"{kind!r} is not read; lora, full and api are")
+    if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
+        raise keys.wrong(
+            at.how if keys.has(at.how) else at.scores,
+            "scores by adapters (reward_model_type: lora), which go with finetuning_type lora",
+        )
+    if keys.whole(at.bits, minimum=0):
+        keys.note(at.bits, "quantises the reward model, which is counted whole", "saves", "weights", 0.5)
+    if keys.has(at.adapted):
+        keys.note(at.adapted, "adds adapters to the reward model, which are not counted", "costs", "weights", 0.1)
+    each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
+    return {
+        "task": "ppo",
+        "samples": 1,
+        "generated": each * rounds * (keys.whole(at.buffer) or 1),
+        "epochs": keys.whole(at.epochs) or 4,
+        "answers": str(keys.whole(at.longest) or 1024),
+        "prompt_len": keys.whole("cutoff_len") or 2048,
+        "critic": "shared",
+        "reward_model": {"full": named, "lora": ADAPTERS}.get(kind),
+        "rollout": f"hf:batch={each}",
+    }
+
+
+def _stage_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task = facts.get("task")
+    if task in PREFERENCES:
+        usual = task == "dpo" and not keys.has(at.loss)
+        return {at.stage: "dpo", at.loss: None if usual else "sigmoid" if task == "dpo" else task}
+    if task == "ppo":
+        named, own = facts.get("reward_model"), keys.word(at.how)
+        values = {at.stage: "ppo", at.loss: None, at.epochs: facts.get("epochs"), **answered(facts, at.longest)}
+        if named == ADAPTERS:
+            return values | {at.scores: keys.word(at.scores), at.how: "lora" if keys.has(at.how) else None}
+        return values | ({at.scores: named, at.how: "full"} if named is not None else {at.how: own or "api"})
+    if task not in (None, "sft", *STAGES):
+        return {}
+    own = keys.raw(at.stage)
+    return {
+        at.stage: task if task is not None and task != "sft" else own if own in ("sft", "pt") else "sft",
+        at.loss: None,
+    }
+
+
+@reads(
+    facts="task samples generated prompts epochs answers prompt_len critic reward_model rollout",
+    write=_stage_written,
+    stage="stage",
+    loss="pref_loss",
+    buffer="ppo_buffer_size",
+    epochs="ppo_epochs",
+    longest="max_new_tokens",
+    scores="reward_model",
+    how="reward_model_type",
+    bits="reward_model_quantization_bit",
+    adapted="reward_model_adapters",
+)
+def _stage(keys: Keys, at: Named) -> Facts:
     """Return what is trained for: `stage`, and of preferences the loss."""
-    stage, loss = "stage", "pref_loss"
-    buffer, epochs, longest = "ppo_buffer_size", "ppo_epochs", "max_new_tokens"
-    scores, how, bits = "reward_model", "reward_model_type", "reward_model_quantization_bit"
-    adapted = "reward_model_adapters"
-
-    def answers(keys: Keys) -> Facts:
-        """PPO: answers of a mini-batch at a time, by `generate`; the critic is a value of each token beside the actor's logits,
-        the reference the model without its adapters, or a second one (`train/ppo/trainer.py`, `train/ppo/workflow.py`)."""
-        named, kind = keys.word(scores), keys.word(how) or "lora"
-        if named is None:
-            raise keys.wrong(stage, f"'ppo' needs a reward model ({scores})")
-        if kind not in ("lora", "full", "api"):
-            raise keys.wrong(how, f"{kind!r} is not read; lora, full and api are")
-        if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
-            raise keys.wrong(
-                how if keys.has(how) else scores,
-                "scores by adapters (reward_model_type: lora), which go with finetuning_type lora",
-            )
-        if keys.whole(bits, minimum=0):
-            keys.note(bits, "quantises the reward model, which is counted whole", "saves", "weights", 0.5)
-        if keys.has(adapted):
-            keys.note(adapted, "adds adapters to the reward model, which are not counted", "costs", "weights", 0.1)
-        each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
-        return {
-            "task": "ppo",
-            "samples": 1,
-            "generated": each * rounds * (keys.whole(buffer) or 1),
-            "epochs": keys.whole(epochs) or 4,
-            "answers": str(keys.whole(longest) or 1024),
-            "prompt_len": keys.whole("cutoff_len") or 2048,
-            "critic": "shared",
-            "reward_model": {"full": named, "lora": ADAPTERS}.get(kind),
-            "rollout": f"hf:batch={each}",
-        }
-
-    def read(keys: Keys) -> Facts:
-        task = keys.choice(stage, STAGES)
-        if task == "ppo":
-            return answers(keys)
-        return {"task": (keys.choice(loss, PREFERENCES) or "dpo") if task == "dpo" else task}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task = facts.get("task")
-        if task in PREFERENCES:
-            usual = task == "dpo" and not keys.has(loss)
-            return {stage: "dpo", loss: None if usual else "sigmoid" if task == "dpo" else task}
-        if task == "ppo":
-            length, own = str(facts.get("answers") or ""), keys.word(how)
-            named = facts.get("reward_model")
-            values: dict[str, Any] = {stage: "ppo", loss: None, epochs: facts.get("epochs")}
-            values |= {longest: int(length)} if length.isdecimal() else {}
-            if named == ADAPTERS:
-                return values | {scores: keys.word(scores), how: "lora" if keys.has(how) else None}
-            return values | ({scores: named, how: "full"} if named is not None else {how: own or "api"})
-        if task not in (None, "sft", *STAGES):
-            return {}
-        own = keys.raw(stage)
-        return {
-            stage: task if task is not None and task != "sft" else own if own in ("sft", "pt") else "sft",
-            loss: None,
-        }
-
-    return Idea(
-        keys=(stage, loss, buffer, epochs, longest, scores, how, bits, adapted),
-        facts=names_in("task samples generated prompts epochs answers prompt_len critic reward_model rollout"),
-        read=read,
-        write=write,
-    )
+    task = keys.choice(at.stage, STAGES)
+    if task == "ppo":
+        return _answers(keys, at)
+    return {"task": (keys.choice(at.loss, PREFERENCES) or "dpo") if task == "dpo" else task}
 
 
 @reads()
@@ -320,11 +323,7 @@ def _trains(keys: Keys) -> Facts:
 LOSSES = ("use_dft_loss", "use_eaft_loss", "use_asft_loss")
 
 
-@reads(
-    *LOSSES,
-    facts="loss",
-    write=lambda facts, keys: {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES),
-)
+@reads(*LOSSES, facts="loss", write=lambda facts, keys: {} if facts.get("loss") == "float32" else dict.fromkeys(LOSSES))
 def _losses(keys: Keys) -> Facts:
     """Other losses than cross-entropy's mean, of float32 logits (`train/trainer_utils.py`)."""
     _, entropic, anchored = LOSSES
@@ -358,16 +357,16 @@ LLAMAFACTORY = Dialect(
         _trains,
         *SHARED,
         started("ray_num_workers"),
-        _stage(),
-        _reference(),
+        _stage,
+        _reference,
         row("seq_len", "cutoff_len", default=2048),
         *BATCH,
-        _optimizer(),
-        _adapter(),
+        _optimizer,
+        _adapter,
         freeze(),
         tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels"),
-        _checkpointing(),
-        _precision(),
+        _checkpointing,
+        _precision,
         row("attention", "flash_attn", words=ATTENTION, default="flash"),
         liger("enable_liger_kernel", "use_liger_kernel"),
         _losses,

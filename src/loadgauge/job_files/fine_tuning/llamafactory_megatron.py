@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION, _adapter, _stage, _trains
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.fine_tuning.swift_megatron import experts
 from loadgauge.job_files.hugging_face.huggingface import BATCH, dropout, half
-from loadgauge.job_files.ideas import Dialect, Idea, row, tower
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, reads, row, tower
 from loadgauge.job_files.pre_training.megatron import (
     context,
     launched,
@@ -22,17 +20,14 @@ from loadgauge.job_files.pre_training.megatron import (
 )
 
 
-def _method() -> Idea:
+@reads(
+    *_adapter.keys,
+    facts=_adapter.facts,
+    write=lambda facts, keys: {} if facts.get("qlora") else _adapter.write(facts, keys),
+)
+def _method(keys: Keys) -> Facts:
     """`finetuning_type: full` where a file does not say lora: adapters of mcore_adapter are those of PEFT."""
-    inner = _adapter()
-
-    return msgspec.structs.replace(
-        inner,
-        read=lambda keys: (
-            inner.read(keys) if keys.word("finetuning_type") != "full" else {"lora_rank": 0, "qlora": False}
-        ),
-        write=lambda facts, keys: {} if facts.get("qlora") else inner.write(facts, keys),
-    )
+    return _adapter.read(keys) if keys.word("finetuning_type") != "full" else {"lora_rank": 0, "qlora": False}
 
 
 LLAMAFACTORY_MEGATRON = Dialect(
@@ -51,11 +46,11 @@ LLAMAFACTORY_MEGATRON = Dialect(
         launched(),
         started("ray_num_workers"),
         row("model", "model_name_or_path", kind="word"),
-        _stage(),
+        _stage,
         row("seq_len", "cutoff_len", default=2048),
         tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels"),
         *BATCH,
-        _method(),
+        _method,
         dropout("lora_dropout"),
         tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
         pipeline({
@@ -64,7 +59,7 @@ LLAMAFACTORY_MEGATRON = Dialect(
             "last": "num_layers_in_last_pipeline_stage",
         }),
         context("context_parallel_size", "cp_comm_type"),
-        experts(),
+        experts,
         zero(),
         recompute(usual="group"),
         half(),

@@ -29,6 +29,7 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     degree,
     dora,
     frozen_share,
@@ -36,6 +37,7 @@ from loadgauge.job_files.ideas import (
     names_in,
     product,
     quantised,
+    reads,
     row,
     sayable,
     tower,
@@ -84,48 +86,43 @@ GRADIENTS = 16
 """Sequences that a step has at least, where nothing says how many micro-batches are accumulated."""
 
 
-def _sharding() -> Idea:
-    inner = sharding()
-
-    def read(keys: Keys) -> Facts:
-        named = keys.raw("deepspeed")
-        if isinstance(named, str) and named in ZERO:
-            stage, moved = ZERO[named]
-            return {"framework": "deepspeed", "zero": stage, "offload": moved}
-        if keys.raw("fsdp") == FSDP:
-            return {"framework": "huggingface", "zero": 3, "offload": "none"}
-        return inner.read(keys)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stage, moved = facts.get("zero") or 0, facts.get("offload") or "none"
-        configuration = keys.raw("deepspeed")
-        if configuration is not None and not (isinstance(configuration, str) and configuration in ZERO):
-            return inner.write(facts, keys)
-        if facts.get("framework") == "deepspeed" or stage == 1 or moved == "optimizer":
-            name = next((name for name, means in ZERO.items() if means == (stage, moved)), None)
-            return {"deepspeed": name, "fsdp": None} if name is not None else {}
-        if not stage:
-            return {"deepspeed": None, "fsdp": None}
-        fits = stage == 3 and moved == "none" and facts.get("recompute") == "full"
-        return {"deepspeed": None, "fsdp": FSDP} if fits else {}
-
-    return Idea(keys=inner.keys, facts=inner.facts, read=read, write=write)
+def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    stage, moved = facts.get("zero") or 0, facts.get("offload") or "none"
+    configuration = keys.raw("deepspeed")
+    if configuration is not None and not (isinstance(configuration, str) and configuration in ZERO):
+        return at.inner.write(facts, keys)
+    if facts.get("framework") == "deepspeed" or stage == 1 or moved == "optimizer":
+        name = next((name for name, means in ZERO.items() if means == (stage, moved)), None)
+        return {"deepspeed": name, "fsdp": None} if name is not None else {}
+    if not stage:
+        return {"deepspeed": None, "fsdp": None}
+    fits = stage == 3 and moved == "none" and facts.get("recompute") == "full"
+    return {"deepspeed": None, "fsdp": FSDP} if fits else {}
 
 
-def _saving() -> Idea:
+@reads(write=_sharding_written, inner=sharding())
+def _sharding(keys: Keys, at: Named) -> Facts:
+    named = keys.raw("deepspeed")
+    if isinstance(named, str) and named in ZERO:
+        stage, moved = ZERO[named]
+        return {"framework": "deepspeed", "zero": stage, "offload": moved}
+    if keys.raw("fsdp") == FSDP:
+        return {"framework": "huggingface", "zero": 3, "offload": "none"}
+    return at.inner.read(keys)
+
+
+def _saving_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    named = isinstance(keys.raw("deepspeed"), str) or keys.raw("fsdp") == FSDP
+    return {} if named else SAVING.write(facts, keys)
+
+
+@reads(*SAVING.keys, facts=SAVING.facts, write=_saving_written)
+def _saving(keys: Keys) -> Facts:
     """The configurations that come with it say so themselves: ZeRO 3's gather whole weights, FSDP's does not."""
-
-    def read(keys: Keys) -> Facts:
-        named = keys.raw("deepspeed")
-        if isinstance(named, str) and named in ZERO:
-            return {"save": "full" if ZERO[named][0] == 3 else None}
-        return {"save": "sharded"} if keys.raw("fsdp") == FSDP else SAVING.read(keys)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        named = isinstance(keys.raw("deepspeed"), str) or keys.raw("fsdp") == FSDP
-        return {} if named else SAVING.write(facts, keys)
-
-    return msgspec.structs.replace(SAVING, read=read, write=write)
+    named = keys.raw("deepspeed")
+    if isinstance(named, str) and named in ZERO:
+        return {"save": "full" if ZERO[named][0] == 3 else None}
+    return {"save": "sharded"} if keys.raw("fsdp") == FSDP else SAVING.read(keys)
 
 
 def read_only(idea: Idea) -> Idea:
@@ -136,36 +133,34 @@ def read_only(idea: Idea) -> Idea:
     )
 
 
-def environment() -> Idea:
+ENVIRONMENT_MODE, ENVIRONMENT_SERVERS = "vllm_mode", ("vllm_server_base_url", "vllm_server_host")
+
+
+@reads(facts="gpus gpus_per_node nodes placement pp", owned=tuple(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE)))
+def environment(keys: Keys, at: Named) -> Facts:
     """GPUs, from the variables that it is started with; those of vLLM's servers (`vllm_mode: server`) come on top. Where a process
     has several cards, transformers shares the layers out over them (`device_map`)."""
-    mode, servers = "vllm_mode", ("vllm_server_base_url", "vllm_server_host")
-    owned = tuple(f"ENV.{name}" for name in (PER_NODE, HOSTS, VISIBLE))
-
-    def read(keys: Keys) -> Facts:
-        trainer, visible = world(keys), cards(keys)
-        if generating(keys) and keys.word(mode) == "server" and "placement" not in keys.given:
-            if trainer is None or "gpus" in keys.given:
-                raise keys.wrong(
-                    mode, "'server' has GPUs of its own, which the file does not say: --placement split:8+1"
-                )
-            apart = len(next((words for name in servers if (words := keys.words(name))), ["one"]))
-            keys.note(mode, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
-            return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
-        processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
-        other = "gpus" in keys.given or keys.has(*LAUNCHERS, "deepspeed", "fsdp")
-        if processes is None and (other or visible is None):
-            return {}
-        ranks, seen, name = processes or 1, visible or 1, PER_NODE if processes else VISIBLE
-        if not other and seen >= 2 * ranks:
-            shared = seen // ranks
-            keys.note(
-                f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs"
+    trainer, visible = world(keys), cards(keys)
+    if generating(keys) and keys.word(ENVIRONMENT_MODE) == "server" and "placement" not in keys.given:
+        if trainer is None or "gpus" in keys.given:
+            raise keys.wrong(
+                ENVIRONMENT_MODE, "'server' has GPUs of its own, which the file does not say: --placement split:8+1"
             )
-            return {"gpus_per_node": Fact(ranks * shared, VISIBLE), "nodes": nodes or 1, "pp": Fact(shared, VISIBLE)}
-        return {"gpus_per_node": Fact(ranks, name), "nodes": nodes or 1}
-
-    return Idea(keys=owned, facts=("gpus", "gpus_per_node", "nodes", "placement", "pp"), read=read)
+        apart = len(next((words for name in ENVIRONMENT_SERVERS if (words := keys.words(name))), ["one"]))
+        keys.note(ENVIRONMENT_MODE, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
+        return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
+    processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
+    other = "gpus" in keys.given or keys.has(*LAUNCHERS, "deepspeed", "fsdp")
+    if processes is None and (other or visible is None):
+        return {}
+    ranks, seen, name = processes or 1, visible or 1, PER_NODE if processes else VISIBLE
+    if not other and seen >= 2 * ranks:
+        shared = seen // ranks
+        keys.note(
+            f"ENV.{VISIBLE}", f"{shared} cards of a process take turns at its layers, without a pipeline", "costs"
+        )
+        return {"gpus_per_node": Fact(ranks * shared, VISIBLE), "nodes": nodes or 1, "pp": Fact(shared, VISIBLE)}
+    return {"gpus_per_node": Fact(ranks, name), "nodes": nodes or 1}
 
 
 PRUNED = "adalora_init_r"
@@ -243,52 +238,50 @@ OWN_OPTIMIZERS = {"galore": "galore", "muon": "muon", "muonclip": "muon", "defau
 """`optimizer`; MuonClip has Muon's state, and scales queries and keys after the step (`optimizers/muonclip.py`)."""
 
 
-def _optimizer() -> Idea:
+def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    off: dict[str, Any] = dict.fromkeys((at.own, at.switch, at.rank, at.gap, at.each, *at.more))
+    if facts["optimizer"] == "muon":
+        return off | dict.fromkeys(OPTIMIZER.keys) | {at.own: "muon"}
+    return off | OPTIMIZER.write(facts, keys)
+
+
+@reads(
+    facts="optimizer",
+    write=_optimizer_written,
+    own="optimizer",
+    switch="use_galore",
+    rank="galore_rank",
+    gap="galore_update_proj_gap",
+    each="galore_optim_per_parameter",
+    more=("galore_target_modules", "galore_with_embedding", "galore_quantization"),
+    also=OPTIMIZER.keys,
+)
+def _optimizer(keys: Keys, at: Named) -> Facts:
     """`optim`, or one that it builds itself: GaLore on all linear layers of the blocks, and Muon (`optimizers/mapping.py`)."""
-    own, switch, rank, gap, each = (
-        "optimizer",
-        "use_galore",
-        "galore_rank",
-        "galore_update_proj_gap",
-        "galore_optim_per_parameter",
-    )
-    more = ("galore_target_modules", "galore_with_embedding", "galore_quantization")
-
-    def read(keys: Keys) -> Facts:
-        kind = keys.choice(own, OWN_OPTIMIZERS)
-        if kind == "muon":
-            if keys.word(own) == "muonclip":
-                keys.note(
-                    own, "has one moment of what is no matrix too, where two are counted", "saves", "optimizer", 0.5
-                )
-            return {"optimizer": "muon"}
-        inner = OPTIMIZER.read(keys)
-        if kind is None and keys.flag(switch):
-            kind = "galore"
-        if kind != "galore":
-            return inner
-        for name in more:
-            if keys.raw(name) not in (None, False, "false"):
-                keys.note(name, "has GaLore project other gradients, or keep them in fewer bits", parts="optimizer")
-        known = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
-        name = inner["optimizer"]
-        base = known.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
-        layerwise = bool(keys.flag(each))
-        if base is None or (layerwise and base == "-adafactor"):
-            keys.note("optim", f"GaLore over {name} is counted as over AdamW", parts="optimizer")
-            base = ""
-        options = f"rank={keys.whole(rank) or 128},every={keys.whole(gap) or 50}"
-        return {"optimizer": f"galore{base}{'-layerwise' if layerwise else ''}:{options}"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        off: dict[str, Any] = dict.fromkeys((own, switch, rank, gap, each, *more))
-        if facts["optimizer"] == "muon":
-            return off | dict.fromkeys(OPTIMIZER.keys) | {own: "muon"}
-        return off | OPTIMIZER.write(facts, keys)
-
-    return Idea(
-        keys=(own, switch, rank, gap, each, *more, *OPTIMIZER.keys), facts=("optimizer",), read=read, write=write
-    )
+    kind = keys.choice(at.own, OWN_OPTIMIZERS)
+    if kind == "muon":
+        if keys.word(at.own) == "muonclip":
+            keys.note(
+                at.own, "has one moment of what is no matrix too, where two are counted", "saves", "optimizer", 0.5
+            )
+        return {"optimizer": "muon"}
+    inner = OPTIMIZER.read(keys)
+    if kind is None and keys.flag(at.switch):
+        kind = "galore"
+    if kind != "galore":
+        return inner
+    for name in at.more:
+        if keys.raw(name) not in (None, False, "false"):
+            keys.note(name, "has GaLore project other gradients, or keep them in fewer bits", parts="optimizer")
+    known = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
+    name = inner["optimizer"]
+    base = known.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
+    layerwise = bool(keys.flag(at.each))
+    if base is None or (layerwise and base == "-adafactor"):
+        keys.note("optim", f"GaLore over {name} is counted as over AdamW", parts="optimizer")
+        base = ""
+    options = f"rank={keys.whole(at.rank) or 128},every={keys.whole(at.gap) or 50}"
+    return {"optimizer": f"galore{base}{'-layerwise' if layerwise else ''}:{options}"}
 
 
 def _evaluated(keys: Keys) -> bool:
@@ -302,38 +295,44 @@ def _evaluated(keys: Keys) -> bool:
     return bool(there) and (keys.has("eval_strategy") or not keys.has("save_strategy") or asked(keys, "save_strategy"))
 
 
-def _precision() -> Idea:
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name, loaded = facts.get("precision") or "bf16", facts.get("weights")
+    if loaded in (None, "auto"):
+        loaded = "bfloat16" if name == "bf16" else "float32"
+    return {at.dtype: loaded, at.bf16: name == "bf16", at.fp16: name == "fp16"}
+
+
+@reads(
+    facts="precision weights",
+    write=_precision_written,
+    can={"precision": ("bf16", "fp16", "fp32")},
+    dtype="torch_dtype",
+    bf16="bf16",
+    fp16="fp16",
+)
+def _precision(keys: Keys, at: Named) -> Facts:
     """16 bits by the format the weights are loaded in, which is the checkpoint's unless it is given: nearly always bfloat16."""
-    dtype, bf16, fp16 = "torch_dtype", "bf16", "fp16"
-
-    def read(keys: Keys) -> Facts:
-        loaded = keys.choice(dtype, DTYPES) or "bfloat16"
-        half = {bf16: keys.flag(bf16), fp16: keys.flag(fp16)}
-        if all(half.values()):
-            raise keys.wrong(fp16, f"contradicts {keys.document.shown(bf16)}")
-        # Without a word on it, weights of float32 are trained with float16's products.
-        usual = bf16 if loaded == "bfloat16" else fp16
-        on = {name: (usual == name if flag is None else flag) for name, flag in half.items()}
-        return {"precision": "bf16" if on[bf16] else "fp16" if on[fp16] else "fp32", "weights": loaded}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name, loaded = facts.get("precision") or "bf16", facts.get("weights")
-        if name not in ("bf16", "fp16", "fp32"):
-            return {}
-        if loaded in (None, "auto"):
-            loaded = "bfloat16" if name == "bf16" else "float32"
-        return {dtype: loaded, bf16: name == "bf16", fp16: name == "fp16"}
-
-    return Idea(keys=(dtype, bf16, fp16), facts=("precision", "weights"), read=read, write=write)
+    loaded = keys.choice(at.dtype, DTYPES) or "bfloat16"
+    half = {at.bf16: keys.flag(at.bf16), at.fp16: keys.flag(at.fp16)}
+    if all(half.values()):
+        raise keys.wrong(at.fp16, f"contradicts {keys.document.shown(at.bf16)}")
+    # Without a word on it, weights of float32 are trained with float16's products.
+    usual = at.bf16 if loaded == "bfloat16" else at.fp16
+    on = {name: (usual == name if flag is None else flag) for name, flag in half.items()}
+    return {"precision": "bf16" if on[at.bf16] else "fp16" if on[at.fp16] else "fp32", "weights": loaded}
 
 
-def _checkpointing() -> Idea:
-    names = ("gradient_checkpointing", "activation_checkpointing")
-    plain = row("recompute", *names, words={"true": "full", "false": "none"}, default="full")
-
-    return msgspec.structs.replace(
-        plain, read=lambda keys: {"recompute": "full"} if keys.raw("fsdp") == FSDP else plain.read(keys)
+@reads(
+    inner=row(
+        "recompute",
+        "gradient_checkpointing",
+        "activation_checkpointing",
+        words={"true": "full", "false": "none"},
+        default="full",
     )
+)
+def _checkpointing(keys: Keys, at: Named) -> Facts:
+    return {"recompute": "full"} if keys.raw("fsdp") == FSDP else at.inner.read(keys)
 
 
 PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}
@@ -345,57 +344,55 @@ OF_PREFERENCES = names_in(
 """Keys of `swift rlhf` that weigh the loss, or say the reference."""
 
 
-def rlhf() -> Idea:
+def _started(keys: Keys, at: Named) -> bool:
+    """Return whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
+    if keys.document.syntax != "argv":
+        return keys.has(at.kind)
+    program = " ".join(getattr(keys.document, "program", ()))
+    return re.search(r"\b(?:swift|megatron) rlhf\b|\brlhf\.py\b", program) is not None
+
+
+def _rlhf_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task = facts.get("task")
+    if keys.document.syntax == "argv" and not _started(keys, at):
+        return {}
+    if task == "ipo":
+        return {at.kind: "dpo", at.loss: "ipo"}
+    if task in (*GENERATING, "opd"):
+        return {at.kind: "gkd" if task == "opd" else task}
+    return (
+        {at.kind: task, at.loss: None if keys.words(at.loss) == ["ipo"] else keys.raw(at.loss)}
+        if task in PREFERENCES
+        else {}
+    )
+
+
+@reads(facts="task loss", write=_rlhf_written, kind="rlhf_type", loss="loss_type", also=OF_PREFERENCES)
+def rlhf(keys: Keys, at: Named) -> Facts:
     """Return what `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
-    kind, loss = "rlhf_type", "loss_type"
-
-    def started(keys: Keys) -> bool:
-        """Return whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
-        if keys.document.syntax != "argv":
-            return keys.has(kind)
-        program = " ".join(getattr(keys.document, "program", ()))
-        return re.search(r"\b(?:swift|megatron) rlhf\b|\brlhf\.py\b", program) is not None
-
-    def read(keys: Keys) -> Facts:
-        present = next((key for key in (kind, loss, *OF_PREFERENCES) if keys.has(key)), None)
-        if not started(keys) and present == loss and keys.has("task_type"):
-            return {}
-        if not started(keys):
-            if present is not None:
-                raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
-            return {}
-        word = keys.word(kind) or "dpo"
-        own = keys.agreed(MODEL, keys.word)
-        if keys.has("ref_model") and keys.word("ref_model") != own:
-            keys.note(
-                "ref_model", "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5
-            )
-        if keys.flag("use_liger_kernel"):
-            keys.note(
-                "use_liger_kernel",
-                "may have a loss of its own, where whole logits are counted",
-                "saves",
-                "loss transient",
-            )
-        if word in GENERATING:
-            return {}  # `swift_answers`
-        task = keys.choice(kind, PREFERENCES) or "dpo"
-        ipo = task == "dpo" and keys.words(loss) == ["ipo"]
-        return {"task": "ipo" if ipo else task, "loss": "float32" if keys.flag("use_liger_kernel") else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task = facts.get("task")
-        if keys.document.syntax == "argv" and not started(keys):
-            return {}
-        if task == "ipo":
-            return {kind: "dpo", loss: "ipo"}
-        if task in (*GENERATING, "opd"):
-            return {kind: "gkd" if task == "opd" else task}
-        return (
-            {kind: task, loss: None if keys.words(loss) == ["ipo"] else keys.raw(loss)} if task in PREFERENCES else {}
+    present = next((key for key in (at.kind, at.loss, *OF_PREFERENCES) if keys.has(key)), None)
+    if not _started(keys, at) and present == at.loss and keys.has("task_type"):
+        return {}
+    if not _started(keys, at):
+        if present is not None:
+            raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
+        return {}
+    word = keys.word(at.kind) or "dpo"
+    own = keys.agreed(MODEL, keys.word)
+    if keys.has("ref_model") and keys.word("ref_model") != own:
+        keys.note("ref_model", "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
+    if keys.flag("use_liger_kernel"):
+        keys.note(
+            "use_liger_kernel",
+            "may have a loss of its own, where whole logits are counted",
+            "saves",
+            "loss transient",
         )
-
-    return Idea(keys=(kind, loss, *OF_PREFERENCES), facts=("task", "loss"), read=read, write=write)
+    if word in GENERATING:
+        return {}  # `swift_answers`
+    task = keys.choice(at.kind, PREFERENCES) or "dpo"
+    ipo = task == "dpo" and keys.words(at.loss) == ["ipo"]
+    return {"task": "ipo" if ipo else task, "loss": "float32" if keys.flag("use_liger_kernel") else None}
 
 
 HEADLESS = ("generative_reranker", "embedding")
@@ -404,23 +401,20 @@ HEADS = {"causal_lm": None, "seq_cls": 0, "reranker": 1, **dict.fromkeys(HEADLES
 the head make no logits with it: the last state is the answer, or two rows of the head are taken (`model/patcher.py`)."""
 
 
-def labels() -> Idea:
+def _labels_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    columns = facts.get("head")
+    if columns is None or (columns == 1 and keys.word(at.kind) in HEADLESS):
+        return {at.kind: None if columns is None else keys.raw(at.kind), at.number: None}
+    return {at.kind: "seq_cls", at.number: columns}
+
+
+@reads(facts="head", write=_labels_written, kind="task_type", number="num_labels")
+def labels(keys: Keys, at: Named) -> Facts:
     """Return the idea of `task_type`: labels or a rank, by a classifier of every token (`model/register.py`)."""
-    kind, number = "task_type", "num_labels"
-
-    def read(keys: Keys) -> Facts:
-        columns = keys.choice(kind, HEADS)
-        if keys.word(kind) in HEADLESS:
-            keys.note(kind, "holds the language model's head, which makes no logits", "costs", "weights", 0.2)
-        return {"head": columns if columns is None or columns else keys.whole(number) or 2}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        columns = facts.get("head")
-        if columns is None or (columns == 1 and keys.word(kind) in HEADLESS):
-            return {kind: None if columns is None else keys.raw(kind), number: None}
-        return {kind: "seq_cls", number: columns}
-
-    return Idea(keys=(kind, number), facts=("head",), read=read, write=write)
+    columns = keys.choice(at.kind, HEADS)
+    if keys.word(at.kind) in HEADLESS:
+        keys.note(at.kind, "holds the language model's head, which makes no logits", "costs", "weights", 0.2)
+    return {"head": columns if columns is None or columns else keys.whole(at.number) or 2}
 
 
 def sequences(keys: Keys) -> int:
@@ -448,31 +442,23 @@ def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
     )
 
 
-def length() -> Idea:
+@reads(inner=row("seq_len", "max_length"), packed="packing_length")
+def length(keys: Keys, at: Named) -> Facts:
     """`max_length`, or that of packs."""
-    packed = "packing_length"
-    inner = row("seq_len", "max_length")
-
-    return msgspec.structs.replace(
-        inner,
-        keys=("max_length", packed),
-        read=lambda keys: {"seq_len": keys.whole(packed) or inner.read(keys)["seq_len"]},
-    )
+    return {"seq_len": keys.whole(at.packed)} if keys.whole(at.packed) else at.inner.read(keys)
 
 
-def _accumulation() -> Idea:
-    key = "gradient_accumulation_steps"
-
-    def read(keys: Keys) -> Facts:
-        number = keys.whole(key)
-        if number is None:
-            sequences = (keys.whole("per_device_train_batch_size") or 1) * (world(keys) or 1)
-            number = 1 if generating(keys) == "grpo" else max(1, -(-GRADIENTS // sequences))
-        return {"accumulation": number}
-
-    return Idea(
-        keys=(key,), facts=("accumulation",), read=read, write=lambda facts, keys: {key: facts.get("accumulation") or 1}
-    )
+@reads(
+    facts="accumulation",
+    write=lambda facts, keys, at: {at.key: facts.get("accumulation") or 1},
+    key="gradient_accumulation_steps",
+)
+def _accumulation(keys: Keys, at: Named) -> Facts:
+    number = keys.whole(at.key)
+    if number is None:
+        sequences = (keys.whole("per_device_train_batch_size") or 1) * (world(keys) or 1)
+        number = 1 if generating(keys) == "grpo" else max(1, -(-GRADIENTS // sequences))
+    return {"accumulation": number}
 
 
 SWIFT = Dialect(
@@ -492,22 +478,22 @@ SWIFT = Dialect(
     ideas=(
         read_only(launched()),
         read_only(processes()),
-        environment(),
+        environment,
         row("model", *MODEL, kind="word"),
-        labels(),
-        _sharding(),
-        length(),
+        labels,
+        _sharding,
+        length,
         batch("micro_batch", "per_device_train_batch_size", 1, "batch_size"),
-        _accumulation(),
-        _optimizer(),
+        _accumulation,
+        _optimizer,
         adapters(),
-        frozen_share(),
+        frozen_share,
         tower("freeze_vit", "freeze_aligner", "max_pixels"),
-        _checkpointing(),
-        _precision(),
+        _checkpointing,
+        _precision,
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),
         liger("use_liger_kernel"),
-        rlhf(),
+        rlhf,
         answers(),
         degree("tp", "deepspeed_autotp_size"),
         context_parallel("sequence_parallel_size"),
@@ -515,7 +501,7 @@ SWIFT = Dialect(
         evaluation(
             batch=1, data=_evaluated, usual=True, own=("split_dataset_ratio", "val_dataset", "cached_val_dataset"),
         ),
-        _saving(),
+        _saving,
         TORCH_COMPILE,
     ),
     programs={

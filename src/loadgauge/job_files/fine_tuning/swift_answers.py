@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.fine_tuning.started import world
 from loadgauge.job_files.hugging_face.trl_tasks import DISTANCES, distance_written, on_policy
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas import Facts, Idea, Keys, Named, answered, reads, served
 
 GENERATING = ("grpo", "ppo", "gkd")
 MICRO, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -67,241 +67,218 @@ def _each(keys: Keys) -> int:
     return keys.whole(MICRO) or 1
 
 
-def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = False) -> Idea:
-    """Return what a step generates, with what, and which other models there are. `on`: vLLM is used unless it is said."""
-    samples_of, steps, times, weight = "num_generations", STEPS, "num_iterations", "beta"
-    reward, teacher, share, sequences = "reward_model", "teacher_model", "lmbda", "seq_kd"
-    epochs, parts, forward, response = (
-        "num_ppo_epochs",
-        "num_mini_batches",
-        "local_rollout_forward_batch_size",
-        "response_length",
-    )
-    switch, mode, asleep = "use_vllm", "vllm_mode", "sleep_level"
-    used, width, stages, length, most, eager, prefixes = (
-        f"{V}{name}"
-        for name in (
-            "gpu_memory_utilization",
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "max_model_len",
-            "max_num_seqs",
-            "enforce_eager",
-            "enable_prefix_caching",
+def _distilled(keys: Keys, facts: Facts, at: Named) -> Facts:
+    if keys.has(at.server):
+        raise keys.wrong(at.server, "is a teacher on GPUs of its own, which the file does not say")
+    if keys.flag(at.sequences):
+        keys.note(
+            at.sequences, "generates answers of the teacher, which is not counted", "costs", "activations transient"
         )
+    part = on_policy(keys, at.share)
+    alone = DISTANCES.get(keys.real(at.weight))
+    own = {"teacher": keys.word(at.teacher), "frozen_offload": keys.flag(at.away) or None, "loss_terms": alone}
+    if not part:
+        if keys.has(at.likeliest):
+            keys.note(at.likeliest, "keeps the likeliest tokens of the teacher alone", "saves", "loss transient")
+        return {"task": "gkd", **own}
+    own["loss_terms"] = "top-k" if keys.has(at.likeliest) else alone or "jsd"
+    step: Batches = at.batches(keys, 1)
+    if "generated" in step.facts:  # a micro-batch at a time
+        step = Batches({"generated": _each(keys) * (keys.whole(ACCUMULATED) or 1)}, _each(keys), False)
+    return (
+        facts
+        | _engine(keys, step.at_once, at)
+        | own
+        | step.facts
+        | {"task": "opd", "on_policy": None if part == 1 else part}
     )
-    moved = ("offload_model", "offload_optimizer")
-    away, server = "offload_teacher_model", "teacher_model_server"
-    of_prompt, likeliest, scheduler, turns = "max_length", "gkd_logits_topk", "multi_turn_scheduler", "max_turns"
 
-    def lengths_of(keys: Keys) -> Facts:
-        """The longest prompt and answer: together no longer than vLLM's context, to which it cuts answers
-        (`set_default_max_tokens`); of several turns all that the context holds."""
-        longest, first = keys.whole(response) or keys.whole(LONGEST) or 512, keys.whole(of_prompt)
-        context = keys.whole(length) if keys.flag(switch) or on else None
-        if keys.has(scheduler):
-            if context is not None and first is not None and first < context:
-                longest = context - first
-            else:
-                longest *= keys.whole(turns) or 1
-        if context is not None and (first or 0) + longest > context and longest < context:
-            first = context - longest
-        return {"answers": str(longest), "prompt_len": first}
 
-    def one_of(keys: Keys, name: str) -> str | None:
-        """The model of a key that may be a list of one."""
-        named = keys.words(name) or []
-        if len(named) > 1:
-            keys.note(name, "names several models, of which the first is counted", "costs", "weights")
-        return named[0] if named else None
+def _lengths(facts: Facts, at: Named) -> dict[str, Any]:
+    return {at.of_prompt: facts.get("prompt_len"), **answered(facts, LONGEST)}
 
-    def engine(keys: Keys, at_once: int | None) -> Facts:
-        flag = keys.flag(switch)
-        if not (on if flag is None else flag):
-            return {"rollout": f"hf:batch={at_once}", "rollout_offload": None}
-        apart = (keys.choice(mode, {"colocate": "colocate", "server": "server"}) or "colocate") == "server"
-        ranks, filled = keys.whole(width) or 1, keys.real(used)
-        options: dict[str, Any] = {
-            "tp": ranks,
-            "pp": keys.whole(stages) or 1,
-            "utilization": 0.9 if filled is None else filled,
-            "graphs": "false" if keys.flag(eager) else "true",
-            "prefix": "false" if keys.flag(prefixes) is False else "true",
-            "sleep": keys.whole(asleep, minimum=0) or 0,
-            "turns": (keys.whole(turns) or 1) if keys.has(scheduler) else 1,
-        } | ({"context": context} if (context := keys.whole(length)) else {})
-        if (at_most := keys.whole(most) or (None if at_once is None or apart else at_once * ranks)) is not None:
-            options["max_num_seqs"] = at_most
-        out = [bool(keys.flag(name)) for name in moved]
-        return {
-            "rollout": Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in options.items())).text(),
-            "rollout_offload": "all" if all(out) else "weights" if out[0] else "optimizer" if out[1] else "none",
+
+def _engine(keys: Keys, at_once: int | None, at: Named) -> Facts:
+    if not keys.flag(at.switch, at.on):
+        return {"rollout": f"hf:batch={at_once}", "rollout_offload": None}
+    apart = (keys.choice(at.mode, {"colocate": "colocate", "server": "server"}) or "colocate") == "server"
+    ranks = keys.whole(at.width) or 1
+    options: dict[str, Any] = {
+        "tp": ranks,
+        "pp": keys.whole(at.stages) or 1,
+        "utilization": keys.real(at.used, 0.9),
+        "graphs": not keys.flag(at.eager),
+        "prefix": keys.flag(at.prefixes) is not False,
+        "sleep": keys.whole(at.asleep, minimum=0) or 0,
+        "turns": (keys.whole(at.turns) or 1) if keys.has(at.scheduler) else 1,
+        "context": keys.whole(at.length),
+        "max_num_seqs": keys.whole(at.most) or (None if at_once is None or apart else at_once * ranks),
+    }
+    out = [bool(keys.flag(name)) for name in at.moved]
+    return {
+        "rollout": served("vllm", options),
+        "rollout_offload": "all" if all(out) else "weights" if out[0] else "optimizer" if out[1] else "none",
+    }
+
+
+def _one_of(keys: Keys, name: str) -> str | None:
+    """The model of a key that may be a list of one."""
+    named = keys.words(name) or []
+    if len(named) > 1:
+        keys.note(name, "names several models, of which the first is counted", "costs", "weights")
+    return named[0] if named else None
+
+
+def _lengths_of(keys: Keys, at: Named) -> Facts:
+    """The longest prompt and answer: together no longer than vLLM's context, to which it cuts answers
+    (`set_default_max_tokens`); of several turns all that the context holds."""
+    longest, first = keys.whole(at.response) or keys.whole(LONGEST) or 512, keys.whole(at.of_prompt)
+    context = keys.whole(at.length) if keys.flag(at.switch) or at.on else None
+    if keys.has(at.scheduler):
+        if context is not None and first is not None and first < context:
+            longest = context - first
+        else:
+            longest *= keys.whole(at.turns) or 1
+    if context is not None and (first or 0) + longest > context and longest < context:
+        first = context - longest
+    return {"answers": str(longest), "prompt_len": first}
+
+
+def _engines(facts: Facts, at: Named) -> dict[str, Any]:
+    found = Engine.parse(facts.get("rollout") or "hf")
+    if found.kind != "vllm":
+        return {at.switch: None} if found.kind == "hf" else {}
+    out = facts.get("rollout_offload") or "none"
+    return {
+        at.switch: True,
+        at.mode: "colocate",
+        at.used: found.utilization,
+        at.width: found.tp,
+        at.length: found.context,
+        at.asleep: found.sleep or None,
+        at.most: found.max_num_seqs,
+        at.eager: True if not found.graphs else None,
+        at.prefixes: None if found.prefix else False,
+        at.stages: found.pp if found.pp > 1 else None,
+        at.moved[0]: True if out in ("weights", "all") else None,
+        at.moved[1]: True if out in ("optimizer", "all") else None,
+    }
+
+
+def _answers_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task = facts.get("task")
+    if task in ("gkd", "opd"):
+        values = {at.teacher: facts.get("teacher"), **distance_written(facts, keys, at.weight, at.share)}
+        values[at.away] = True if facts.get("frozen_offload") else None
+        values[at.likeliest] = keys.whole(at.likeliest) or LIKELIEST if facts.get("loss_terms") == "top-k" else None
+        return values | (_lengths(facts, at) | _engines(facts, at) if task == "opd" else {})
+    if task == "ppo":
+        return _lengths(facts, at) | {
+            at.epochs: facts.get("epochs"),
+            at.reward: facts.get("reward_model"),
+            at.forward: facts.get("logprob_batch"),
         }
+    if task != "grpo":
+        return {}
+    factor = keys.real(at.weight)
+    together = (facts.get("micro_batch") or 1) * (facts.get("dp") or 1)
+    if at.batches is of_all:
+        together = facts.get("global_batch") or 16
+    number, left = divmod((facts.get("prompts") or 0) * (facts.get("samples") or 1), together)
+    return (
+        _lengths(facts, at)
+        | _engines(facts, at)
+        | ({at.steps: number} if number and not left else {})
+        | {
+            at.samples_of: facts.get("samples"),
+            at.times: facts.get("epochs"),
+            at.reward: facts.get("reward_model"),
+            at.weight: 0.0 if facts.get("reference") == "none" else factor or None,
+        }
+    )
 
-    def read(keys: Keys) -> Facts:
-        kind = generating(keys)
-        if kind is None:
-            other = next((key for key in (samples_of, reward, teacher) if keys.has(key)), None)
-            if other is not None:
-                raise keys.wrong(other, "is of a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
-            return {}
-        rounds = keys.whole(ACCUMULATED) or 1
-        facts: Facts = lengths_of(keys) | {"samples": 1}
-        if kind == "grpo":
-            if keys.has(teacher, server):
-                name = teacher if keys.has(teacher) else server
-                keys.note(name, "compares with a teacher too, which is not counted", "costs", "weights transient loss")
-            factor, samples = keys.real(weight), keys.whole(samples_of) or 8
-            step = batches(keys, samples)
-            return (
-                facts
-                | engine(keys, step.at_once)
-                | step.facts
-                | {
-                    "task": "grpo",
-                    "samples": samples,
-                    "epochs": keys.whole(times) or 1,
-                    "reference": "none" if factor == 0 else None,
-                    "reward_model": one_of(keys, reward),
-                    "old_logprobs": None if step.again else "none",
-                }
-            )
-        if kind == "ppo":
-            if (keys.whole(parts) or 1) > 1:
-                keys.note(parts, "makes several steps of the optimizer of one, which is counted", "either")
-            scores, at_once = one_of(keys, reward), _each(keys) * rounds
-            if scores is None:
-                raise keys.wrong("rlhf_type", "'ppo' needs a reward model (reward_model)")
-            rows = min(keys.whole(forward) or 64, at_once)
-            return facts | {
-                "task": "ppo",
-                "generated": at_once,
-                "epochs": keys.whole(epochs) or 4,
-                "reward_model": scores,
-                "critic": scores,
-                "logprob_batch": rows,
-                "rollout": f"hf:batch={rows}",
-            }
-        return distilled(keys, facts)
 
-    def distilled(keys: Keys, facts: Facts) -> Facts:
-        if keys.has(server):
-            raise keys.wrong(server, "is a teacher on GPUs of its own, which the file does not say")
-        if keys.flag(sequences):
-            keys.note(
-                sequences, "generates answers of the teacher, which is not counted", "costs", "activations transient"
-            )
-        part = on_policy(keys, share)
-        alone = DISTANCES.get(keys.real(weight))
-        own = {"teacher": keys.word(teacher), "frozen_offload": keys.flag(away) or None, "loss_terms": alone}
-        if not part:
-            if keys.has(likeliest):
-                keys.note(likeliest, "keeps the likeliest tokens of the teacher alone", "saves", "loss transient")
-            return {"task": "gkd", **own}
-        own["loss_terms"] = "top-k" if keys.has(likeliest) else alone or "jsd"
-        step = batches(keys, 1)
-        if "generated" in step.facts:  # a micro-batch at a time
-            step = Batches({"generated": _each(keys) * (keys.whole(ACCUMULATED) or 1)}, _each(keys), False)
+def _answers_read(keys: Keys, at: Named) -> Facts:
+    kind = generating(keys)
+    if kind is None:
+        other = next((key for key in (at.samples_of, at.reward, at.teacher) if keys.has(key)), None)
+        if other is not None:
+            raise keys.wrong(other, "is of a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
+        return {}
+    rounds = keys.whole(ACCUMULATED) or 1
+    facts: Facts = _lengths_of(keys, at) | {"samples": 1}
+    if kind == "grpo":
+        if keys.has(at.teacher, at.server):
+            name = at.teacher if keys.has(at.teacher) else at.server
+            keys.note(name, "compares with a teacher too, which is not counted", "costs", "weights transient loss")
+        factor, samples = keys.real(at.weight), keys.whole(at.samples_of) or 8
+        step: Batches = at.batches(keys, samples)
         return (
             facts
-            | engine(keys, step.at_once)
-            | own
+            | _engine(keys, step.at_once, at)
             | step.facts
-            | {"task": "opd", "on_policy": None if part == 1 else part}
-        )
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task = facts.get("task")
-        if task in ("gkd", "opd"):
-            values = {teacher: facts.get("teacher"), **distance_written(facts, keys, weight, share)}
-            values[away] = True if facts.get("frozen_offload") else None
-            values[likeliest] = keys.whole(likeliest) or LIKELIEST if facts.get("loss_terms") == "top-k" else None
-            return values | (lengths(facts) | engines(facts) if task == "opd" else {})
-        if task == "ppo":
-            return lengths(facts) | {
-                epochs: facts.get("epochs"),
-                reward: facts.get("reward_model"),
-                forward: facts.get("logprob_batch"),
-            }
-        if task != "grpo":
-            return {}
-        factor = keys.real(weight)
-        together = (facts.get("micro_batch") or 1) * (facts.get("dp") or 1)
-        if batches is of_all:
-            together = facts.get("global_batch") or 16
-        number, left = divmod((facts.get("prompts") or 0) * (facts.get("samples") or 1), together)
-        return (
-            lengths(facts)
-            | engines(facts)
-            | ({steps: number} if number and not left else {})
             | {
-                samples_of: facts.get("samples"),
-                times: facts.get("epochs"),
-                reward: facts.get("reward_model"),
-                weight: 0.0 if facts.get("reference") == "none" else factor or None,
+                "task": "grpo",
+                "samples": samples,
+                "epochs": keys.whole(at.times) or 1,
+                "reference": "none" if factor == 0 else None,
+                "reward_model": _one_of(keys, at.reward),
+                "old_logprobs": None if step.again else "none",
             }
         )
-
-    def lengths(facts: Facts) -> dict[str, Any]:
-        longest = str(facts.get("answers") or "")
-        return {of_prompt: facts.get("prompt_len")} | ({LONGEST: int(longest)} if longest.isdecimal() else {})
-
-    def engines(facts: Facts) -> dict[str, Any]:
-        found = Engine.parse(facts.get("rollout") or "hf")
-        if found.kind != "vllm":
-            return {switch: None} if found.kind == "hf" else {}
-        out = facts.get("rollout_offload") or "none"
-        return {
-            switch: True,
-            mode: "colocate",
-            used: found.utilization,
-            width: found.tp,
-            length: found.context,
-            asleep: found.sleep or None,
-            most: found.max_num_seqs,
-            eager: True if not found.graphs else None,
-            prefixes: None if found.prefix else False,
-            stages: found.pp if found.pp > 1 else None,
-            moved[0]: True if out in ("weights", "all") else None,
-            moved[1]: True if out in ("optimizer", "all") else None,
+    if kind == "ppo":
+        if (keys.whole(at.parts) or 1) > 1:
+            keys.note(at.parts, "makes several steps of the optimizer of one, which is counted", "either")
+        scores, at_once = _one_of(keys, at.reward), _each(keys) * rounds
+        if scores is None:
+            raise keys.wrong("rlhf_type", "'ppo' needs a reward model (reward_model)")
+        rows = min(keys.whole(at.forward) or 64, at_once)
+        return facts | {
+            "task": "ppo",
+            "generated": at_once,
+            "epochs": keys.whole(at.epochs) or 4,
+            "reward_model": scores,
+            "critic": scores,
+            "logprob_batch": rows,
+            "rollout": f"hf:batch={rows}",
         }
+    return _distilled(keys, facts, at)
 
-    return Idea(
-        keys=(
-            samples_of,
-            steps,
-            times,
-            reward,
-            teacher,
-            share,
-            sequences,
-            epochs,
-            parts,
-            forward,
-            response,
-            switch,
-            mode,
-            asleep,
-            used,
-            width,
-            stages,
-            length,
-            most,
-            eager,
-            prefixes,
-            *moved,
-            away,
-            server,
-            BATCH,
-            scheduler,
-            turns,
-            LONGEST,
-            likeliest,
-        ),
-        facts=names_in(
-            "task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout rollout_offload"
-            " old_logprobs logprob_batch frozen_offload on_policy loss_terms"
-        ),
-        read=read,
-        write=write,
-    )
+
+def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = False) -> Idea:
+    """Return what a step generates, with what, and which other models there are. `on`: vLLM is used unless it is said."""
+    return reads(
+        facts="task samples generated prompts epochs answers prompt_len reward_model critic teacher reference rollout"
+        " rollout_offload old_logprobs logprob_batch frozen_offload on_policy loss_terms",
+        write=_answers_written,
+        options={"weight": "beta", "of_prompt": "max_length", "batches": batches, "on": on},
+        samples_of="num_generations",
+        steps=STEPS,
+        times="num_iterations",
+        reward="reward_model",
+        teacher="teacher_model",
+        share="lmbda",
+        sequences="seq_kd",
+        epochs="num_ppo_epochs",
+        parts="num_mini_batches",
+        forward="local_rollout_forward_batch_size",
+        response="response_length",
+        switch="use_vllm",
+        mode="vllm_mode",
+        asleep="sleep_level",
+        used=f"{V}gpu_memory_utilization",
+        width=f"{V}tensor_parallel_size",
+        stages=f"{V}pipeline_parallel_size",
+        length=f"{V}max_model_len",
+        most=f"{V}max_num_seqs",
+        eager=f"{V}enforce_eager",
+        prefixes=f"{V}enable_prefix_caching",
+        moved=("offload_model", "offload_optimizer"),
+        away="offload_teacher_model",
+        server="teacher_model_server",
+        whole=BATCH,
+        scheduler="multi_turn_scheduler",
+        turns="max_turns",
+        longest=LONGEST,
+        likeliest="gkd_logits_topk",
+    )(_answers_read)

@@ -25,7 +25,20 @@ from loadgauge.job_files.fine_tuning.swift import (
 )
 from loadgauge.job_files.fine_tuning.swift_answers import answers, of_all
 from loadgauge.job_files.hugging_face.huggingface import dropout
-from loadgauge.job_files.ideas import IDLE, TRANSFORMER_ENGINE, Dialect, Facts, Idea, Keys, frozen_share, row, tower
+from loadgauge.job_files.ideas import (
+    IDLE,
+    TRANSFORMER_ENGINE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    frozen_share,
+    reads,
+    row,
+    tower,
+    writes,
+)
 from loadgauge.job_files.pre_training.megatron import (
     context,
     launched,
@@ -51,15 +64,11 @@ def _usual(idea: Idea, key: str, facts: Callable[[Keys], Facts], *also: str) -> 
     )
 
 
-def _recompute() -> Idea:
+@writes(_usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}))
+def _recompute(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
     """The core of attention, unless it is said that there is none (`recompute_granularity` has that word)."""
-    key = "recompute_granularity"
-    idea = _usual(recompute(), key, lambda keys: {"recompute": "selective"})
-
-    return msgspec.structs.replace(
-        idea,
-        write=lambda facts, keys: idea.write(facts, keys) | ({key: "none"} if facts.get("recompute") == "none" else {}),
-    )
+    none = {"recompute_granularity": "none"} if facts.get("recompute") == "none" else {}
+    return inner.write(facts, keys) | none
 
 
 def _half(keys: Keys) -> Facts:
@@ -71,44 +80,40 @@ def _half(keys: Keys) -> Facts:
     return {"precision": "bf16" if loaded == "bfloat16" else "fp16"}
 
 
-def _zero() -> Idea:
+ZERO_INNER, ZERO_SWITCH = zero(), "use_distributed_optimizer"
+
+
+def _zero_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    values = ZERO_INNER.write(facts, keys)
+    return values | {ZERO_SWITCH: None if facts.get("zero") else False}
+
+
+@reads(*ZERO_INNER.keys, facts=ZERO_INNER.facts, write=_zero_written)
+def _zero(keys: Keys) -> Facts:
     """The distributed optimizer, which is on unless it is said, and never with Muon (`_check_muon`)."""
-    inner, switch = zero(), "use_distributed_optimizer"
-
-    def read(keys: Keys) -> Facts:
-        facts = inner.read(keys)
-        muon = "muon" in (keys.word("optimizer") or "")
-        if keys.flag("use_megatron_fsdp"):
-            return facts
-        return facts | {"zero": 0 if muon or keys.flag(switch) is False else 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = inner.write(facts, keys)
-        return values | {switch: None if facts.get("zero") else False}
-
-    return msgspec.structs.replace(inner, read=read, write=write)
-
-
-def experts() -> Idea:
-    """Expert parallelism; where nothing says on how many GPUs, the fewest that hold all experts."""
-    ep, etp = "expert_model_parallel_size", "expert_tensor_parallel_size"
-
-    def read(keys: Keys) -> Facts:
-        ranks, within = keys.whole(ep) or 1, keys.whole(etp) or 1
-        facts: Facts = {"ep": ranks, "etp": within}
-        inside = (keys.whole("tensor_model_parallel_size") or 1) * (keys.whole("context_parallel_size") or 1)
-        if world(keys) is None and ranks * within > inside:
-            facts["gpus"] = (keys.whole("pipeline_model_parallel_size") or 1) * ranks * within
+    facts = ZERO_INNER.read(keys)
+    muon = "muon" in (keys.word("optimizer") or "")
+    if keys.flag("use_megatron_fsdp"):
         return facts
+    return facts | {"zero": 0 if muon or keys.flag(ZERO_SWITCH) is False else 1}
 
-    return Idea(
-        keys=(ep, etp),
-        facts=("ep", "etp"),
-        read=read,
-        write=lambda facts, keys: {
-            key: facts[name] if (facts.get(name) or 1) > 1 else None for name, key in (("ep", ep), ("etp", etp))
-        },
-    )
+
+@reads(
+    facts="ep etp",
+    write=lambda facts, keys, at: {
+        key: facts[name] if (facts.get(name) or 1) > 1 else None for name, key in (("ep", at.ep), ("etp", at.etp))
+    },
+    ep="expert_model_parallel_size",
+    etp="expert_tensor_parallel_size",
+)
+def experts(keys: Keys, at: Named) -> Facts:
+    """Expert parallelism; where nothing says on how many GPUs, the fewest that hold all experts."""
+    ranks, within = keys.whole(at.ep) or 1, keys.whole(at.etp) or 1
+    facts: Facts = {"ep": ranks, "etp": within}
+    inside = (keys.whole("tensor_model_parallel_size") or 1) * (keys.whole("context_parallel_size") or 1)
+    if world(keys) is None and ranks * within > inside:
+        facts["gpus"] = (keys.whole("pipeline_model_parallel_size") or 1) * ranks * within
+    return facts
 
 
 MEGATRON_SWIFT = Dialect(
@@ -126,9 +131,9 @@ MEGATRON_SWIFT = Dialect(
     },
     ideas=(
         read_only(launched()),
-        environment(),
+        environment,
         row("model", *MODEL, kind="word"),
-        labels(),
+        labels,
         tensor_parallel("tensor_model_parallel_size", "sequence_parallel"),
         pipeline({
             "pp": "pipeline_model_parallel_size", "chunks": "virtual_pipeline_model_parallel_size", "layers": "num_layers",
@@ -137,13 +142,13 @@ MEGATRON_SWIFT = Dialect(
             "accounted": "account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split",
         }),
         context("context_parallel_size", "cp_comm_type"),
-        experts(),
-        _zero(),
-        _recompute(),
+        experts,
+        _zero,
+        _recompute,
         batch("micro_batch", "micro_batch_size", 1),
         batch("global_batch", "global_batch_size", 16),
-        length(),
-        _usual(precision(), "bf16", _half, "torch_dtype"),
+        length,
+        _usual(precision, "bf16", _half, "torch_dtype"),
         row("optimizer", "optimizer", words=OPTIMIZERS, default="adamw"),
         overlap(),
         offload(),
@@ -151,9 +156,9 @@ MEGATRON_SWIFT = Dialect(
         _usual(loss(), "cross_entropy_loss_fusion", lambda keys: {"loss": "jit" if keys.since(4, 0) else None}),
         adapters("full"),
         dropout("lora_dropout", lambda keys: None if tuner(keys, "full") == "full" else 0.05),
-        frozen_share(),
+        frozen_share,
         tower("freeze_vit", "freeze_aligner", "max_pixels"),
-        rlhf(),
+        rlhf,
         answers(of_all, on=True),
     ),
     programs={r"\bmegatron export\b": IDLE},

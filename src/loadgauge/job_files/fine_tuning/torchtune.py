@@ -9,11 +9,12 @@ from loadgauge.job_files.ideas import (
     BITSANDBYTES,
     Dialect,
     Facts,
-    Idea,
     Keys,
+    Named,
     degree,
     instantiated,
     product,
+    reads,
     row,
     short,
 )
@@ -97,271 +98,256 @@ def _named(keys: Keys, component: str) -> str | None:
     return MODELS.get(builder)
 
 
-def _task() -> Idea:
+TASK_KIND = "loss._component_"
+
+
+def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task = facts.get("task")
+    if task == PAIRS.get(keys.word(TASK_KIND) or ""):
+        return {}
+    return {TASK_KIND: next(loss for loss, ours in PAIRS.items() if ours == task)} if task in PAIRS.values() else {}
+
+
+@reads(TEACHER, facts="task teacher loss_terms", write=_task_written, distance="kd_loss._component_", share="kd_ratio")
+def _task(keys: Keys, at: Named) -> Facts:
     """Return what is trained for: its own data, a teacher's words, or what is preferred."""
-    kind, distance, share = "loss._component_", "kd_loss._component_", "kd_ratio"
+    if keys.has(TEACHER):
+        return {"task": "gkd", "teacher": _named(keys, TEACHER), "loss_terms": keys.choice(at.distance, DISTANCES)}
+    return {"task": PAIRS.get(keys.word(TASK_KIND) or "")}
 
-    def read(keys: Keys) -> Facts:
-        if keys.has(TEACHER):
-            return {"task": "gkd", "teacher": _named(keys, TEACHER), "loss_terms": keys.choice(distance, DISTANCES)}
-        return {"task": PAIRS.get(keys.word(kind) or "")}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task = facts.get("task")
-        if task == PAIRS.get(keys.word(kind) or ""):
+def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    given = str(facts.get("model") or "").rpartition("/")[2].lower()
+    builder = next((key for key, name in MODELS.items() if name == given), None)
+    current = _builder(keys)[0]
+    if current and (builder is None or _plain(current) == builder):
+        builder = current
+    if builder is None:
+        return {}
+    builder = f"{builder}_instruct" if builder in INSTRUCT_ONLY else builder
+    family = max((name for name in (*SIZES, *FAMILIES) if builder.startswith(name)), key=len)
+    lora, four = bool(facts.get("lora_rank")), bool(facts.get("qlora"))
+    adapters: dict[str, Any] = dict.fromkeys((at.rank, at.modules, at.mlp, at.dropout, at.quantised))
+    if lora:
+        words = facts.get("lora_targets") or "all"
+        attention = list(ATTENTION.values())
+        wanted = [*attention, *MLP] if words == "all" else attention if words == "attention" else words.split(",")
+        rest = [word for word in wanted if word not in attention]
+        if rest and set(rest) != set(MLP):
             return {}
-        return {kind: next(loss for loss, ours in PAIRS.items() if ours == task)} if task in PAIRS.values() else {}
-
-    return Idea(keys=(TEACHER, distance, share), facts=("task", "teacher", "loss_terms"), read=read, write=write)
-
-
-def _model() -> Idea:
-    rank, modules, mlp, dropout = (
-        "model.lora_rank",
-        "model.lora_attn_modules",
-        "model.apply_lora_to_mlp",
-        "model.lora_dropout",
-    )
-    quantised = "model.quantize_base"
-
-    def read(keys: Keys) -> Facts:
-        idle = (
-            None
-            if any(key.startswith("optimizer") for key in keys.document.names())
-            else next(filter(keys.has, IDLE), None)
-        )
-        if idle is not None:
-            raise keys.idle(idle, "without an optimizer trains nothing; the file is no training job")
-        kind, name = _builder(keys)[1], _named(keys, COMPONENT)
-        if name is None:
-            return {}
-        for key, part in PARTS.items():
-            if key.startswith("model.decoder") and str(keys.raw(key)).lower() in ("frozen", "false"):
-                keys.note(
-                    key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer"
-                )
-            elif part == "encoder" and keys.has(key) and str(keys.raw(key)).lower() not in ("frozen", "false"):
-                keys.note(
-                    key,
-                    "trains the encoder of images, which is not counted",
-                    "costs",
-                    "weights gradients optimizer",
-                    0.3,
-                )
-        if not kind:
-            return {"model": name, "lora_rank": 0, "qlora": False}
-        chosen = keys.words(modules) or []
-        unknown = [word for word in chosen if word not in ATTENTION]
-        if unknown:
-            raise keys.wrong(modules, f"{short(unknown[0])} is not one of {', '.join(ATTENTION)}")
-        names = [ATTENTION[word] for word in chosen] + (list(MLP) if keys.flag(mlp) else [])
-        four = kind == "qlora" or bool(keys.flag(quantised))
-        return {
-            "model": name,
-            "lora_rank": keys.whole(rank) or 8,
-            "qlora": four,
-            "base": "nf4" if four else None,
-            "lora_targets": "all" if len(names) == 7 else ",".join(names),
-            "lora_dropout": keys.real(dropout) or 0.0,
+        adapters = {
+            at.rank: facts["lora_rank"],
+            at.modules: [key for key, ours in ATTENTION.items() if ours in wanted],
+            at.mlp: bool(rest),
+            at.quantised: True if four else None,
+            at.dropout: facts.get("lora_dropout") or (0.0 if keys.has(at.dropout) else None),
         }
+    prefix = "lora_" if lora else ""
+    return {COMPONENT: f"torchtune.models.{family}.{prefix}{builder}"} | adapters
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        given = str(facts.get("model") or "").rpartition("/")[2].lower()
-        builder = next((key for key, name in MODELS.items() if name == given), None)
-        current = _builder(keys)[0]
-        if current and (builder is None or _plain(current) == builder):
-            builder = current
-        if builder is None:
-            return {}
-        builder = f"{builder}_instruct" if builder in INSTRUCT_ONLY else builder
-        family = max((name for name in (*SIZES, *FAMILIES) if builder.startswith(name)), key=len)
-        lora, four = bool(facts.get("lora_rank")), bool(facts.get("qlora"))
-        if four and (facts.get("base") or "nf4") != "nf4":
-            return {}
-        adapters: dict[str, Any] = dict.fromkeys((rank, modules, mlp, dropout, quantised))
-        if lora:
-            words = facts.get("lora_targets") or "all"
-            attention = list(ATTENTION.values())
-            wanted = [*attention, *MLP] if words == "all" else attention if words == "attention" else words.split(",")
-            rest = [word for word in wanted if word not in attention]
-            if rest and set(rest) != set(MLP):
-                return {}
-            adapters = {
-                rank: facts["lora_rank"],
-                modules: [key for key, ours in ATTENTION.items() if ours in wanted],
-                mlp: bool(rest),
-                quantised: True if four else None,
-                dropout: facts.get("lora_dropout") or (0.0 if keys.has(dropout) else None),
-            }
-        prefix = "lora_" if lora else ""
-        return {COMPONENT: f"torchtune.models.{family}.{prefix}{builder}"} | adapters
 
-    return Idea(
-        keys=(COMPONENT, rank, modules, mlp, dropout, quantised, *PARTS),
-        facts=("model", "lora_rank", "lora_targets", "qlora", "base", "lora_dropout"),
-        read=read,
-        write=write,
+@reads(
+    COMPONENT,
+    facts="model lora_rank lora_targets qlora base lora_dropout",
+    write=_model_written,
+    bases=("nf4",),
+    rank="model.lora_rank",
+    modules="model.lora_attn_modules",
+    mlp="model.apply_lora_to_mlp",
+    dropout="model.lora_dropout",
+    quantised="model.quantize_base",
+    also=(*PARTS,),
+)
+def _model(keys: Keys, at: Named) -> Facts:
+    idle = (
+        None
+        if any(key.startswith("optimizer") for key in keys.document.names())
+        else next(filter(keys.has, IDLE), None)
     )
+    if idle is not None:
+        raise keys.idle(idle, "without an optimizer trains nothing; the file is no training job")
+    kind, name = _builder(keys)[1], _named(keys, COMPONENT)
+    if name is None:
+        return {}
+    for key, part in PARTS.items():
+        if key.startswith("model.decoder") and str(keys.raw(key)).lower() in ("frozen", "false"):
+            keys.note(
+                key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer"
+            )
+        elif part == "encoder" and keys.has(key) and str(keys.raw(key)).lower() not in ("frozen", "false"):
+            keys.note(
+                key,
+                "trains the encoder of images, which is not counted",
+                "costs",
+                "weights gradients optimizer",
+                0.3,
+            )
+    if not kind:
+        return {"model": name, "lora_rank": 0, "qlora": False}
+    chosen = keys.words(at.modules) or []
+    unknown = [word for word in chosen if word not in ATTENTION]
+    if unknown:
+        raise keys.wrong(at.modules, f"{short(unknown[0])} is not one of {', '.join(ATTENTION)}")
+    names = [ATTENTION[word] for word in chosen] + (list(MLP) if keys.flag(at.mlp) else [])
+    four = kind == "qlora" or bool(keys.flag(at.quantised))
+    return {
+        "model": name,
+        "lora_rank": keys.whole(at.rank) or 8,
+        "qlora": four,
+        "base": "nf4" if four else None,
+        "lora_targets": "all" if len(names) == 7 else ",".join(names),
+        "lora_dropout": keys.real(at.dropout) or 0.0,
+    }
 
 
-def _sharding() -> Idea:
+SHARDING_COPIES = "data_parallel_replicate_dim"
+SHARDING_INNER = product(
+    row("zero", "fsdp_reshard_after_forward", words={"true": 3, "false": 2}, default=3, quiet=3),
+    row("offload", "fsdp_cpu_offload", words={"true": "all", "false": "none"}, default="none", quiet="none"),
+    degree("tp", "tensor_parallel_dim"),
+    degree("replicas", SHARDING_COPIES),
+    degree("cp", "context_parallel_dim"),
+)
+
+
+def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    return SHARDING_INNER.write(facts, keys) | {at.parts: -1 if keys.has(at.parts) else None}
+
+
+@reads(
+    *SHARDING_INNER.keys[:3],
+    SHARDING_COPIES,
+    facts="zero tp offload sequence_parallel replicas dp cp",
+    write=_sharding_written,
+    can={"zero": (0, 2, 3), "offload": ("none", "all")},
+    parts="data_parallel_shard_dim",
+    also=(SHARDING_INNER.keys[4],),
+    plan="tensor_parallel_plan._component_",
+)
+def _sharding(keys: Keys, at: Named) -> Facts:
     """FSDP2 in the distributed recipes, which are those that can start on several GPUs."""
-    kind, plan = "optimizer._component_", "tensor_parallel_plan._component_"
-    copies, parts = "data_parallel_replicate_dim", "data_parallel_shard_dim"
-    inner = product(
-        row("zero", "fsdp_reshard_after_forward", words={"true": 3, "false": 2}, default=3, quiet=3),
-        row("offload", "fsdp_cpu_offload", words={"true": "all", "false": "none"}, default="none", quiet="none"),
-        degree("tp", "tensor_parallel_dim"),
-        degree("replicas", copies),
-        degree("cp", "context_parallel_dim"),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts, shards = inner.read(keys), keys.whole(parts, minimum=-1) or -1
-        away, replicas = facts["offload"] == "all", facts["replicas"]
-        several = {name: facts[name] if facts[name] > 1 else None for name in ("replicas", "cp")}
-        # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
-        along = facts["tp"] > 1 and "llama4" in (keys.word(plan) or "")
-        return (
-            facts
-            | several
-            | {
-                "zero": 0 if keys.given.get("gpus") == 1 and not away else facts["zero"],
-                "dp": replicas * shards if shards > 0 else None,
-                "offload": "all" if away else "optimizer" if keys.word(kind) in ON_HOST else "none",
-                "sequence_parallel": along,
-            }
-        )
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts.get("zero") == 1 or facts.get("offload") == "optimizer":
-            return {}
-        return inner.write(facts, keys) | {parts: -1 if keys.has(parts) else None}
-
-    return Idea(
-        keys=(*inner.keys[:3], copies, parts, inner.keys[4], plan),
-        facts=("zero", "tp", "offload", "sequence_parallel", "replicas", "dp", "cp"),
-        read=read,
-        write=write,
+    facts, shards = SHARDING_INNER.read(keys), keys.whole(at.parts, minimum=-1) or -1
+    away, replicas = facts["offload"] == "all", facts["replicas"]
+    several = {name: facts[name] if facts[name] > 1 else None for name in ("replicas", "cp")}
+    # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
+    along = facts["tp"] > 1 and "llama4" in (keys.word(at.plan) or "")
+    return (
+        facts
+        | several
+        | {
+            "zero": 0 if keys.given.get("gpus") == 1 and not away else facts["zero"],
+            "dp": replicas * shards if shards > 0 else None,
+            "offload": "all" if away else "optimizer" if keys.word("optimizer._component_") in ON_HOST else "none",
+            "sequence_parallel": along,
+        }
     )
 
 
-def _precision() -> Idea:
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = str(facts.get("precision") or "")
+    if word.startswith("fp8"):
+        return {at.switch: True, at.recipe: word.partition("-")[2] or "tensorwise"}
+    return at.inner.write(facts, keys) | {at.switch: None, at.recipe: None}
+
+
+@reads(
+    inner=row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure"),
+    switch="enable_fp8_training",
+    recipe="fp8_recipe_name",
+    write=_precision_written,
+)
+def _precision(keys: Keys, at: Named) -> Facts:
     """`dtype` of everything; products in 8 bits beside it."""
-    switch, recipe = "enable_fp8_training", "fp8_recipe_name"
-    inner = row("precision", "dtype", words={"bf16": "bf16-pure", "fp32": "fp32"}, default="bf16-pure")
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = str(facts.get("precision") or "")
-        if word.startswith("fp8"):
-            return {switch: True, recipe: word.partition("-")[2] or "tensorwise"}
-        return inner.write(facts, keys) | {switch: None, recipe: None}
-
-    return Idea(
-        keys=(*inner.keys, switch, recipe),
-        facts=inner.facts,
-        read=lambda keys: (
-            {"precision": f"fp8-{keys.word(recipe) or 'tensorwise'}"} if keys.flag(switch) else inner.read(keys)
-        ),
-        write=write,
-    )
+    return {"precision": f"fp8-{keys.word(at.recipe) or 'tensorwise'}"} if keys.flag(at.switch) else at.inner.read(keys)
 
 
-def _end_units() -> Idea:
-    key, both = "custom_sharded_layers", ["tok_embeddings", "output"]
-
-    def read(keys: Keys) -> Facts:
-        names = [name.rpartition(".")[2] for name in keys.words(key) or []]
-        if names and sorted(names) != sorted(both):
-            keys.note(key, f"is read where it names {' and '.join(both)}", parts="gathered", share=0.5)
-            return {"end_units": None}
-        return {"end_units": "apart" if names else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        apart = facts.get("end_units") == "apart"
-        if apart and keys.has(key):
-            return {}
-        return {key: both if apart else None}
-
-    return Idea(keys=(key,), facts=("end_units",), read=read, write=write)
+END_UNITS_BOTH = ["tok_embeddings", "output"]
 
 
-def _checkpointing() -> Idea:
-    key, mode, option = "enable_activation_checkpointing", "ac_mode", "ac_option"
-
-    def read(keys: Keys) -> Facts:
-        # `ac_mode` is of the full recipes, where it goes before the switch.
-        kind = keys.choice(mode, {"none": "none", "full": "full", "selective": "selective"})
-        if kind == "selective":
-            if keys.word(option) == "op":
-                return {"recompute": "per-op"}
-            every = keys.whole(option) or 1
-            return {"recompute": "full" if every == 1 else f"full:every={every}"}
-        return {"recompute": kind or ("full" if keys.flag(key) else "none")}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        kind, _, every = word.partition(":every=")
-        if word == "per-op" or (kind == "full" and every):
-            return {key: True, mode: "selective", option: int(every) if every else "op"}
-        return {key: word == "full", mode: None, option: None} if word in ("none", "full") else {}
-
-    return Idea(keys=(key, mode, option), facts=("recompute",), read=read, write=write)
+def _end_units_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    apart = facts.get("end_units") == "apart"
+    if apart and keys.has(at.key):
+        return {}
+    return {at.key: END_UNITS_BOTH if apart else None}
 
 
-def _validation() -> Idea:
-    size, every = "batch_size_val", "run_val_every_n_steps"
-
-    return Idea(
-        keys=(size, every),
-        facts=("eval_batch",),
-        read=lambda keys: {
-            "eval_batch": (keys.whole(size) or keys.whole("batch_size") or 1) if keys.has(every) else None
-        },
-        # Without data to validate on there is no validation.
-        write=lambda facts, keys: {size: facts.get("eval_batch")} if keys.has(every) else {},
-    )
+@reads(facts="end_units", write=_end_units_written, key="custom_sharded_layers")
+def _end_units(keys: Keys, at: Named) -> Facts:
+    names = [name.rpartition(".")[2] for name in keys.words(at.key) or []]
+    if names and sorted(names) != sorted(END_UNITS_BOTH):
+        keys.note(at.key, f"is read where it names {' and '.join(END_UNITS_BOTH)}", parts="gathered", share=0.5)
+        return {"end_units": None}
+    return {"end_units": "apart" if names else None}
 
 
-def _loss() -> Idea:
-    kind, pieces = "loss._component_", "loss.num_output_chunks"
-
-    def read(keys: Keys) -> Facts:
-        name = keys.choice(kind, dict.fromkeys(IN_PIECES, "in pieces") | dict.fromkeys((AT_ONCE, *PAIRS), "at once"))
-        number = 1 if name == "at once" else keys.whole(pieces) or PIECES
-        return {"loss": "auto" if number == PIECES else f"float32:{number}"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word, _, number = str(facts.get("loss") or "auto").partition(":")
-        if word not in ("auto", "float32"):
-            return {}
-        wanted = int(number or PIECES)
-        if keys.word(kind) in PAIRS:
-            return {}
-        if wanted == 1:
-            return {kind: AT_ONCE, pieces: None}
-        same = keys.word(kind) if keys.word(kind) in IN_PIECES else IN_PIECES[0]
-        return {kind: same, pieces: wanted if wanted != PIECES or keys.has(pieces) else None}
-
-    return Idea(keys=(kind, pieces), facts=("loss",), read=read, write=write)
+def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = facts.get("recompute") or "none"
+    kind, _, every = word.partition(":every=")
+    if word == "per-op" or (kind == "full" and every):
+        return {at.key: True, at.mode: "selective", at.option: int(every) if every else "op"}
+    return {at.key: word == "full", at.mode: None, at.option: None} if word in ("none", "full") else {}
 
 
-def _compiled() -> Idea:
+@reads(
+    facts="recompute",
+    write=_checkpointing_written,
+    key="enable_activation_checkpointing",
+    mode="ac_mode",
+    option="ac_option",
+)
+def _checkpointing(keys: Keys, at: Named) -> Facts:
+    # `ac_mode` is of the full recipes, where it goes before the switch.
+    kind = keys.choice(at.mode, {"none": "none", "full": "full", "selective": "selective"})
+    if kind == "selective":
+        if keys.word(at.option) == "op":
+            return {"recompute": "per-op"}
+        every = keys.whole(at.option) or 1
+        return {"recompute": "full" if every == 1 else f"full:every={every}"}
+    return {"recompute": kind or ("full" if keys.flag(at.key) else "none")}
+
+
+@reads(
+    facts="eval_batch",
+    # Without data to validate on there is no validation.
+    write=lambda facts, keys, at: {at.size: facts.get("eval_batch")} if keys.has(at.every) else {},
+    size="batch_size_val",
+    every="run_val_every_n_steps",
+)
+def _validation(keys: Keys, at: Named) -> Facts:
+    return {"eval_batch": keys.whole(at.size) or keys.whole("batch_size") or 1 if keys.has(at.every) else None}
+
+
+def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word, _, number = str(facts.get("loss") or "auto").partition(":")
+    if word not in ("auto", "float32"):
+        return {}
+    wanted = int(number or PIECES)
+    if keys.word(at.kind) in PAIRS:
+        return {}
+    if wanted == 1:
+        return {at.kind: AT_ONCE, at.pieces: None}
+    same = keys.word(at.kind) if keys.word(at.kind) in IN_PIECES else IN_PIECES[0]
+    return {at.kind: same, at.pieces: wanted if wanted != PIECES or keys.has(at.pieces) else None}
+
+
+@reads(facts="loss", write=_loss_written, kind="loss._component_", pieces="loss.num_output_chunks")
+def _loss(keys: Keys, at: Named) -> Facts:
+    name = keys.choice(at.kind, dict.fromkeys(IN_PIECES, "in pieces") | dict.fromkeys((AT_ONCE, *PAIRS), "at once"))
+    number = 1 if name == "at once" else keys.whole(at.pieces) or PIECES
+    return {"loss": "auto" if number == PIECES else f"float32:{number}"}
+
+
+@reads(
+    inner=compiled("compile"),
+    model="compile.model",
+    write=lambda facts, keys, at: (
+        {at.model: bool(facts.get("compile"))} if isinstance(keys.raw("compile"), dict) else at.inner.write(facts, keys)
+    ),
+)
+def _compiled(keys: Keys, at: Named) -> Facts:
     """A switch, or what of the step is compiled, the model unless it says otherwise (`recipes/full_finetune_distributed.py`)."""
-    inner, model = compiled("compile"), "compile.model"
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        parts = isinstance(keys.raw("compile"), dict)
-        return {model: bool(facts.get("compile"))} if parts else inner.write(facts, keys)
-
-    return Idea(
-        keys=(*inner.keys, model),
-        facts=inner.facts,
-        read=lambda keys: (
-            {"compile": keys.flag(model) is not False} if isinstance(keys.raw("compile"), dict) else inner.read(keys)
-        ),
-        write=write,
-    )
+    parts = isinstance(keys.raw("compile"), dict)
+    return {"compile": keys.flag(at.model) is not False} if parts else at.inner.read(keys)
 
 
 TORCHTUNE = Dialect(
@@ -372,15 +358,15 @@ TORCHTUNE = Dialect(
     framework="torchtune",
     blank={"yaml": "device: cuda\nepochs: 1\nenable_activation_checkpointing: false\n"},
     ideas=(
-        _model(),
-        _task(),
-        _sharding(),
-        _end_units(),
+        _model,
+        _task,
+        _sharding,
+        _end_units,
         row("micro_batch", "batch_size", default=1),
         row("accumulation", "gradient_accumulation_steps", default=1),
         row("seq_len", "tokenizer.max_seq_len"),
-        _checkpointing(),
-        _precision(),
+        _checkpointing,
+        _precision,
         instantiated(
             "optimizer._component_", OPTIMIZERS, in_backward="optimizer_in_bwd", harmless=("offload_gradients",)
         ),
@@ -391,8 +377,8 @@ TORCHTUNE = Dialect(
             default="none",
             off="none",
         ),
-        _validation(),
-        _loss(),
-        _compiled(),
+        _validation,
+        _loss,
+        _compiled,
     ),
 )

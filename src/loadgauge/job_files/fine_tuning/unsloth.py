@@ -14,10 +14,11 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     Spelled,
     adapted_layers,
-    names_in,
     optimizer,
+    reads,
     row,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
@@ -53,15 +54,10 @@ def _texts(keys: Keys) -> int:
     return 2 if any("SentenceTransformer" in name for name in getattr(keys.document, "program", ())) else 1
 
 
-def _head() -> Idea:
+@reads("model.num_labels", facts="head")
+def _head(keys: Keys) -> Facts:
     """A classifier of labels, or the states of texts that are embedded, in the place of logits."""
-    number = "model.num_labels"
-
-    return Idea(
-        keys=(number,),
-        facts=("head",),
-        read=lambda keys: {"head": keys.whole(number) or (1 if _texts(keys) > 1 else None)},
-    )
+    return {"head": keys.whole("model.num_labels") or (1 if _texts(keys) > 1 else None)}
 
 
 FOUR, EIGHT, HALF, FULL = (
@@ -69,146 +65,146 @@ FOUR, EIGHT, HALF, FULL = (
 )
 
 
-def _quantised() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if keys.flag(FULL):
-            return {"qlora": False}
-        four = keys.flag(FOUR) if keys.has(FOUR) else _texts(keys) == 1  # `FastSentenceTransformer` loads 16 bits
-        bits = "int8" if keys.flag(EIGHT) else "nf4" if four and not keys.flag(HALF) else None
-        # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
-        return {"qlora": bits is not None, "base": bits, "kbit_upcast": "none" if bits else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        quantised, base = bool(facts.get("qlora")), facts.get("base") or "nf4"
-        if not facts.get("lora_rank") or (quantised and base not in ("nf4", "int8")):
-            return {}
-        return {FOUR: quantised and base == "nf4", EIGHT: True if quantised and base == "int8" else None}
-
-    return Idea(keys=(FOUR, EIGHT, HALF), facts=names_in("qlora base kbit_upcast"), read=read, write=write)
+def _quantised_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    quantised, base = bool(facts.get("qlora")), facts.get("base") or "nf4"
+    if not facts.get("lora_rank") or (quantised and base not in ("nf4", "int8")):
+        return {}
+    return {FOUR: quantised and base == "nf4", EIGHT: True if quantised and base == "int8" else None}
 
 
-def _adapter() -> Idea:
-    rank, modules, dropped, save = "peft.r", "peft.target_modules", "peft.lora_dropout", "peft.modules_to_save"
-    dora = "peft.use_dora"
-
-    def read(keys: Keys) -> Facts:
-        adapters = any(name.startswith("peft.") for name in keys.document.names())
-        if keys.flag(FULL):  # and get_peft_model does nothing
-            return {"lora_rank": 0}
-        if not adapters:
-            raise keys.wrong(
-                rank, "get_peft_model is not called, nor is full_finetuning=True given; nothing would be trained"
-            )
-        chosen = keys.words(modules)
-        # As targets they are trained whole too (`_redirect_embedding_targets` of models/llama.py).
-        named = [*(keys.words(save) or ()), *(chosen or ())]
-        saved = [name for name in WHOLE if name in named]
-        other = [name for name in keys.words(save) or () if name not in WHOLE]
-        if other:
-            raise keys.wrong(save, f"{other[0]!r} is not read; {' and '.join(WHOLE)} are")
-        chosen = None if chosen is None else [name for name in chosen if name not in WHOLE]
-        everything = not chosen or chosen == ["all-linear"]
-        return {
-            "lora_rank": keys.whole(rank) or 16,
-            "lora_targets": "all" if everything else ",".join(chosen or ()),
-            "lora_dropout": keys.real(dropped) or 0.0,
-            "modules_to_save": ",".join(saved) or None,
-            "use_dora": keys.flag(dora) or None,
-            "lora_dtype": "float32",
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not facts.get("lora_rank"):
-            return {}
-        if facts.get("qlora") and (facts.get("base") or "nf4") not in ("nf4", "int8"):
-            return {}
-        words_of, whole_ones = facts.get("lora_targets") or "all", facts.get("modules_to_save")
-        listed = {"all": "all-linear", "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
-        return {
-            rank: facts["lora_rank"],
-            modules: listed,
-            dropped: facts.get("lora_dropout") or 0,
-            save: whole_ones.split(",") if whole_ones else None,
-            dora: True if facts.get("use_dora") else None,
-        }
-
-    return Idea(
-        keys=(rank, modules, dropped, save, dora, FULL),
-        facts=names_in("lora_rank lora_targets lora_dropout modules_to_save use_dora lora_dtype"),
-        read=read,
-        write=write,
-    )
+@reads(FOUR, EIGHT, HALF, facts="qlora base kbit_upcast", write=_quantised_written)
+def _quantised(keys: Keys) -> Facts:
+    if keys.flag(FULL):
+        return {"qlora": False}
+    four = keys.flag(FOUR) if keys.has(FOUR) else _texts(keys) == 1  # `FastSentenceTransformer` loads 16 bits
+    bits = "int8" if keys.flag(EIGHT) else "nf4" if four and not keys.flag(HALF) else None
+    # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
+    return {"qlora": bits is not None, "base": bits, "kbit_upcast": "none" if bits else None}
 
 
-def _checkpointing() -> Idea:
-    key, other, trainers = (
-        "peft.use_gradient_checkpointing",
-        "model.use_gradient_checkpointing",
-        "args.gradient_checkpointing",
-    )
-
-    def read(keys: Keys) -> Facts:
-        usual = "unsloth" if _texts(keys) == 1 else False
-        word = next((value for name in (key, other) if (value := keys.raw(name)) is not None), usual)
-        off = word is False or str(word).lower() == "false"
-        # With its own word the inputs of layers go to the host (unsloth_zoo's `Unsloth_Offloaded_Gradient_Checkpointer`).
-        moved = "checkpoints" if word == "unsloth" else "none"
-        return {"recompute": "full" if not off or keys.flag(trainers) else "none", "activation_offload": moved}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        if word not in ("none", "full"):
-            return {}
-        moved = facts.get("activation_offload") or "none"
-        if moved == "all" or (moved == "checkpoints" and word == "none"):
-            return {}
-        values: dict[str, Any] = {key: "unsloth" if moved == "checkpoints" else word == "full"}
-        return values | ({trainers: word == "full"} if keys.has(trainers) else {})
-
-    return Idea(keys=(key, other, trainers), facts=("recompute", "activation_offload"), read=read, write=write)
+def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    words_of, whole_ones = facts.get("lora_targets") or "all", facts.get("modules_to_save")
+    listed = {"all": "all-linear", "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
+    return {
+        at.rank: facts["lora_rank"],
+        at.modules: listed,
+        at.dropped: facts.get("lora_dropout") or 0,
+        at.save: whole_ones.split(",") if whole_ones else None,
+        at.dora: True if facts.get("use_dora") else None,
+    }
 
 
-def _precision() -> Idea:
-    bf16, fp16, loaded, kept = "args.bf16", "args.fp16", "model.dtype", "model.float32_mixed_precision"
+@reads(
+    facts="lora_rank lora_targets lora_dropout modules_to_save use_dora lora_dtype",
+    write=_adapter_written,
+    needs="lora_rank",
+    bases=("nf4", "int8"),
+    rank="peft.r",
+    modules="peft.target_modules",
+    dropped="peft.lora_dropout",
+    save="peft.modules_to_save",
+    dora="peft.use_dora",
+    also=(FULL,),
+)
+def _adapter(keys: Keys, at: Named) -> Facts:
+    adapters = any(name.startswith("peft.") for name in keys.document.names())
+    if keys.flag(FULL):  # and get_peft_model does nothing
+        return {"lora_rank": 0}
+    if not adapters:
+        raise keys.wrong(
+            at.rank, "get_peft_model is not called, nor is full_finetuning=True given; nothing would be trained"
+        )
+    chosen = keys.words(at.modules)
+    # As targets they are trained whole too (`_redirect_embedding_targets` of models/llama.py).
+    named = [*(keys.words(at.save) or ()), *(chosen or ())]
+    saved = [name for name in WHOLE if name in named]
+    other = [name for name in keys.words(at.save) or () if name not in WHOLE]
+    if other:
+        raise keys.wrong(at.save, f"{other[0]!r} is not read; {' and '.join(WHOLE)} are")
+    chosen = None if chosen is None else [name for name in chosen if name not in WHOLE]
+    everything = not chosen or chosen == ["all-linear"]
+    return {
+        "lora_rank": keys.whole(at.rank) or 16,
+        "lora_targets": "all" if everything else ",".join(chosen or ()),
+        "lora_dropout": keys.real(at.dropped) or 0.0,
+        "modules_to_save": ",".join(saved) or None,
+        "use_dora": keys.flag(at.dora) or None,
+        "lora_dtype": "float32",
+    }
 
-    def read(keys: Keys) -> Facts:
-        half = {"bf16": _asks(keys, bf16), "fp16": _asks(keys, fp16)}
-        if half["bf16"] and half["fp16"]:
-            raise keys.wrong(fp16, "contradicts bf16")
-        dtype = str(keys.raw(loaded) or "").removeprefix("$torch.")
-        facts: Facts = {"precision": "fp16" if half["fp16"] or dtype == "float16" else "bf16"}
-        # Whole models are loaded in bfloat16 too, and trained so, unless float32 is asked for (models/vision.py).
-        if facts["precision"] == "bf16" and (
-            dtype == "float32" or (keys.flag(kept) and keys.flag("model.full_finetuning"))
-        ):
-            return {"precision": "fp32" if half["bf16"] is False else "bf16-autocast", "weights": None}
-        return facts | {"weights": "bfloat16" if facts["precision"] == "bf16" else None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts["precision"]
-        return {bf16: name == "bf16", fp16: name == "fp16"} if name in ("bf16", "fp16") else {}
-
-    return Idea(keys=(bf16, fp16, loaded, kept), facts=("precision", "weights"), read=read, write=write)
+def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = facts.get("recompute") or "none"
+    moved = facts.get("activation_offload") or "none"
+    if moved == "all" or (moved == "checkpoints" and word == "none"):
+        return {}
+    values: dict[str, Any] = {at.key: "unsloth" if moved == "checkpoints" else word == "full"}
+    return values | ({at.trainers: word == "full"} if keys.has(at.trainers) else {})
 
 
-def _length() -> Idea:
-    names = (
+@reads(
+    facts="recompute activation_offload",
+    write=_checkpointing_written,
+    can={"recompute": ("none", "full")},
+    key="peft.use_gradient_checkpointing",
+    other="model.use_gradient_checkpointing",
+    trainers="args.gradient_checkpointing",
+)
+def _checkpointing(keys: Keys, at: Named) -> Facts:
+    usual = "unsloth" if _texts(keys) == 1 else False
+    word = next((value for name in (at.key, at.other) if (value := keys.raw(name)) is not None), usual)
+    off = word is False or str(word).lower() == "false"
+    # With its own word the inputs of layers go to the host (unsloth_zoo's `Unsloth_Offloaded_Gradient_Checkpointer`).
+    moved = "checkpoints" if word == "unsloth" else "none"
+    return {"recompute": "full" if not off or keys.flag(at.trainers) else "none", "activation_offload": moved}
+
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = facts["precision"]
+    return {at.bf16: name == "bf16", at.fp16: name == "fp16"} if name in ("bf16", "fp16") else {}
+
+
+@reads(
+    facts="precision weights",
+    write=_precision_written,
+    bf16="args.bf16",
+    fp16="args.fp16",
+    loaded="model.dtype",
+    kept="model.float32_mixed_precision",
+)
+def _precision(keys: Keys, at: Named) -> Facts:
+    half = {"bf16": _asks(keys, at.bf16), "fp16": _asks(keys, at.fp16)}
+    if half["bf16"] and half["fp16"]:
+        raise keys.wrong(at.fp16, "contradicts bf16")
+    dtype = str(keys.raw(at.loaded) or "").removeprefix("$torch.")
+    facts: Facts = {"precision": "fp16" if half["fp16"] or dtype == "float16" else "bf16"}
+    # Whole models are loaded in bfloat16 too, and trained so, unless float32 is asked for (models/vision.py).
+    if facts["precision"] == "bf16" and (
+        dtype == "float32" or (keys.flag(at.kept) and keys.flag("model.full_finetuning"))
+    ):
+        return {"precision": "fp32" if half["bf16"] is False else "bf16-autocast", "weights": None}
+    return facts | {"weights": "bfloat16" if facts["precision"] == "bf16" else None}
+
+
+def _length_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    present = [name for name in at.names if keys.has(name)] or [at.names[0]]
+    return dict.fromkeys(present, facts["seq_len"])
+
+
+@reads(
+    facts="seq_len",
+    write=_length_written,
+    names=(
         "model.max_seq_length",
         "args.max_length",
         "args.max_seq_length",
         "trainer.max_seq_length",
         "trainer.max_length",
-    )
-
-    def read(keys: Keys) -> Facts:
-        lengths = [length for name in names if (length := keys.whole(name)) is not None]
-        return {"seq_len": min(lengths) if lengths else 2048}  # the trainer truncates to the shorter one
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        present = [name for name in names if keys.has(name)] or [names[0]]
-        return dict.fromkeys(present, facts["seq_len"])
-
-    return Idea(keys=names, facts=("seq_len",), read=read, write=write)
+    ),
+)
+def _length(keys: Keys, at: Named) -> Facts:
+    lengths = [length for name in at.names if (length := keys.whole(name)) is not None]
+    return {"seq_len": min(lengths) if lengths else 2048}  # the trainer truncates to the shorter one
 
 
 def script(text: str) -> Calls:
@@ -261,49 +257,45 @@ def _batch(keys: Keys) -> tuple[int, int]:
 ROWS = ("args.per_device_train_batch_size", "args.gradient_accumulation_steps")
 
 
-def _batches() -> Idea:
-    facts = ("micro_batch", "accumulation")
-
-    def write(values: Facts, keys: Keys) -> dict[str, Any]:
-        sizes = ((values.get("micro_batch") or 1) // _texts(keys), values.get("accumulation") or 1)
-        return dict(zip(ROWS, sizes, strict=True))
-
-    return Idea(keys=ROWS, facts=facts, read=lambda keys: dict(zip(facts, _batch(keys), strict=True)), write=write)
+def _batches_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    return {ROWS[0]: (facts.get("micro_batch") or 1) // _texts(keys), ROWS[1]: facts.get("accumulation") or 1}
 
 
-def _task() -> Idea:
+@reads(*ROWS, facts="micro_batch accumulation", write=_batches_written)
+def _batches(keys: Keys) -> Facts:
+    return dict(zip(("micro_batch", "accumulation"), _batch(keys), strict=True))
+
+
+TASK_NAMES = tuple(f"args.{key}" for key in trl_tasks.task.keys)
+
+
+@reads(*TASK_NAMES, LOSS, "model.gpu_memory_utilization", facts=trl_tasks.task.facts)
+def _task(keys: Keys) -> Facts:
     """TRL's other trainers; vLLM, where the model is loaded with it, has the model's weights too."""
-    inner = trl_tasks.task()
-
-    def read(keys: Keys) -> Facts:
-        over: dict[str, Any] = {}
-        longest = None
-        if _program(keys) == "trl sft":
-            if keys.raw(LOSS) not in (None, "nll"):
-                keys.note(LOSS, "is another loss", "either", "loss")
-                over["loss_type"] = None
-        else:
-            over = {key.removeprefix("args."): value for key, value in zip(ROWS, _batch(keys), strict=True)}
-            longest = keys.whole("model.max_seq_length")
-        over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
-        if keys.flag("model.fast_inference"):
-            share = keys.real("model.gpu_memory_utilization")
-            over |= {
-                "use_vllm": True,
-                "vllm_mode": "colocate",
-                "vllm_gpu_memory_utilization": 0.5 if share is None else share,
-            }
-        if longest is not None and str(keys.plain(ANSWERS)).startswith("$"):
-            over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
-            why = "is what prompts leave of max_seq_length, and is counted as all of it"
-            keys.note(ANSWERS, why, "saves", "loss transient")
-        facts = inner.read(_arguments(keys, over))
-        if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
-            facts["prompt_len"] = max(1, longest - int(facts["answers"]))
-        return facts
-
-    names = tuple(f"args.{key}" for key in inner.keys)
-    return Idea(keys=(*names, LOSS, "model.gpu_memory_utilization"), facts=inner.facts, read=read)
+    over: dict[str, Any] = {}
+    longest = None
+    if _program(keys) == "trl sft":
+        if keys.raw(LOSS) not in (None, "nll"):
+            keys.note(LOSS, "is another loss", "either", "loss")
+            over["loss_type"] = None
+    else:
+        over = {key.removeprefix("args."): value for key, value in zip(ROWS, _batch(keys), strict=True)}
+        longest = keys.whole("model.max_seq_length")
+    over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
+    if keys.flag("model.fast_inference"):
+        over |= {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": keys.real("model.gpu_memory_utilization", 0.5),
+        }
+    if longest is not None and str(keys.plain(ANSWERS)).startswith("$"):
+        over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
+        why = "is what prompts leave of max_seq_length, and is counted as all of it"
+        keys.note(ANSWERS, why, "saves", "loss transient")
+    facts = trl_tasks.task.read(_arguments(keys, over))
+    if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
+        facts["prompt_len"] = max(1, longest - int(facts["answers"]))
+    return facts
 
 
 SCRIPT = """from unsloth import FastLanguageModel
@@ -346,16 +338,16 @@ UNSLOTH = Dialect(
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),
-        _head(),
-        _quantised(),
-        _adapter(),
+        _head,
+        _quantised,
+        _adapter,
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),
-        _length(),
-        _batches(),
-        _task(),
+        _length,
+        _batches,
+        _task,
         optimizer("args.optim", TORCH_OPTIMIZERS, default=lambda keys: "adamw-8bit" if _own(keys) else "adamw"),
-        _checkpointing(),
-        _precision(),
+        _checkpointing,
+        _precision,
         Idea(
             keys=(),
             facts=("loss", "zero", "offload"),

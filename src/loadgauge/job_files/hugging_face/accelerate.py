@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import processes
-from loadgauge.job_files.ideas import CPU, NOWHERE, RESHARDED, SHARDING, Dialect, Facts, Idea, Keys, row, saving
+from loadgauge.job_files.ideas import (
+    CPU,
+    NOWHERE,
+    RESHARDED,
+    SHARDING,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    reads,
+    row,
+    saving,
+)
 
 P, M, D, F = (
     "parallelism_config.parallelism_config_",
@@ -30,153 +43,168 @@ def _kind(keys: Keys) -> str:
     return "fsdp" if keys.has(f"{F}version") else "deepspeed" if keys.has(f"{D}zero_stage") else ""
 
 
-def _degrees() -> Idea:
-    tp, cp, copies, shards = (f"{P}{name}_size" for name in ("tp", "cp", "dp_replicate", "dp_shard"))
-    other = {"tp": f"{M}tp_degree", "pp": f"{M}pp_degree", "sp": f"{M}sequence_parallelism"}
-    other["ep"] = f"{M}expert_model_parallel_size"
-    switch = "use_parallelism_config"
-
-    def read(keys: Keys) -> Facts:
-        if _kind(keys) == "megatron":
-            tensor = keys.whole(other["tp"]) or 1
-            return {
-                "tp": tensor,
-                "pp": keys.whole(other["pp"]) or 1,
-                "ep": keys.whole(other["ep"]) or 1,
-                "sequence_parallel": bool(keys.flag(other["sp"])) and tensor > 1,
-                "cp": 1,
-            }
-        ranks, parts = keys.whole(copies) or 1, keys.whole(shards)
-        facts: Facts = {
-            "tp": keys.whole(tp) or 1,
-            "cp": keys.whole(cp) or keys.whole(f"{P}sp_size") or 1,
-            "pp": 1,
-            "ep": 1,
+def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
+        ranks = facts.get("tp") or 1
+        return {
+            at.other["tp"]: ranks,
+            at.other["pp"]: facts.get("pp") or 1,
+            at.other["sp"]: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
+            at.other["ep"]: facts.get("ep") if (facts.get("ep") or 1) > 1 else None,
         }
-        if keys.has(copies, shards) and parts is not None:
-            facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
-        return facts
+    if facts.get("zero") not in (2, 3) or facts.get("framework") == "deepspeed" or facts.get("offload") == "optimizer":
+        return dict.fromkeys(("use_parallelism_config", at.tp, at.cp, at.copies, at.shards))
+    sizes: dict[str, Any] = {at.tp: facts.get("tp") or 1, at.cp: facts.get("cp") or 1}
+    replicas, whole = facts.get("replicas") or 1, facts.get("shards")
+    if (
+        all(size == 1 for size in sizes.values())
+        and not keys.has(at.copies, at.shards, at.tp, at.cp)
+        and (replicas == 1 or whole == 1)
+    ):
+        return {}
+    if whole is not None and "gpus" in facts:
+        sizes |= {at.copies: replicas, at.shards: whole}
+    return sizes
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
-            ranks = facts.get("tp") or 1
-            return {
-                other["tp"]: ranks,
-                other["pp"]: facts.get("pp") or 1,
-                other["sp"]: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
-                other["ep"]: facts.get("ep") if (facts.get("ep") or 1) > 1 else None,
-            }
-        if (
-            facts.get("zero") not in (2, 3)
-            or facts.get("framework") == "deepspeed"
-            or facts.get("offload") == "optimizer"
-        ):
-            return dict.fromkeys((switch, tp, cp, copies, shards))
-        sizes: dict[str, Any] = {tp: facts.get("tp") or 1, cp: facts.get("cp") or 1}
-        replicas, whole = facts.get("replicas") or 1, facts.get("shards")
-        if (
-            all(size == 1 for size in sizes.values())
-            and not keys.has(copies, shards, tp, cp)
-            and (replicas == 1 or whole == 1)
-        ):
-            return {}
-        if whole is not None and "gpus" in facts:
-            sizes |= {copies: replicas, shards: whole}
-        return sizes
 
-    return Idea(
-        keys=(switch, tp, cp, copies, shards, f"{P}sp_size", *other.values()),
-        facts=("tp", "cp", "pp", "ep", "sequence_parallel", "replicas", "dp"),
-        read=read,
-        write=write,
+@reads(
+    "use_parallelism_config",
+    facts="tp cp pp ep sequence_parallel replicas dp",
+    write=_degrees_written,
+    tp=f"{P}tp_size",
+    cp=f"{P}cp_size",
+    copies=f"{P}dp_replicate_size",
+    shards=f"{P}dp_shard_size",
+    also=f"{P}sp_size",
+    other={
+        "tp": f"{M}tp_degree", "pp": f"{M}pp_degree", "sp": f"{M}sequence_parallelism", "ep": f"{M}expert_model_parallel_size",
+    },
+)  # fmt: skip
+def _degrees(keys: Keys, at: Named) -> Facts:
+    if _kind(keys) == "megatron":
+        tensor = keys.whole(at.other["tp"]) or 1
+        return {
+            "tp": tensor,
+            "pp": keys.whole(at.other["pp"]) or 1,
+            "ep": keys.whole(at.other["ep"]) or 1,
+            "sequence_parallel": bool(keys.flag(at.other["sp"])) and tensor > 1,
+            "cp": 1,
+        }
+    ranks, parts = keys.whole(at.copies) or 1, keys.whole(at.shards)
+    facts: Facts = {
+        "tp": keys.whole(at.tp) or 1,
+        "cp": keys.whole(at.cp) or keys.whole(f"{P}sp_size") or 1,
+        "pp": 1,
+        "ep": 1,
+    }
+    if keys.has(at.copies, at.shards) and parts is not None:
+        facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
+    return facts
+
+
+ENGINE_VERSION, ENGINE_STRATEGY, ENGINE_RESHARD = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"
+ENGINE_OFFLOAD, ENGINE_AGAIN = f"{F}offload_params", f"{F}activation_checkpointing"
+ENGINE_STAGE, ENGINE_PARAM, ENGINE_STATE = (
+    f"{D}{name}" for name in ("zero_stage", "offload_param_device", "offload_optimizer_device")
+)
+ENGINE_DISTRIBUTED, ENGINE_WHAT = f"{M}use_distributed_optimizer", f"{M}recompute_activations"
+ENGINE_OWNED = (
+    "distributed_type",
+    ENGINE_VERSION,
+    ENGINE_STRATEGY,
+    ENGINE_RESHARD,
+    ENGINE_OFFLOAD,
+    ENGINE_AGAIN,
+    ENGINE_STAGE,
+    ENGINE_PARAM,
+    ENGINE_STATE,
+    ENGINE_DISTRIBUTED,
+    ENGINE_WHAT,
+)
+
+
+def _of_fsdp(keys: Keys) -> Facts:
+    number = keys.whole(ENGINE_VERSION) or 1
+    if number == 2 and keys.has(ENGINE_STRATEGY):
+        raise keys.wrong(
+            ENGINE_STRATEGY, f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
+        )
+    zero = keys.choice(
+        ENGINE_STRATEGY if keys.has(ENGINE_STRATEGY) else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING
     )
+    zero = 3 if zero is None else zero
+    facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(ENGINE_OFFLOAD) else "none"}
+    word = str(keys.raw(ENGINE_STRATEGY) or keys.raw(ENGINE_RESHARD) or "").upper()
+    if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
+        # Sharded within a machine, and as many replicas as machines.
+        facts["replicas"] = keys.whole("num_machines") or 1
+    return facts | {"recompute": "full" if keys.flag(ENGINE_AGAIN) else None}
 
 
-def _engine() -> Idea:
-    version, strategy, reshard = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"
-    offload, again = f"{F}offload_params", f"{F}activation_checkpointing"
-    stage, param, state = (f"{D}{name}" for name in ("zero_stage", "offload_param_device", "offload_optimizer_device"))
-    distributed, what = f"{M}use_distributed_optimizer", f"{M}recompute_activations"
-    owned = (
-        "distributed_type",
-        version,
-        strategy,
-        reshard,
-        offload,
-        again,
-        stage,
-        param,
-        state,
-        distributed,
-        what,
-    )
-
-    def of_fsdp(keys: Keys) -> Facts:
-        number = keys.whole(version) or 1
-        if number == 2 and keys.has(strategy):
-            raise keys.wrong(strategy, f"contradicts {keys.document.shown(version)} = 2, which has {reshard}")
-        zero = keys.choice(strategy if keys.has(strategy) else reshard, RESHARDED if number == 2 else SHARDING)
-        zero = 3 if zero is None else zero
-        facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(offload) else "none"}
-        word = str(keys.raw(strategy) or keys.raw(reshard) or "").upper()
-        if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
-            # Sharded within a machine, and as many replicas as machines.
-            facts["replicas"] = keys.whole("num_machines") or 1
-        return facts | {"recompute": "full" if keys.flag(again) else None}
-
-    def read(keys: Keys) -> Facts:
-        kind = _kind(keys)
-        if kind == "fsdp":
-            return of_fsdp(keys)
-        if kind == "deepspeed":
-            if keys.has(f"{D}deepspeed_config_file"):
-                return {"framework": "deepspeed"}
-            moved = "all" if keys.choice(param, SPELLED) else "optimizer" if keys.choice(state, SPELLED) else "none"
-            number = keys.whole(stage, minimum=0)
-            return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
-        if kind == "megatron":
-            full = "selective" if keys.flag(what) else "none"
-            return {"framework": "megatron", "zero": 1 if keys.flag(distributed) else 0, "recompute": full}
-        return {"framework": "huggingface", "zero": 0}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        zero, moved, word = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("recompute") or "none"
-        framework = facts.get("framework")
-        values: dict[str, Any] = dict.fromkeys(owned)
-        if framework == "megatron":
-            return values | {
-                "distributed_type": "MEGATRON_LM",
-                distributed: zero > 0,
-                what: word == "selective",
-            }
-        if framework == "deepspeed" or zero == 1 or moved == "optimizer":
-            spelled = {param: "cpu" if moved == "all" else "none", state: "none" if moved == "none" else "cpu"}
-            return values | {"distributed_type": "DEEPSPEED", stage: zero} | (spelled if zero else {})
-        if zero == 0:
-            return values | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
-        old = keys.has(version, strategy) and (keys.whole(version) or 1) == 1
-        values |= {"distributed_type": "FSDP", offload: moved == "all", again: word == "full"}
-        if old:
-            return values | {version: keys.whole(version), strategy: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP"}
-        return values | {version: 2, reshard: zero == 3}
-
-    return Idea(keys=owned, facts=("framework", "zero", "offload", "recompute", "replicas"), read=read, write=write)
+def _engine_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    zero, moved, word = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("recompute") or "none"
+    framework = facts.get("framework")
+    values: dict[str, Any] = dict.fromkeys(ENGINE_OWNED)
+    if framework == "megatron":
+        return values | {
+            "distributed_type": "MEGATRON_LM",
+            ENGINE_DISTRIBUTED: zero > 0,
+            ENGINE_WHAT: word == "selective",
+        }
+    if framework == "deepspeed" or zero == 1 or moved == "optimizer":
+        spelled = {
+            ENGINE_PARAM: "cpu" if moved == "all" else "none",
+            ENGINE_STATE: "none" if moved == "none" else "cpu",
+        }
+        return values | {"distributed_type": "DEEPSPEED", ENGINE_STAGE: zero} | (spelled if zero else {})
+    if zero == 0:
+        return values | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
+    old = keys.has(ENGINE_VERSION, ENGINE_STRATEGY) and (keys.whole(ENGINE_VERSION) or 1) == 1
+    values |= {"distributed_type": "FSDP", ENGINE_OFFLOAD: moved == "all", ENGINE_AGAIN: word == "full"}
+    if old:
+        return values | {
+            ENGINE_VERSION: keys.whole(ENGINE_VERSION),
+            ENGINE_STRATEGY: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP",
+        }
+    return values | {ENGINE_VERSION: 2, ENGINE_RESHARD: zero == 3}
 
 
-def _accumulation() -> Idea:
-    names = (f"{D}gradient_accumulation_steps", "gradient_accumulation_steps", f"{M}num_micro_batches")
+@reads(*ENGINE_OWNED, facts="framework zero offload recompute replicas", write=_engine_written)
+def _engine(keys: Keys) -> Facts:
+    kind = _kind(keys)
+    if kind == "fsdp":
+        return _of_fsdp(keys)
+    if kind == "deepspeed":
+        if keys.has(f"{D}deepspeed_config_file"):
+            return {"framework": "deepspeed"}
+        moved = (
+            "all"
+            if keys.choice(ENGINE_PARAM, SPELLED)
+            else "optimizer"
+            if keys.choice(ENGINE_STATE, SPELLED)
+            else "none"
+        )
+        number = keys.whole(ENGINE_STAGE, minimum=0)
+        return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
+    if kind == "megatron":
+        full = "selective" if keys.flag(ENGINE_WHAT) else "none"
+        return {"framework": "megatron", "zero": 1 if keys.flag(ENGINE_DISTRIBUTED) else 0, "recompute": full}
+    return {"framework": "huggingface", "zero": 0}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
-        present = [key for key in names if keys.has(key)] or ([names[0]] if _kind(keys) == "deepspeed" else [])
-        return dict.fromkeys(present, facts.get("accumulation") or 1)
 
-    return Idea(
-        keys=names,
-        facts=("accumulation",),
-        read=lambda keys: {"accumulation": keys.agreed(names, keys.whole)},
-        write=write,
-    )
+def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    # Only DeepSpeed's section has a place for it; elsewhere it is an argument of the trainer.
+    present = [key for key in at.names if keys.has(key)] or ([at.names[0]] if _kind(keys) == "deepspeed" else [])
+    return dict.fromkeys(present, facts.get("accumulation") or 1)
+
+
+@reads(
+    facts="accumulation",
+    write=_accumulation_written,
+    names=(f"{D}gradient_accumulation_steps", "gradient_accumulation_steps", f"{M}num_micro_batches"),
+)
+def _accumulation(keys: Keys, at: Named) -> Facts:
+    return {"accumulation": keys.agreed(at.names, keys.whole)}
 
 
 ACCELERATE = Dialect(
@@ -192,9 +220,9 @@ ACCELERATE = Dialect(
     },
     ideas=(
         processes(argv=False),
-        _engine(),
-        _degrees(),
-        _accumulation(),
+        _engine,
+        _degrees,
+        _accumulation,
         # DeepSpeed's configuration in a file of its own, which is read alongside this one.
         Idea(keys=(f"{D}deepspeed_config_file",), facts=(), read=lambda keys: {}),
         saving(f"{F}state_dict_type", switches=(f"{D}zero3_save_16bit_model",)),

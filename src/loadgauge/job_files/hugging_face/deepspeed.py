@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
-from loadgauge.job_files.ideas import CPU, NEAREST, NOWHERE, Dialect, Facts, Idea, Keys, degree, saving
+from loadgauge.job_files.ideas import CPU, NEAREST, NOWHERE, Dialect, Facts, Idea, Keys, Named, degree, reads, saving
 
 OPTIMIZERS = {
     "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",
@@ -21,198 +21,214 @@ OVERLAPS = {True: "cp,dp,pp,prefetch", False: "cp,pp,prefetch"}
 """What `overlap_comm` hides; what ZeRO 3 gathers ahead and what other axes send has no switch there."""
 
 
+def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    # What another file says of it, this one need not repeat.
+    left = [key for key in (at.whole, at.micro, at.count) if keys.document.get(key) == "auto"]
+    values = {at.micro: facts.get("micro_batch") or 1, at.count: facts.get("accumulation") or 1}
+    if "global_batch" in facts and "gpus" in facts:
+        values[at.whole] = facts["global_batch"]
+    return {key: value for key, value in values.items() if key not in left or len(left) < 3}
+
+
+def _batch_read(keys: Keys, at: Named) -> Facts:
+    facts = {
+        "global_batch": keys.whole(at.whole),
+        "micro_batch": keys.whole(at.micro),
+        "accumulation": keys.whole(at.count),
+    }
+    if facts["micro_batch"] and not facts["global_batch"] and at.count not in keys.left:
+        facts["accumulation"] = facts["accumulation"] or 1
+    return facts
+
+
 def batch(prefix: str = "") -> Idea:
     """The idea of the batch: sequences of a step and of a micro-batch, and micro-batches per step (B = b a d)."""
-    whole, micro, count = (
-        f"{prefix}{key}"
-        for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    )
+    return reads(
+        facts="global_batch micro_batch accumulation",
+        write=_batch_written,
+        whole=f"{prefix}train_batch_size",
+        micro=f"{prefix}train_micro_batch_size_per_gpu",
+        count=f"{prefix}gradient_accumulation_steps",
+    )(_batch_read)
 
-    def read(keys: Keys) -> Facts:
-        facts = {"global_batch": keys.whole(whole), "micro_batch": keys.whole(micro), "accumulation": keys.whole(count)}
-        if facts["micro_batch"] and not facts["global_batch"] and count not in keys.left:
-            facts["accumulation"] = facts["accumulation"] or 1
-        return facts
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        # What another file says of it, this one need not repeat.
-        left = [key for key in (whole, micro, count) if keys.document.get(key) == "auto"]
-        values = {micro: facts.get("micro_batch") or 1, count: facts.get("accumulation") or 1}
-        if "global_batch" in facts and "gpus" in facts:
-            values[whole] = facts["global_batch"]
-        return {key: value for key, value in values.items() if key not in left or len(left) < 3}
+def _sharded(keys: Keys, at: Named) -> Facts:
+    number = keys.whole(at.stage, minimum=0)
+    if number is not None and number > 3:
+        raise keys.wrong(at.stage, f"must be 0, 1, 2 or 3, got {number}")
+    moved = keys.choice(at.state, at.spelled) or keys.flag(at.old)
+    if keys.choice(at.param, at.spelled) or keys.flag(at.older):
+        if number != 3:
+            raise keys.wrong(at.param, f"goes with stage 3, not with {number or 0}")
+        return {"zero": number, "offload": "all", **_beside(keys, at)}
+    if moved and not number:
+        raise keys.wrong(at.state, "goes with stages 1 to 3")
+    part = keys.real(at.share)
+    if moved and part is not None and part != 1:
+        if not 0 <= part < 1:
+            raise keys.wrong(at.share, f"must be from 0 to 1, got {part:g}")
+        note = f"{keys.document.shown(at.share)} = {part:g}: of the other parameters states stay on the GPU"
+        keys.add(Uncounted(note, keys.document.shown(at.share), parameter=12 * (1 - part)))
+    return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(_beside(keys, at) if moved else {})}
 
-    return Idea(
-        keys=(whole, micro, count), facts=("global_batch", "micro_batch", "accumulation"), read=read, write=write
-    )
+
+def _beside(keys: Keys, at: Named) -> Facts:
+    nvme = [keys.raw(key) == "nvme" for key in (at.state, at.param) if keys.raw(key) in CPU]
+    if len(set(nvme)) > 1:
+        raise keys.wrong(
+            at.param, f"{keys.raw(at.param)!r} with the optimizer on {keys.raw(at.state)!r} is not read; the same is"
+        )
+    plain = any(keys.flag(key) is False for key in at.pins)
+    return {"offload_to": "nvme" if any(nvme) else None, "pin_memory": False if plain else None}
+
+
+def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    moved = facts.get("offload") or "none"
+    values: dict[str, Any] = {at.stage: facts.get("zero") or 0}
+    for key, on in ((at.param, moved == "all"), (at.state, moved != "none")):
+        if on or keys.has(key):
+            device = "nvme" if facts.get("offload_to") == "nvme" else "cpu"
+            values[key] = device if on else "none"
+    if moved != "none":
+        locked = facts.get("pin_memory") is not False
+        values |= {key: locked for key in at.pins if keys.has(key) or (not locked and key == at.pins[1])}
+    values |= {key: None for key in (at.old, at.older) if keys.has(key)}
+    if keys.has(at.share):
+        values[at.share] = 1.0
+    if (hidden := facts.get("overlap")) in OVERLAPS.values():
+        values[at.comm] = hidden == OVERLAPS[True]
+    return values
+
+
+def _zero_read(keys: Keys, at: Named) -> Facts:
+    hidden = None if keys.raw(at.comm) in (None, "auto") else keys.flag(at.comm)
+    return _sharded(keys, at) | ({} if hidden is None else {"overlap": OVERLAPS[hidden]})
 
 
 def zero(prefix: str = "") -> Idea:
     """The idea of the ZeRO stage, of what is offloaded to host memory, and of whether gradients are reduced beside backward."""
-    stage, param, state = (
-        f"{prefix}zero_optimization.{key}" for key in ("stage", "offload_param.device", "offload_optimizer.device")
-    )
-    share = f"{prefix}zero_optimization.offload_optimizer.ratio"
-    old, older = (f"{prefix}zero_optimization.cpu_offload{which}" for which in ("", "_param"))
-    comm = f"{prefix}zero_optimization.overlap_comm"
     spelled = dict.fromkeys(CPU, True) | dict.fromkeys(NOWHERE, False)
-    pins = tuple(f"{prefix}zero_optimization.{where}.pin_memory" for where in ("offload_param", "offload_optimizer"))
+    return reads(
+        facts="zero offload offload_to pin_memory overlap",
+        write=_zero_written,
+        options={"spelled": spelled},
+        stage=f"{prefix}zero_optimization.stage",
+        param=f"{prefix}zero_optimization.offload_param.device",
+        state=f"{prefix}zero_optimization.offload_optimizer.device",
+        share=f"{prefix}zero_optimization.offload_optimizer.ratio",
+        old=f"{prefix}zero_optimization.cpu_offload",
+        older=f"{prefix}zero_optimization.cpu_offload_param",
+        comm=f"{prefix}zero_optimization.overlap_comm",
+        pins=tuple(f"{prefix}zero_optimization.{where}.pin_memory" for where in ("offload_param", "offload_optimizer")),
+    )(_zero_read)
 
-    def read(keys: Keys) -> Facts:
-        hidden = None if keys.raw(comm) in (None, "auto") else keys.flag(comm)
-        return sharded(keys) | ({} if hidden is None else {"overlap": OVERLAPS[hidden]})
 
-    def sharded(keys: Keys) -> Facts:
-        number = keys.whole(stage, minimum=0)
-        if number is not None and number > 3:
-            raise keys.wrong(stage, f"must be 0, 1, 2 or 3, got {number}")
-        moved = keys.choice(state, spelled) or keys.flag(old)
-        if keys.choice(param, spelled) or keys.flag(older):
-            if number != 3:
-                raise keys.wrong(param, f"goes with stage 3, not with {number or 0}")
-            return {"zero": number, "offload": "all", **beside(keys)}
-        if moved and not number:
-            raise keys.wrong(state, "goes with stages 1 to 3")
-        part = keys.real(share)
-        if moved and part is not None and part != 1:
-            if not 0 <= part < 1:
-                raise keys.wrong(share, f"must be from 0 to 1, got {part:g}")
-            note = f"{keys.document.shown(share)} = {part:g}: of the other parameters states stay on the GPU"
-            keys.add(Uncounted(note, keys.document.shown(share), parameter=12 * (1 - part)))
-        return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(beside(keys) if moved else {})}
+def _said(keys: Keys, key: str, at: Named) -> str | None:
+    if str(keys.document.get(key)).lower() == "auto":
+        return "auto"
+    if at.named[key] == "overlap_comm":
+        on = keys.flag(key)
+        return None if on is None else str(on).lower()
+    number = keys.real(key)
+    if number is not None and (number < 0 or not number.is_integer()):
+        raise keys.wrong(key, f"must be a whole number of elements, got {number:g}")
+    return None if number is None else f"{number:.0f}"
 
-    def beside(keys: Keys) -> Facts:
-        nvme = [keys.raw(key) == "nvme" for key in (state, param) if keys.raw(key) in CPU]
-        if len(set(nvme)) > 1:
-            raise keys.wrong(
-                param, f"{keys.raw(param)!r} with the optimizer on {keys.raw(state)!r} is not read; the same is"
-            )
-        plain = any(keys.flag(key) is False for key in pins)
-        return {"offload_to": "nvme" if any(nvme) else None, "pin_memory": False if plain else None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        moved = facts.get("offload") or "none"
-        values: dict[str, Any] = {stage: facts.get("zero") or 0}
-        for key, on in ((param, moved == "all"), (state, moved != "none")):
-            if on or keys.has(key):
-                device = "nvme" if facts.get("offload_to") == "nvme" else "cpu"
-                values[key] = device if on else "none"
-        if moved != "none":
-            locked = facts.get("pin_memory") is not False
-            values |= {key: locked for key in pins if keys.has(key) or (not locked and key == pins[1])}
-        values |= {key: None for key in (old, older) if keys.has(key)}
-        if keys.has(share):
-            values[share] = 1.0
-        if (hidden := facts.get("overlap")) in OVERLAPS.values():
-            values[comm] = hidden == OVERLAPS[True]
-        return values
+def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    told = dict(word.split("=") for word in filter(None, str(facts.get("engine") or "").split(",")))
+    values: dict[str, Any] = {}
+    for key, name in at.named.items():
+        value = told.get(name)
+        if value != _said(keys, key, at):
+            known = {"true": True, "false": False, "auto": "auto", None: None}
+            values[key] = known[value] if value in known else int(float(str(value)))
+    return values
 
-    return Idea(
-        keys=(stage, param, state, share, old, older, comm, *pins),
-        facts=("zero", "offload", "offload_to", "pin_memory", "overlap"),
-        read=read,
-        write=write,
-    )
+
+def _engine_read(keys: Keys, at: Named) -> Facts:
+    if not keys.whole(at.stage, minimum=0):
+        return {}
+    words = [f"{name}={value}" for key, name in at.named.items() if (value := _said(keys, key, at)) is not None]
+    return {"engine": ",".join(words) or None}
 
 
 def engine(prefix: str = "") -> Idea:
     """The idea of the engine's buckets and of how far it gathers weights ahead, as one text (`Job.engine`)."""
     named = {f"{prefix}zero_optimization.{name}": name for name in SETTINGS}
     stage = f"{prefix}zero_optimization.stage"
+    return reads(*tuple(named), facts="engine", write=_engine_written, options={"named": named, "stage": stage})(
+        _engine_read
+    )
 
-    def said(keys: Keys, key: str) -> str | None:
-        if str(keys.document.get(key)).lower() == "auto":
-            return "auto"
-        if named[key] == "overlap_comm":
-            on = keys.flag(key)
-            return None if on is None else str(on).lower()
-        number = keys.real(key)
-        if number is not None and (number < 0 or not number.is_integer()):
-            raise keys.wrong(key, f"must be a whole number of elements, got {number:g}")
-        return None if number is None else f"{number:.0f}"
 
-    def read(keys: Keys) -> Facts:
-        if not keys.whole(stage, minimum=0):
-            return {}
-        words = [f"{name}={value}" for key, name in named.items() if (value := said(keys, key)) is not None]
-        return {"engine": ",".join(words) or None}
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name, _, recipe = facts["precision"].partition("-")
+    if name not in ("bf16", "fp16", "fp32") or recipe not in ("", "mixed-16", "mixed-18"):
+        return {}
+    values: dict[str, Any] = {at.grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe)}
+    for word, key in (("bf16", at.bf16), ("fp16", at.fp16)):
+        if name == word or keys.document.get(key) is True or keys.document.get(key) == "auto":
+            values[key] = name == word
+    return values
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        told = dict(word.split("=") for word in filter(None, str(facts.get("engine") or "").split(",")))
-        values: dict[str, Any] = {}
-        for key, name in named.items():
-            value = told.get(name)
-            if value != said(keys, key):
-                known = {"true": True, "false": False, "auto": "auto", None: None}
-                values[key] = known[value] if value in known else int(float(str(value)))
-        return values
 
-    return Idea(keys=tuple(named), facts=("engine",), read=read, write=write)
+def _precision_read(keys: Keys, at: Named) -> Facts:
+    half = {"bf16": keys.flag(at.bf16), "fp16": keys.flag(at.fp16)}
+    if all(half.values()):
+        raise keys.wrong(at.fp16, f"contradicts {keys.document.shown(at.bf16)}")
+    name = next((word for word, on in half.items() if on), None)
+    if name is None:
+        return {} if {at.bf16, at.fp16} & set(keys.left) else {"precision": "fp32"}
+    wide = keys.choice(at.grads, {"fp32": True, "bf16": False, "fp16": False})
+    return {"precision": f"{name}-mixed-18" if wide else f"{name}-mixed-16" if wide is False else name}
 
 
 def precision(prefix: str = "") -> Idea:
     """The idea of the precision: `bf16` or `fp16` enabled, and the format of gradients (`grad_accum_dtype`)."""
-    bf16, fp16, grads = f"{prefix}bf16.enabled", f"{prefix}fp16.enabled", f"{prefix}data_types.grad_accum_dtype"
-
-    def read(keys: Keys) -> Facts:
-        half = {"bf16": keys.flag(bf16), "fp16": keys.flag(fp16)}
-        if all(half.values()):
-            raise keys.wrong(fp16, f"contradicts {keys.document.shown(bf16)}")
-        name = next((word for word, on in half.items() if on), None)
-        if name is None:
-            return {} if {bf16, fp16} & set(keys.left) else {"precision": "fp32"}
-        wide = keys.choice(grads, {"fp32": True, "bf16": False, "fp16": False})
-        return {"precision": f"{name}-mixed-18" if wide else f"{name}-mixed-16" if wide is False else name}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name, _, recipe = facts["precision"].partition("-")
-        if name not in ("bf16", "fp16", "fp32") or recipe not in ("", "mixed-16", "mixed-18"):
-            return {}
-        values: dict[str, Any] = {grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe)}
-        for word, key in (("bf16", bf16), ("fp16", fp16)):
-            if name == word or keys.document.get(key) is True or keys.document.get(key) == "auto":
-                values[key] = name == word
-        return values
-
-    return Idea(keys=(bf16, fp16, grads), facts=("precision",), read=read, write=write)
+    return reads(
+        facts="precision",
+        write=_precision_written,
+        bf16=f"{prefix}bf16.enabled",
+        fp16=f"{prefix}fp16.enabled",
+        grads=f"{prefix}data_types.grad_accum_dtype",
+    )(_precision_read)
 
 
-def _optimizer() -> Idea:
-    kind, momentum = "optimizer.type", "optimizer.params.momentum"
+def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = facts["optimizer"]
+    spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
+    theirs = spelled.get(name.removesuffix("-momentum"))
+    if theirs is None:
+        return {}
+    return {at.kind: theirs, at.momentum: 0.9 if name == "sgd-momentum" else None}
 
-    def read(keys: Keys) -> Facts:
-        name = keys.choice(kind, OPTIMIZERS, NEAREST["optimizer"])
-        if more := COMPRESSED.get(str(keys.raw(kind)).lower()):
-            keys.note(
-                kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
-            )
-        if name == "sgd" and keys.real(momentum):
-            name = "sgd-momentum"
-        return {"optimizer": name}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts["optimizer"]
-        spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
-        theirs = spelled.get(name.removesuffix("-momentum"))
-        if theirs is None:
-            return {}
-        return {kind: theirs, momentum: 0.9 if name == "sgd-momentum" else None}
+@reads(facts="optimizer", write=_optimizer_written, kind="optimizer.type", momentum="optimizer.params.momentum")
+def _optimizer(keys: Keys, at: Named) -> Facts:
+    name = keys.choice(at.kind, OPTIMIZERS, NEAREST["optimizer"])
+    if more := COMPRESSED.get(str(keys.raw(at.kind)).lower()):
+        keys.note(
+            at.kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
+        )
+    if name == "sgd" and keys.real(at.momentum):
+        name = "sgd-momentum"
+    return {"optimizer": name}
 
-    return Idea(keys=(kind, momentum), facts=("optimizer",), read=read, write=write)
+
+def _context_parallel_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    ranks = facts.get("cp") or 1
+    return {at.key: ranks if ranks > 1 or keys.has(at.key) else None} | dict.fromkeys(at.also)
+
+
+def _context_parallel_read(keys: Keys, at: Named) -> Facts:
+    ranks = keys.agreed((at.key, *at.also), keys.whole) or 1
+    return {"cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None}
 
 
 def context_parallel(key: str, *also: str) -> Idea:
     """The idea of context parallelism as Ulysses does it, by an all-to-all that exchanges heads for tokens; `also`: other keys."""
-
-    def read(keys: Keys) -> Facts:
-        ranks = keys.agreed((key, *also), keys.whole) or 1
-        return {"cp": ranks, "cp_comm": "all_to_all" if ranks > 1 else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        ranks = facts.get("cp") or 1
-        return {key: ranks if ranks > 1 or keys.has(key) else None} | dict.fromkeys(also)
-
-    return Idea(keys=(key, *also), facts=("cp", "cp_comm"), read=read, write=write)
+    return reads(facts="cp cp_comm", write=_context_parallel_written, key=key, also=also)(_context_parallel_read)
 
 
 DEEPSPEED = Dialect(
@@ -236,7 +252,7 @@ DEEPSPEED = Dialect(
         zero(),
         engine(),
         precision(),
-        _optimizer(),
+        _optimizer,
         saving(switches=tuple(f"zero_optimization.{name}" for name in GATHERS)),
     ),
 )

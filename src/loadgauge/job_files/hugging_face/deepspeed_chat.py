@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Unknown, names_in, reads, row, short
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, Named, Unknown, names_in, reads, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
 
@@ -78,34 +78,23 @@ def _outside(keys: Keys) -> int | None:
     return 1
 
 
-def _micro() -> Idea:
-    base = row("micro_batch", BATCHES[0])
-
-    def read(keys: Keys) -> Facts:
-        number, told = keys.whole(BATCHES[0]), _told(keys)
-        if number is None and not told and _own(keys):
-            number = _outside(keys) or _batch_of(keys)
-        return {"micro_batch": 16 if number is None and not _own(keys) and not keys.has(ACTOR, STEP) else number}
-
-    return Idea(keys=BATCHES, facts=base.facts, read=read, write=base.write)
+@reads(*BATCHES, inner=row("micro_batch", BATCHES[0]))
+def _micro(keys: Keys, at: Named) -> Facts:
+    number, told = keys.whole(BATCHES[0]), _told(keys)
+    if number is None and not told and _own(keys):
+        number = _outside(keys) or _batch_of(keys)
+    return {"micro_batch": 16 if number is None and not _own(keys) and not keys.has(ACTOR, STEP) else number}
 
 
-def _accumulation() -> Idea:
-    base = row("accumulation", "gradient_accumulation_steps", default=1)
-
-    return Idea(
-        keys=base.keys, facts=base.facts, read=lambda keys: {} if _told(keys) else base.read(keys), write=base.write
-    )
+@reads(inner=row("accumulation", "gradient_accumulation_steps", default=1), when=lambda keys: not _told(keys))
+def _accumulation(keys: Keys, at: Named) -> Facts:
+    return at.inner.read(keys)
 
 
-def _precision() -> Idea:
-    base = row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16")
-
-    def read(keys: Keys) -> Facts:
-        half = [word for word in HALF if keys.flag(word)]
-        return {"precision": half[0]} if half and not keys.has("dtype") and not _told(keys) else base.read(keys)
-
-    return Idea(keys=(*base.keys, *HALF), facts=base.facts, read=read, write=base.write)
+@reads(inner=row("precision", "dtype", words=HALF, default=lambda keys: None if _own(keys) else "fp16"), half=(*HALF,))
+def _precision(keys: Keys, at: Named) -> Facts:
+    half = [word for word in HALF if keys.flag(word)]
+    return {"precision": half[0]} if half and not keys.has("dtype") and not _told(keys) else at.inner.read(keys)
 
 
 @reads(
@@ -147,12 +136,7 @@ def _scorers(keys: Keys) -> Facts:
     return {}
 
 
-@reads(
-    *NAMED,
-    SIZES,
-    facts="model config head",
-    write=lambda facts, keys: {NAMED[0]: facts.get("model")},
-)
+@reads(*NAMED, SIZES, facts="model config head", write=lambda facts, keys: {NAMED[0]: facts.get("model")})
 def _model(keys: Keys) -> Facts:
     """The model that is trained. Raises `ConfigError` where a script leaves it to a variable without a value."""
     key = next((key for key in NAMED if keys.has(key)), NAMED[0])
@@ -180,44 +164,40 @@ def _sizes(keys: Keys) -> Facts:
     return {"config": {"model_type": "bert", "tie_word_embeddings": True, **config, "vocab_size": 30528}}
 
 
-def _engine() -> Idea:
+def _engine_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    moved = (facts.get("offload") or "none") != "none"
+    present = next((key for key in STAGES if keys.has(key)), STAGES[0])
+    return {present: facts.get("zero") or 0, "offload": True if moved else None}
+
+
+@reads(*STAGES, "offload", facts="zero offload", write=_engine_written)
+def _engine(keys: Keys) -> Facts:
     """ZeRO's stage; `--offload` moves the optimizer, and in stage 3 the weights too (`get_train_ds_config`)."""
-
-    def read(keys: Keys) -> Facts:
-        if _own(keys) and not keys.has(*STAGES):
-            return {}
-        stage = next((number for key in STAGES if (number := keys.whole(key, minimum=0)) is not None), 0)
-        moved = keys.flag("offload") and stage > 0
-        return {"zero": stage, "offload": ("all" if stage == 3 else "optimizer") if moved else "none"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        moved = (facts.get("offload") or "none") != "none"
-        present = next((key for key in STAGES if keys.has(key)), STAGES[0])
-        return {present: facts.get("zero") or 0, "offload": True if moved else None}
-
-    return Idea(keys=(*STAGES, "offload"), facts=("zero", "offload"), read=read, write=write)
+    if _own(keys) and not keys.has(*STAGES):
+        return {}
+    stage = next((number for key in STAGES if (number := keys.whole(key, minimum=0)) is not None), 0)
+    moved = keys.flag("offload") and stage > 0
+    return {"zero": stage, "offload": ("all" if stage == 3 else "optimizer") if moved else "none"}
 
 
-def _adapters() -> Idea:
+def _adapters_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    rank = facts.get("lora_rank")
+    present = next((key for key in DIMS if keys.has(key)), DIMS[0])
+    return {present: rank or None, at.alone: True if rank and not facts.get("modules_to_save") else None}
+
+
+@reads(
+    *DIMS, facts=("lora_rank", "lora_targets", "modules_to_save"), write=_adapters_written, alone="only_optimize_lora"
+)
+def _adapters(keys: Keys, at: Named) -> Facts:
     """Its own adapters, of the linear layers of all blocks, whose weights they freeze (`dschat/utils/module/lora.py`).
 
     Without `--only_optimize_lora` what lies outside the blocks is trained as before: embedding and head; norms too, which are
     left out.
     """
-    alone = "only_optimize_lora"
-
-    def read(keys: Keys) -> Facts:
-        rank = next((number for key in DIMS if (number := keys.whole(key, minimum=0)) is not None), 0)
-        whole = None if keys.flag(alone) else "embed_tokens,lm_head"
-        return {"lora_rank": rank, "lora_targets": "all", "modules_to_save": whole} if rank else {"lora_rank": 0}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        rank = facts.get("lora_rank")
-        present = next((key for key in DIMS if keys.has(key)), DIMS[0])
-        return {present: rank or None, alone: True if rank and not facts.get("modules_to_save") else None}
-
-    facts = ("lora_rank", "lora_targets", "modules_to_save")
-    return Idea(keys=(*DIMS, alone), facts=facts, read=read, write=write)
+    rank = next((number for key in DIMS if (number := keys.whole(key, minimum=0)) is not None), 0)
+    whole = None if keys.flag(at.alone) else "embed_tokens,lm_head"
+    return {"lora_rank": rank, "lora_targets": "all", "modules_to_save": whole} if rank else {"lora_rank": 0}
 
 
 DEEPSPEED_CHAT = Dialect(
@@ -238,12 +218,12 @@ DEEPSPEED_CHAT = Dialect(
             default=lambda keys: None if keys.has(ACTOR) or _own(keys) else 512, add=False,
         ),
         attention(),
-        _micro(),
-        _accumulation(),
+        _micro,
+        _accumulation,
         _task,
-        _engine(),
-        _adapters(),
-        _precision(),
+        _engine,
+        _adapters,
+        _precision,
         row(
             "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", "activation_checkpointing",
             words={"true": "full", "false": "none"}, default="none", off="none",

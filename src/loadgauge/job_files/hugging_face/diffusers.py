@@ -15,8 +15,7 @@ from loadgauge.core.base.hooks import provider
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.huggingface import compiled, dropout, processes
-from loadgauge.job_files.ideas.lenses import dora, fixed, reads
-from loadgauge.job_files.ideas.table import MISSING, Dialect, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import MISSING, Dialect, Facts, Idea, Keys, dora, fixed, names_in, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
 

@@ -23,8 +23,7 @@ from loadgauge.job_files.hugging_face.diffusers import (
     table,
 )
 from loadgauge.job_files.hugging_face.huggingface import dropout, processes
-from loadgauge.job_files.ideas.lenses import dora, fixed, reads
-from loadgauge.job_files.ideas.table import Dialect, Document, Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas import Dialect, Document, Facts, Idea, Keys, dora, fixed, names_in, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
 
 STARTED = re.compile(r"\b(\w+?)_train(_network)?(?:_self_flow)?\.py\b")

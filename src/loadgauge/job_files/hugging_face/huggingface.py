@@ -21,9 +21,11 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     optimizer,
     product,
     quantised,
+    reads,
     row,
     whole_and_dora,
 )
@@ -380,8 +382,9 @@ def dropout(key: str, default: Callable[[Keys], float | None] = lambda keys: Non
     )
 
 
-def _quantised() -> Idea:
-    inner = product(
+@reads(
+    facts="lora_dtype",
+    inner=product(
         quantised(
             four="load_in_4bit",
             eight="load_in_8bit",
@@ -390,13 +393,11 @@ def _quantised() -> Idea:
             double=False,
         ),
         whole_and_dora("lora_modules_to_save", "use_dora"),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts = inner.read(keys)
-        return facts | (_trl_run(keys, eight=facts["base"] == "int8") if facts["qlora"] else {})
-
-    return msgspec.structs.replace(inner, facts=(*inner.facts, "lora_dtype"), read=read)
+    ),
+)
+def _quantised(keys: Keys, at: Named) -> Facts:
+    facts = at.inner.read(keys)
+    return facts | (_trl_run(keys, eight=facts["base"] == "int8") if facts["qlora"] else {})
 
 
 def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
@@ -414,42 +415,40 @@ def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
     return {"kbit_upcast": "all"} if eight or not half else {"kbit_upcast": "norms", "lora_dtype": "bfloat16"}
 
 
-def _trl_loss() -> Idea:
-    key, liger, old = "loss_type", "use_liger_kernel", "use_liger"
+def _of_task(keys: Keys, trainer: str, at: Named) -> Facts:
+    """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
+    kernels = "liger" if keys.flag(at.liger) or keys.flag(at.old) else "native"
+    if trainer in ("orpo", "cpo", "reward", "gkd"):
+        if kernels == "liger":
+            keys.note(at.liger, f"takes TRL's {trainer} loss in pieces, or not at all", "saves", "loss transient")
+        return {"loss": "auto", "kernels": kernels}
+    if kernels == "liger" and not keys.since(1, 16):
+        keys.note(at.liger, "takes the loss in pieces, with the head", "saves", "loss transient")
+    return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
 
-    def of_task(keys: Keys, trainer: str) -> Facts:
-        """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
-        kernels = "liger" if keys.flag(liger) or keys.flag(old) else "native"
-        if trainer in ("orpo", "cpo", "reward", "gkd"):
-            if kernels == "liger":
-                keys.note(liger, f"takes TRL's {trainer} loss in pieces, or not at all", "saves", "loss transient")
-            return {"loss": "auto", "kernels": kernels}
-        if kernels == "liger" and not keys.since(1, 16):
-            keys.note(liger, "takes the loss in pieces, with the head", "saves", "loss transient")
-        return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
 
-    def read(keys: Keys) -> Facts:
-        trainer = trl_tasks.trainer_of(keys)
-        if trainer is not None:
-            return of_task(keys, trainer)
-        # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
-        words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
-        values = keys.choice(key, words)
-        if keys.flag(liger) or keys.flag(old):
-            return {"loss": "auto", "kernels": "liger"}
-        chunked = keys.since(1, 6) if values is None else values
-        whole = keys.since(1, 16)  # of one kernel, with tiles of the logits; before, of the model's head in chunks
-        return {"loss": ("tiled" if whole else "chunked") if chunked else "auto", "kernels": "native"}
+def _trl_loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if facts.get("task") in trl_tasks.TASKS:
+        return {at.liger: True if facts.get("kernels") == "liger" else None}
+    if facts.get("kernels") == "liger":
+        return {at.key: None, at.liger: True}
+    chunked = (facts.get("loss") or "auto").startswith(("chunked", "tiled"))
+    return {at.key: "nll" if chunked else None, at.liger: False if keys.has(at.liger) else None} if chunked else {}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts.get("task") in trl_tasks.TASKS:
-            return {liger: True if facts.get("kernels") == "liger" else None}
-        if facts.get("kernels") == "liger":
-            return {key: None, liger: True}
-        chunked = (facts.get("loss") or "auto").startswith(("chunked", "tiled"))
-        return {key: "nll" if chunked else None, liger: False if keys.has(liger) else None} if chunked else {}
 
-    return Idea(keys=(key, liger, old), facts=("loss", "kernels"), read=read, write=write)
+@reads(facts="loss kernels", write=_trl_loss_written, key="loss_type", liger="use_liger_kernel", old="use_liger")
+def _trl_loss(keys: Keys, at: Named) -> Facts:
+    trainer = trl_tasks.trainer_of(keys)
+    if trainer is not None:
+        return _of_task(keys, trainer, at)
+    # Since 1.6 the logits are never whole, with a plain `nll` too from 1.16 on.
+    words = {"nll": keys.since(1, 16), "chunked_nll": True, "dft": False}
+    values = keys.choice(at.key, words)
+    if keys.flag(at.liger) or keys.flag(at.old):
+        return {"loss": "auto", "kernels": "liger"}
+    chunked = keys.since(1, 6) if values is None else values
+    whole = keys.since(1, 16)  # of one kernel, with tiles of the logits; before, of the model's head in chunks
+    return {"loss": ("tiled" if whole else "chunked") if chunked else "auto", "kernels": "native"}
 
 
 def liger(*names: str) -> Idea:
@@ -549,7 +548,7 @@ TRANSFORMERS = Dialect(
 )
 
 ADAPTERS = (
-    _quantised(),
+    _quantised,
     targets(
         "lora_r",
         "lora_target_modules",
@@ -582,8 +581,8 @@ TRL = Dialect(
         checkpointing(lambda keys: keys.since(0, 22), new="gradient_checkpointing"),
         half(_trl_precision),
         weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),
-        _trl_loss(),
-        trl_tasks.task(),
+        _trl_loss,
+        trl_tasks.task,
         TORCH_COMPILE,
         ACTIVATIONS,
         *ADAPTERS,

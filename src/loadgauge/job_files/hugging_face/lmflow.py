@@ -17,7 +17,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     weights,
 )
 from loadgauge.job_files.hugging_face.peft import UNNAMED
-from loadgauge.job_files.ideas import TORCH_OPTIMIZERS, Dialect, Facts, Idea, Keys, optimizer, row
+from loadgauge.job_files.ideas import TORCH_OPTIMIZERS, Dialect, Facts, Idea, Keys, Named, optimizer, reads, row
 from loadgauge.job_files.ideas.evaluation import evaluation
 
 LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_modules"
@@ -46,55 +46,54 @@ def _by_program(aligner: Any, usual: Any = None, second: Any = None) -> Callable
     return lambda keys: aligner if _program(keys, "dpo_train") else other if _program(keys, "dpov2_train") else usual
 
 
-def _adapters() -> Idea:
-    def read(keys: Keys) -> Facts:
-        pairs = _program(keys, "dpo_train")
-        if not keys.flag(LORA) and not keys.flag(QLORA) and not pairs:
-            return {"lora_rank": 0}
-        chosen = PAIRS.split(",") if pairs else keys.words(TARGETS)
-        words = UNNAMED if chosen is None else "all" if chosen == ["all-linear"] else ",".join(chosen)
-        facts: Facts = {"lora_rank": keys.whole(RANK) or 8, "lora_targets": words, "qlora": bool(keys.flag(QLORA))}
-        if not keys.flag(QLORA):
-            return facts
-        base = "int8" if keys.whole("bits") == 8 else "nf4-single" if keys.flag("double_quant") is False else "nf4"
-        return facts | {"base": base, "kbit_upcast": "all"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        rank, base = facts.get("lora_rank"), facts.get("base") or "nf4"
-        if not rank:
-            return {LORA: None, QLORA: None, RANK: None, TARGETS: None}
-        words = facts.get("lora_targets") or "all"
-        named = ["all-linear"] if words == "all" else None if words == UNNAMED else words.split(",")
-        eight, single = (8 if base == "int8" else None), (False if base == "nf4-single" else None)
-        quantised = facts.get("qlora")
-        return {LORA: True, RANK: rank, TARGETS: named, QLORA: True if quantised else None} | (
-            {"bits": eight, "double_quant": single} if quantised else {}
-        )
-
-    return Idea(
-        keys=(LORA, QLORA, RANK, TARGETS, "bits", "double_quant"),
-        facts=("lora_rank", "lora_targets", "qlora", "base", "kbit_upcast"),
-        read=read,
-        write=write,
+def _adapters_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    rank, base = facts.get("lora_rank"), facts.get("base") or "nf4"
+    if not rank:
+        return {LORA: None, QLORA: None, RANK: None, TARGETS: None}
+    words = facts.get("lora_targets") or "all"
+    named = ["all-linear"] if words == "all" else None if words == UNNAMED else words.split(",")
+    eight, single = (8 if base == "int8" else None), (False if base == "nf4-single" else None)
+    quantised = facts.get("qlora")
+    return {LORA: True, RANK: rank, TARGETS: named, QLORA: True if quantised else None} | (
+        {"bits": eight, "double_quant": single} if quantised else {}
     )
 
 
-def _optimizer() -> Idea:
-    inner = optimizer("optim", TORCH_OPTIMIZERS, default=_by_program("paged-adamw-32bit", "adamw"))
-    name, switch, of_pairs = "customized_optim", "use_customized_optim", "optimizer_type"
+@reads(
+    LORA,
+    QLORA,
+    RANK,
+    TARGETS,
+    "bits",
+    "double_quant",
+    facts="lora_rank lora_targets qlora base kbit_upcast",
+    write=_adapters_written,
+)
+def _adapters(keys: Keys) -> Facts:
+    pairs = _program(keys, "dpo_train")
+    if not keys.flag(LORA) and not keys.flag(QLORA) and not pairs:
+        return {"lora_rank": 0}
+    chosen = PAIRS.split(",") if pairs else keys.words(TARGETS)
+    words = UNNAMED if chosen is None else "all" if chosen == ["all-linear"] else ",".join(chosen)
+    facts: Facts = {"lora_rank": keys.whole(RANK) or 8, "lora_targets": words, "qlora": bool(keys.flag(QLORA))}
+    if not keys.flag(QLORA):
+        return facts
+    base = "int8" if keys.whole("bits") == 8 else "nf4-single" if keys.flag("double_quant") is False else "nf4"
+    return facts | {"base": base, "kbit_upcast": "all"}
 
-    def read(keys: Keys) -> Facts:
-        if keys.flag(switch):
-            return {"optimizer": keys.choice(name, CUSTOM)}
-        chosen = keys.choice(of_pairs, TORCH_OPTIMIZERS)  # `dpo_aligner.py`'s name of transformers' `optim`
-        return {"optimizer": chosen} if chosen else inner.read(keys)
 
-    return Idea(
-        keys=(*inner.keys, name, switch, of_pairs),
-        facts=inner.facts,
-        read=read,
-        write=lambda facts, keys: {name: None, switch: None, of_pairs: None} | inner.write(facts, keys),
-    )
+@reads(
+    write=lambda facts, keys, at: {at.name: None, at.switch: None, at.of_pairs: None} | at.inner.write(facts, keys),
+    inner=optimizer("optim", TORCH_OPTIMIZERS, default=_by_program("paged-adamw-32bit", "adamw")),
+    name="customized_optim",
+    switch="use_customized_optim",
+    of_pairs="optimizer_type",
+)
+def _optimizer(keys: Keys, at: Named) -> Facts:
+    if keys.flag(at.switch):
+        return {"optimizer": keys.choice(at.name, CUSTOM)}
+    chosen = keys.choice(at.of_pairs, TORCH_OPTIMIZERS)  # `dpo_aligner.py`'s name of transformers' `optim`
+    return {"optimizer": chosen} if chosen else at.inner.read(keys)
 
 
 LMFLOW = Dialect(
@@ -110,7 +109,7 @@ LMFLOW = Dialect(
         *SHARED,
         row("micro_batch", "per_device_train_batch_size", default=_by_program(4, 8)),
         row("accumulation", "gradient_accumulation_steps", default=_by_program(4, 1)),
-        _optimizer(),
+        _optimizer,
         attention("use_flash_attention"),
         row("seq_len", "block_size", "max_length", default=_by_program(1024, 512, second=2048)),
         checkpointing(_by_program(True), new="gradient_checkpointing"),
@@ -122,7 +121,7 @@ LMFLOW = Dialect(
             facts=("task",),
             read=lambda keys: {"task": "dpo"} if _program(keys, "dpo_train") or _program(keys, "dpov2_train") else {},
         ),
-        _adapters(),
+        _adapters,
         dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) or _program(keys, "dpo_train") else None),
         evaluation(),
         SAVING,

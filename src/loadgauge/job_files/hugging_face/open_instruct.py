@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import BATCH, checkpointing, dropout, liger, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapters, fixed, names_in, quantised, row
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, adapters, fixed, names_in, quantised, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
 
 LINEAR = "q_proj,o_proj,v_proj,k_proj,gate_proj,up_proj,down_proj"
@@ -38,23 +38,20 @@ def of_pairs(keys: Keys) -> bool:
     return named
 
 
-def _task() -> Idea:
-    def read(keys: Keys) -> Facts:
-        if not of_pairs(keys):
-            return {}
-        task = keys.agreed(KINDS, lambda key: keys.choice(key, LOSSES)) or "dpo"
-        # The reference's log-probabilities are made once, before the first step, with the model that is trained.
-        simpo = {"task": task, "loss_terms": "no-nll"}
-        return simpo if task == "simpo" else {"task": task, "reference": "precomputed"}
+def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    task = facts.get("task")
+    if task not in LOSSES or (task == "dpo" and facts.get("reference") != "precomputed"):
+        return {}
+    key = next((key for key in KINDS if keys.has(key)), KINDS[0])
+    return {key: task}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task = facts.get("task")
-        if task not in LOSSES or (task == "dpo" and facts.get("reference") != "precomputed"):
-            return {}
-        key = next((key for key in KINDS if keys.has(key)), KINDS[0])
-        return {key: task}
 
-    return Idea(keys=OF_PAIRS, facts=("task", "reference", "loss_terms"), read=read, write=write)
+@reads(*OF_PAIRS, facts="task reference loss_terms", write=_task_written, when=of_pairs)
+def _task(keys: Keys) -> Facts:
+    task = keys.agreed(KINDS, lambda key: keys.choice(key, LOSSES)) or "dpo"
+    # The reference's log-probabilities are made once, before the first step, with the model that is trained.
+    simpo = {"task": task, "loss_terms": "no-nll"}
+    return simpo if task == "simpo" else {"task": task, "reference": "precomputed"}
 
 
 ADAPTERS = adapters(
@@ -68,23 +65,22 @@ ADAPTERS = adapters(
 )
 
 
-def _optimizer() -> Idea:
-    paged = ("paged-adamw-8bit", "paged-adamw-32bit")
+OPTIMIZER_PAGED = ("paged-adamw-8bit", "paged-adamw-32bit")
 
-    def read(keys: Keys) -> Facts:
-        if keys.flag(QLORA) or keys.flag("dpo_use_paged_optimizer"):
-            return {"optimizer": paged[not keys.flag(EIGHT)]}
-        return {"optimizer": "adamw-loop" if keys.flag(FUSED) is False else "adamw-fused"}
 
-    return Idea(
-        keys=(EIGHT, FUSED),
-        facts=("optimizer",),
-        read=read,
-        write=lambda facts, keys: {
-            FUSED: False if facts.get("optimizer") == "adamw-loop" else None,
-            EIGHT: True if facts.get("optimizer") == paged[0] else None,
-        },
-    )
+@reads(
+    EIGHT,
+    FUSED,
+    facts="optimizer",
+    write=lambda facts, keys: {
+        FUSED: False if facts.get("optimizer") == "adamw-loop" else None,
+        EIGHT: True if facts.get("optimizer") == OPTIMIZER_PAGED[0] else None,
+    },
+)
+def _optimizer(keys: Keys) -> Facts:
+    if keys.flag(QLORA) or keys.flag("dpo_use_paged_optimizer"):
+        return {"optimizer": OPTIMIZER_PAGED[not keys.flag(EIGHT)]}
+    return {"optimizer": "adamw-loop" if keys.flag(FUSED) is False else "adamw-fused"}
 
 
 OPEN_INSTRUCT = Dialect(
@@ -103,10 +99,10 @@ OPEN_INSTRUCT = Dialect(
         row("model", "model_name_or_path", kind="word"),
         *BATCH,
         row("seq_len", "max_seq_length"),
-        _task(),
+        _task,
         ADAPTERS,
         dropout("lora_dropout", lambda keys: 0.1 if keys.flag(LORA) else None),
-        _optimizer(),
+        _optimizer,
         checkpointing(new="gradient_checkpointing"),
         row("attention", "use_flash_attn", words={"true": "fa2", "false": "eager"}, default="fa2"),
         # The model in bfloat16; what the launcher is told of mixed precision is not in this file.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.model.tuners import TUNERS
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapted_layers, row
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, Named, adapted_layers, reads, row
 
 LORA = "LORA"
 TYPES = {LORA: "lora"} | {known.peft_type: name for name, known in TUNERS.items()}
@@ -61,85 +61,88 @@ def _targets(keys: Keys, method: str) -> str | None:
     return ",".join(dict.fromkeys([*(name.rpartition(".")[2] for name in named), *experts])) or None
 
 
-def _method() -> Idea:
-    def read(keys: Keys) -> Facts:
-        method = method_of(keys)
-        known = TUNERS.get(method)
-        size = SIZES.get(method)
-        number = None if size is None else keys.whole(size, minimum=0) or None
-        if method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0):
-            keys.note(
-                OFT_BLOCKS,
-                "says how many blocks there are, whose size is counted as usual",
-                parts="gradients optimizer",
-            )
-        saved = keys.words(SAVED)
-        facts: Facts = {
-            "adapter": None if method == "lora" else method,
-            "lora_rank": None if size is None else number or USUAL[method],
-            "lora_targets": _targets(keys, method),
-            "use_dora": (keys.flag(DORA) or None) if method == "lora" else None,
-            "modules_to_save": ",".join(saved) if saved else None,
-        }
-        if known is not None and known.virtual:
-            if str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP":
-                keys.note(REPARAMETERIZED, "has another encoder than an MLP", parts="gradients optimizer activations")
-            facts["virtual_tokens"] = keys.whole(TOKENS)
-        if method == "ia3":
-            fed = [name.rpartition(".")[2] for name in keys.words(FEED) or []]
-            odd = next((name for name in fed if name not in ("down_proj", "fc2", "dense_4h_to_h", "c_proj")), None)
-            if odd is not None:
-                keys.note(FEED, f"{odd!r} is scaled at its input too", parts="activations", share=0.5)
-        return facts
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        method = facts.get("adapter") or "lora"
-        if method == "lora" and not facts.get("lora_rank"):
-            return {}
-        listed = [] if facts.get("lora_targets") is None else facts["lora_targets"].split(",")
-        experts = [name for name in listed if "experts." in name]
-        plain = [name for name in listed if name not in experts]
-        chosen = method in TUNERS and (TUNERS[method].virtual or TUNERS[method].targets is not None)
-        spelled: Any = plain or (None if chosen or experts else "all-linear")
-        if plain in (["all"], ["attention"]):
-            spelled = "all-linear" if plain == ["all"] else ATTENTION
-        elif "all" in plain or "attention" in plain:
-            return {}
-        saved, virtual = facts.get("modules_to_save"), facts.get("virtual_tokens")
-        values: dict[str, Any] = dict.fromkeys({*SIZES.values()} | {TOKENS})
-        values |= {
-            KIND: NAMES[method],
-            TARGETS: spelled,
-            PARAMETERS: experts or None,
-            TOKENS: virtual,
-            DORA: True if facts.get("use_dora") else None,
-            SAVED: saved.split(",") if saved else None,
-        }
-        return values | ({SIZES[method]: facts.get("lora_rank")} if method in SIZES else {})
-
-    return Idea(
-        keys=(KIND, *dict.fromkeys(SIZES.values()), TARGETS, PARAMETERS, SAVED, DORA, TOKENS, FEED, REPARAMETERIZED),
-        facts=("adapter", "lora_rank", "lora_targets", "use_dora", "modules_to_save", "virtual_tokens"),
-        read=read,
-        write=write,
-    )
+def _method_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    method = facts.get("adapter") or "lora"
+    if method == "lora" and not facts.get("lora_rank"):
+        return {}
+    listed = [] if facts.get("lora_targets") is None else facts["lora_targets"].split(",")
+    experts = [name for name in listed if "experts." in name]
+    plain = [name for name in listed if name not in experts]
+    chosen = method in TUNERS and (TUNERS[method].virtual or TUNERS[method].targets is not None)
+    spelled: Any = plain or (None if chosen or experts else "all-linear")
+    if plain in (["all"], ["attention"]):
+        spelled = "all-linear" if plain == ["all"] else ATTENTION
+    elif "all" in plain or "attention" in plain:
+        return {}
+    saved, virtual = facts.get("modules_to_save"), facts.get("virtual_tokens")
+    values: dict[str, Any] = dict.fromkeys({*SIZES.values()} | {TOKENS})
+    values |= {
+        KIND: NAMES[method],
+        TARGETS: spelled,
+        PARAMETERS: experts or None,
+        TOKENS: virtual,
+        DORA: True if facts.get("use_dora") else None,
+        SAVED: saved.split(",") if saved else None,
+    }
+    return values | ({SIZES[method]: facts.get("lora_rank")} if method in SIZES else {})
 
 
-def _dropout() -> Idea:
-    names = tuple(dict.fromkeys(DROPOUTS.values()))
+@reads(
+    KIND,
+    *dict.fromkeys(SIZES.values()),
+    TARGETS,
+    PARAMETERS,
+    SAVED,
+    DORA,
+    TOKENS,
+    FEED,
+    REPARAMETERIZED,
+    facts="adapter lora_rank lora_targets use_dora modules_to_save virtual_tokens",
+    write=_method_written,
+)
+def _method(keys: Keys) -> Facts:
+    method = method_of(keys)
+    known = TUNERS.get(method)
+    size = SIZES.get(method)
+    number = None if size is None else keys.whole(size, minimum=0) or None
+    if method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0):
+        keys.note(
+            OFT_BLOCKS,
+            "says how many blocks there are, whose size is counted as usual",
+            parts="gradients optimizer",
+        )
+    saved = keys.words(SAVED)
+    facts: Facts = {
+        "adapter": None if method == "lora" else method,
+        "lora_rank": None if size is None else number or USUAL[method],
+        "lora_targets": _targets(keys, method),
+        "use_dora": (keys.flag(DORA) or None) if method == "lora" else None,
+        "modules_to_save": ",".join(saved) if saved else None,
+    }
+    if known is not None and known.virtual:
+        if str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP":
+            keys.note(REPARAMETERIZED, "has another encoder than an MLP", parts="gradients optimizer activations")
+        facts["virtual_tokens"] = keys.whole(TOKENS)
+    if method == "ia3":
+        fed = [name.rpartition(".")[2] for name in keys.words(FEED) or []]
+        odd = next((name for name in fed if name not in ("down_proj", "fc2", "dense_4h_to_h", "c_proj")), None)
+        if odd is not None:
+            keys.note(FEED, f"{odd!r} is scaled at its input too", parts="activations", share=0.5)
+    return facts
 
-    def read(keys: Keys) -> Facts:
-        key = DROPOUTS.get(method_of(keys))
-        share = None if key is None else keys.real(key)
-        if key is not None and share is not None and not 0 <= share < 1:
-            raise keys.wrong(key, f"must be at least 0 and below 1, got {share:g}")
-        return {"lora_dropout": share or None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        key = DROPOUTS.get(facts.get("adapter") or "lora")
-        return {} if key is None else {key: facts.get("lora_dropout")}
+def _dropout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    key = DROPOUTS.get(facts.get("adapter") or "lora")
+    return {} if key is None else {key: facts.get("lora_dropout")}
 
-    return Idea(keys=names, facts=("lora_dropout",), read=read, write=write)
+
+@reads(facts="lora_dropout", write=_dropout_written, names=tuple(dict.fromkeys(DROPOUTS.values())))
+def _dropout(keys: Keys, at: Named) -> Facts:
+    key = DROPOUTS.get(method_of(keys))
+    share = None if key is None else keys.real(key)
+    if key is not None and share is not None and not 0 <= share < 1:
+        raise keys.wrong(key, f"must be at least 0 and below 1, got {share:g}")
+    return {"lora_dropout": share or None}
 
 
 PEFT = Dialect(
@@ -150,8 +153,8 @@ PEFT = Dialect(
     blank={"json": '{\n  "peft_type": "LORA",\n  "task_type": "CAUSAL_LM",\n  "target_modules": "all-linear"\n}\n'},
     ideas=(
         row("model", "base_model_name_or_path", kind="word"),
-        _method(),
-        _dropout(),
+        _method,
+        _dropout,
         adapted_layers("layers_to_transform"),
     ),
 )

@@ -14,7 +14,7 @@ from loadgauge.job_files.hugging_face.huggingface import (
     processes,
     sharding,
 )
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, adapters, dora, fixed, quantised, reads, row, tower
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, adapters, dora, fixed, quantised, reads, row, tower
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -38,31 +38,26 @@ ADAPTERS = adapters(
 )
 
 
-def _task() -> Idea:
-    """TRL's trainers of preferences and of answers, whose references these scripts have unless told otherwise."""
-    inner = trl_tasks.task()
-
-    def read(keys: Keys) -> Facts:
-        if not _program(keys, "train_dpo", "train_grpo"):
-            return {}
-        facts = inner.read(keys)
-        refers = {"reference": None} if facts.get("task") == "grpo" and not keys.has("beta") else {}
-        lengths = {"answers": "256"} if facts.get("task") == "grpo" and not keys.has("max_completion_length") else {}
-        return (
-            facts
-            | refers
-            | lengths
-            | ({"prompt_len": facts.get("prompt_len") or 512} if facts.get("task") == "grpo" else {})
-        )
-
-    return Idea(keys=inner.keys, facts=inner.facts, read=read, write=inner.write)
-
-
 @reads(
-    *LIGER,
-    facts="kernels",
-    write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"},
+    *trl_tasks.task.keys,
+    facts=trl_tasks.task.facts,
+    write=trl_tasks.task.write,
+    when=lambda keys: _program(keys, "train_dpo", "train_grpo"),
 )
+def _task(keys: Keys) -> Facts:
+    """TRL's trainers of preferences and of answers, whose references these scripts have unless told otherwise."""
+    facts = trl_tasks.task.read(keys)
+    refers = {"reference": None} if facts.get("task") == "grpo" and not keys.has("beta") else {}
+    lengths = {"answers": "256"} if facts.get("task") == "grpo" and not keys.has("max_completion_length") else {}
+    return (
+        facts
+        | refers
+        | lengths
+        | ({"prompt_len": facts.get("prompt_len") or 512} if facts.get("task") == "grpo" else {})
+    )
+
+
+@reads(*LIGER, facts="kernels", write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"})
 def _kernels(keys: Keys) -> Facts:
     stated = next((flag for name in LIGER if (flag := keys.flag(name)) is not None), not _program(keys, "train_grpo"))
     return {"kernels": "liger" if stated and not _program(keys, "train_dpo", "train_cls") else "native"}
@@ -88,7 +83,7 @@ QWEN_VL = Dialect(
         row("seq_len", "max_seq_length", default=32768),
         checkpointing(new="gradient_checkpointing"),
         half(),
-        _task(),
+        _task,
         ADAPTERS,
         dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
         _kernels,

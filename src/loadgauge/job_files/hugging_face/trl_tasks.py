@@ -11,8 +11,8 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.ideas import Facts, Keys, answered, reads, served
 from loadgauge.job_files.ideas.coverage import key_lists, words
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 PAIRS = words(
     "sigmoid hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired apo_zero apo_down discopop sft sigmoid_norm"
@@ -167,14 +167,8 @@ def colocated(ranks: int, share: float, at_once: int, asleep: bool, context: int
     >>> colocated(2, 0.3, 8, asleep=False)
     'vllm:tp=2,utilization=0.3,max_num_seqs=16,max_batched_tokens=4096'
     """
-    said = {
-        "tp": ranks,
-        "utilization": share,
-        "max_num_seqs": at_once * ranks,
-        "max_batched_tokens": 4096,
-        "sleep": 2 if asleep else 0,
-    } | ({"context": context} if context else {})
-    return Engine.parse("vllm:" + ",".join(f"{key}={one}" for key, one in said.items())).text()
+    sizes = {"max_num_seqs": at_once * ranks, "max_batched_tokens": 4096, "context": context or None}
+    return served("vllm", {"tp": ranks, "utilization": share, "sleep": 2 if asleep else 0, **sizes})
 
 
 def gpus_of(keys: Keys) -> int:
@@ -209,161 +203,166 @@ def distance_written(facts: Facts, keys: Keys, weight: str, share: str) -> dict[
     }
 
 
-def task() -> Idea:
-    """The trainer's task, its reference, its other models and its answers."""
-    micro, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
-    precompute, beta, share = "precompute_ref_log_probs", "beta", "vllm_gpu_memory_utilization"
-    likelihood, share_s, longest_s, teacher = "cpo_alpha", "lmbda", "max_new_tokens", "teacher_model_name_or_path"
-    ranks, longest, steps = "vllm_tensor_parallel_size", "vllm_max_model_length", "steps_per_generation"
-    batch = "generation_batch_size"
+TASK_MICRO, TASK_ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+TASK_PRECOMPUTE, TASK_BETA, TASK_SHARE = "precompute_ref_log_probs", "beta", "vllm_gpu_memory_utilization"
+TASK_LIKELIHOOD, TASK_SHARE_S, TASK_LONGEST_S, TASK_TEACHER = (
+    "cpo_alpha",
+    "lmbda",
+    "max_new_tokens",
+    "teacher_model_name_or_path",
+)
+TASK_RANKS, TASK_LONGEST, TASK_STEPS = "vllm_tensor_parallel_size", "vllm_max_model_length", "steps_per_generation"
+TASK_BATCH = "generation_batch_size"
+TASK_UNREAD = key_lists("trl").stops
 
-    def read(keys: Keys) -> Facts:
-        trainer = trainer_of(keys)
-        if trainer is None:
-            return {}
-        if not keys.since(0, 15):
-            raise ConfigError(f"TRL's {trainer} is read of release 0.15 and later", key="version")
-        if trainer in GENERATES:
-            return _of_answers(keys, trainer)
-        if trainer == "reward":
-            return {"task": "rm"}
-        losses = [word.strip("[]'\"") for word in keys.words("loss_type") or []]
-        for word in losses:
-            if word not in LOSSES.get(trainer, frozenset()):
-                raise keys.wrong("loss_type", f"{word!r} is no loss of TRL's {trainer}")
-        if trainer == "gkd":
-            return _distilled(keys)
-        if trainer in ("orpo", "cpo"):
-            alone = trainer == "cpo" and keys.real(likelihood) == 0
-            return {"task": "simpo" if losses == ["simpo"] else trainer, "loss_terms": "no-nll" if alone else None}
-        facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
-        facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
-        return facts | ({"reference": "precomputed"} if keys.flag(precompute) else {})
 
-    def _distilled(keys: Keys) -> Facts:
-        """Of data, or (in a share of the steps) of answers that the student generates, each micro-batch its own."""
-        facts: Facts = {"teacher": keys.word(teacher), "loss_terms": DISTANCES.get(keys.real(beta))}
-        part = on_policy(keys, share_s)
-        if not part:
-            return facts | {"task": "gkd"}
-        each, whole = keys.whole(micro) or 8, keys.whole("max_length") or 1024
-        new = keys.whole(longest_s) or 128
-        if new >= whole:
-            raise keys.wrong(longest_s, f"leaves nothing of max_length ({whole}) for a prompt")
-        return facts | {
-            "task": "opd",
-            "loss_terms": facts["loss_terms"] or "jsd",
-            "on_policy": None if part == 1 else part,
-            "samples": 1,
-            "answers": str(new),
-            "prompt_len": whole - new,
-            "rollout": f"hf:batch={each}",
-            "generated": each * (keys.whole(accumulation) or 1),
-        }
-
-    def _of_answers(keys: Keys, trainer: str) -> Facts:
-        each = keys.whole(micro) or 8
-        at_once = each * (keys.whole(steps) or keys.whole(accumulation) or 1)
-        if (whole := keys.whole(batch)) is not None:
-            ranks_all = gpus_of(keys)
-            if whole % ranks_all:
-                raise keys.wrong(batch, f"{whole} cannot be split over {ranks_all} GPUs")
-            at_once = whole // ranks_all
-        weight = keys.real(beta)
-        usual = 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04
-        refers = usual if weight is None else weight
-        facts: Facts = {
-            "task": trainer,
-            "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
-            # Fewer micro-batches at once than a step has are several generations of it.
-            "generated": max(at_once, each * (keys.whole(accumulation) or 1)),
-            "epochs": keys.whole("num_iterations") or 1,
-            "answers": str(keys.whole("max_completion_length") or (512 if keys.since(1, 10) else 256)),
-            "prompt_len": keys.whole("max_prompt_length") or (None if keys.since(0, 26) else 512),
-            "reward_model": keys.word("reward_model_name_or_path"),
-            "reference": None if refers else "none",
-            "old_logprobs": None if _passes_twice(keys, trainer) else "none",
-        }
-        if not keys.flag("use_vllm"):
-            return facts | {"rollout": f"hf:batch={at_once}"}
-        mode = keys.choice("vllm_mode", {"colocate": "colocate", "server": "server"})
-        if (mode or ("colocate" if keys.since(1, 0) else "server")) == "server":
-            several = gpus_of(keys)
-            own = next((ranks for ranks in range(several - 1, 0, -1) if at_once * ranks % facts["samples"] == 0), 0)
-            if not own:
-                raise keys.wrong("vllm_mode", "'server' has GPUs of its own; give --gpus with those too")
-            keys.remarks[f"vLLM's server is taken to have {several - own} of the {several} GPUs"] = None
-            return facts | {"placement": f"split:{own}+{several - own}", "rollout": "vllm:tp=1"}
-        if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
-            keys.remarks["vLLM's weights are taken to be whole, and not of bitsandbytes"] = None
-        asleep = bool(keys.flag("vllm_enable_sleep_mode"))
-        used = keys.real(share)
-        text = colocated(keys.whole(ranks) or 1, 0.3 if used is None else used, at_once, asleep, keys.whole(longest))
-        return facts | {"rollout": text}
-
-    def _passes_twice(keys: Keys, trainer: str) -> bool:
-        """Return whether old log-probs are made."""
-        count = keys.whole(accumulation) or 1
-        every = (keys.whole(steps) or count) * (keys.whole("num_iterations") or 1)
-        corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
-        return trainer != "grpo" or old_logprobs(count, every, bool(corrected))
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts.get("task")
-        trainer = TASKS.get(wanted or "")
-        if trainer is None or trainer not in UNIQUE:
-            return {}
-        mark, usual = UNIQUE[trainer]
-        values: dict[str, Any] = {} if keys.has(mark) else {mark: usual}
-        if wanted in ("ipo", "simpo"):
-            values["loss_type"] = wanted
-        if trainer in ("dpo", "kto"):
-            values[precompute] = True if facts.get("reference") == "precomputed" else None
-        objective = facts.get("loss_terms")
-        if trainer == "kto":
-            values["loss_type"] = UNCOMPARED if objective == "no-kl" else None
-        if trainer == "cpo" and wanted != "orpo":
-            values[likelihood] = 0.0 if objective == "no-nll" else keys.real(likelihood) or usual
-        if trainer == "gkd":
-            values |= {teacher: facts.get("teacher"), **distance_written(facts, keys, beta, share_s)}
-            length = str(facts.get("answers") or "")
-            if wanted == "opd" and length.isdecimal():
-                values |= {longest_s: int(length), "max_length": int(length) + (facts.get("prompt_len") or 0)}
-        return values | (_answers_written(facts, keys, trainer) if trainer in GENERATES else {})
-
-    def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
-        length = str(facts.get("answers") or "")
-        refers, weight = facts.get("reference") != "none", keys.real(beta)
-        values: dict[str, Any] = {
-            "num_generations": facts.get("samples"),
-            "num_iterations": facts.get("epochs"),
-            "reward_model_name_or_path": facts.get("reward_model"),
-            beta: (weight or 0.04 if trainer == "grpo" else weight or 0.05) if refers else 0.0,
-        }
-        if length.isdecimal():
-            values["max_completion_length"] = int(length)
-        at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
-        count, left = divmod(at_once, (facts.get("micro_batch") or 1) * (facts.get("dp") or 1))
-        if at_once and not left:
-            values[steps] = count
-        engine = Engine.parse(facts.get("rollout") or "hf")
-        if engine.kind != "vllm":
-            return values | ({"use_vllm": None} if engine.kind == "hf" else {})
-        return values | {
-            "use_vllm": True,
-            share: engine.utilization,
-            ranks: engine.tp,
-            longest: engine.context,
-            "vllm_enable_sleep_mode": True if engine.sleep else None,
-        }
-
-    unread = key_lists("trl").stops
-    return Idea(
-        keys=tuple(key for key in EVERY if key not in unread),
-        facts=names_in(
-            "task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
-            " old_logprobs placement"
-        ),
-        read=read,
-        write=write,
+def _of_answers(keys: Keys, trainer: str) -> Facts:
+    each = keys.whole(TASK_MICRO) or 8
+    at_once = each * (keys.whole(TASK_STEPS) or keys.whole(TASK_ACCUMULATION) or 1)
+    if (whole := keys.whole(TASK_BATCH)) is not None:
+        ranks_all = gpus_of(keys)
+        if whole % ranks_all:
+            raise keys.wrong(TASK_BATCH, f"{whole} cannot be split over {ranks_all} GPUs")
+        at_once = whole // ranks_all
+    weight = keys.real(TASK_BETA)
+    usual = 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04
+    refers = usual if weight is None else weight
+    facts: Facts = {
+        "task": trainer,
+        "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
+        # Fewer micro-batches at once than a step has are several generations of it.
+        "generated": max(at_once, each * (keys.whole(TASK_ACCUMULATION) or 1)),
+        "epochs": keys.whole("num_iterations") or 1,
+        "answers": str(keys.whole("max_completion_length") or (512 if keys.since(1, 10) else 256)),
+        "prompt_len": keys.whole("max_prompt_length") or (None if keys.since(0, 26) else 512),
+        "reward_model": keys.word("reward_model_name_or_path"),
+        "reference": None if refers else "none",
+        "old_logprobs": None if _passes_twice(keys, trainer) else "none",
+    }
+    if not keys.flag("use_vllm"):
+        return facts | {"rollout": f"hf:batch={at_once}"}
+    mode = keys.choice("vllm_mode", {"colocate": "colocate", "server": "server"})
+    if (mode or ("colocate" if keys.since(1, 0) else "server")) == "server":
+        several = gpus_of(keys)
+        own = next((ranks for ranks in range(several - 1, 0, -1) if at_once * ranks % facts["samples"] == 0), 0)
+        if not own:
+            raise keys.wrong("vllm_mode", "'server' has GPUs of its own; give --gpus with those too")
+        keys.remarks[f"vLLM's server is taken to have {several - own} of the {several} GPUs"] = None
+        return facts | {"placement": f"split:{own}+{several - own}", "rollout": "vllm:tp=1"}
+    if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
+        keys.remarks["vLLM's weights are taken to be whole, and not of bitsandbytes"] = None
+    asleep = bool(keys.flag("vllm_enable_sleep_mode"))
+    text = colocated(
+        keys.whole(TASK_RANKS) or 1, keys.real(TASK_SHARE, 0.3) or 0.0, at_once, asleep, keys.whole(TASK_LONGEST)
     )
+    return facts | {"rollout": text}
+
+
+def _passes_twice(keys: Keys, trainer: str) -> bool:
+    """Return whether old log-probs are made."""
+    count = keys.whole(TASK_ACCUMULATION) or 1
+    every = (keys.whole(TASK_STEPS) or count) * (keys.whole("num_iterations") or 1)
+    corrected = keys.flag("use_vllm") and keys.flag("vllm_importance_sampling_correction") is not False
+    return trainer != "grpo" or old_logprobs(count, every, bool(corrected))
+
+
+def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
+    refers, weight = facts.get("reference") != "none", keys.real(TASK_BETA)
+    values: dict[str, Any] = {
+        "num_generations": facts.get("samples"),
+        "num_iterations": facts.get("epochs"),
+        "reward_model_name_or_path": facts.get("reward_model"),
+        TASK_BETA: (weight or 0.04 if trainer == "grpo" else weight or 0.05) if refers else 0.0,
+        **answered(facts, "max_completion_length"),
+    }
+    at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
+    count, left = divmod(at_once, (facts.get("micro_batch") or 1) * (facts.get("dp") or 1))
+    if at_once and not left:
+        values[TASK_STEPS] = count
+    engine = Engine.parse(facts.get("rollout") or "hf")
+    if engine.kind != "vllm":
+        return values | ({"use_vllm": None} if engine.kind == "hf" else {})
+    return values | {
+        "use_vllm": True,
+        TASK_SHARE: engine.utilization,
+        TASK_RANKS: engine.tp,
+        TASK_LONGEST: engine.context,
+        "vllm_enable_sleep_mode": True if engine.sleep else None,
+    }
+
+
+def _distilled(keys: Keys) -> Facts:
+    """Of data, or (in a share of the steps) of answers that the student generates, each micro-batch its own."""
+    facts: Facts = {"teacher": keys.word(TASK_TEACHER), "loss_terms": DISTANCES.get(keys.real(TASK_BETA))}
+    part = on_policy(keys, TASK_SHARE_S)
+    if not part:
+        return facts | {"task": "gkd"}
+    each, whole = keys.whole(TASK_MICRO) or 8, keys.whole("max_length") or 1024
+    new = keys.whole(TASK_LONGEST_S) or 128
+    if new >= whole:
+        raise keys.wrong(TASK_LONGEST_S, f"leaves nothing of max_length ({whole}) for a prompt")
+    return facts | {
+        "task": "opd",
+        "loss_terms": facts["loss_terms"] or "jsd",
+        "on_policy": None if part == 1 else part,
+        "samples": 1,
+        "answers": str(new),
+        "prompt_len": whole - new,
+        "rollout": f"hf:batch={each}",
+        "generated": each * (keys.whole(TASK_ACCUMULATION) or 1),
+    }
+
+
+def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    wanted = facts.get("task")
+    trainer = TASKS.get(wanted or "")
+    if trainer is None or trainer not in UNIQUE:
+        return {}
+    mark, usual = UNIQUE[trainer]
+    values: dict[str, Any] = {} if keys.has(mark) else {mark: usual}
+    if wanted in ("ipo", "simpo"):
+        values["loss_type"] = wanted
+    if trainer in ("dpo", "kto"):
+        values[TASK_PRECOMPUTE] = True if facts.get("reference") == "precomputed" else None
+    objective = facts.get("loss_terms")
+    if trainer == "kto":
+        values["loss_type"] = UNCOMPARED if objective == "no-kl" else None
+    if trainer == "cpo" and wanted != "orpo":
+        values[TASK_LIKELIHOOD] = 0.0 if objective == "no-nll" else keys.real(TASK_LIKELIHOOD) or usual
+    if trainer == "gkd":
+        values |= {TASK_TEACHER: facts.get("teacher"), **distance_written(facts, keys, TASK_BETA, TASK_SHARE_S)}
+        length = str(facts.get("answers") or "")
+        if wanted == "opd" and length.isdecimal():
+            values |= {TASK_LONGEST_S: int(length), "max_length": int(length) + (facts.get("prompt_len") or 0)}
+    return values | (_answers_written(facts, keys, trainer) if trainer in GENERATES else {})
+
+
+@reads(
+    *tuple(key for key in EVERY if key not in TASK_UNREAD),
+    facts="task reference loss_terms on_policy teacher samples prompts generated epochs answers prompt_len reward_model rollout"
+    " old_logprobs placement",
+    write=_task_written,
+)
+def task(keys: Keys) -> Facts:
+    """The trainer's task, its reference, its other models and its answers."""
+    trainer = trainer_of(keys)
+    if trainer is None:
+        return {}
+    if not keys.since(0, 15):
+        raise ConfigError(f"TRL's {trainer} is read of release 0.15 and later", key="version")
+    if trainer in GENERATES:
+        return _of_answers(keys, trainer)
+    if trainer == "reward":
+        return {"task": "rm"}
+    losses = [word.strip("[]'\"") for word in keys.words("loss_type") or []]
+    for word in losses:
+        if word not in LOSSES.get(trainer, frozenset()):
+            raise keys.wrong("loss_type", f"{word!r} is no loss of TRL's {trainer}")
+    if trainer == "gkd":
+        return _distilled(keys)
+    if trainer in ("orpo", "cpo"):
+        alone = trainer == "cpo" and keys.real(TASK_LIKELIHOOD) == 0
+        return {"task": "simpo" if losses == ["simpo"] else trainer, "loss_terms": "no-nll" if alone else None}
+    facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
+    facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
+    return facts | ({"reference": "precomputed"} if keys.flag(TASK_PRECOMPUTE) else {})

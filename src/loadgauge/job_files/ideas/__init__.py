@@ -6,6 +6,7 @@ from loadgauge.job_files.ideas.facts import (
     Extra,
     Fact,
     announced,
+    answered,
     describe,
     enough_gpus,
     facts_given,
@@ -17,6 +18,7 @@ from loadgauge.job_files.ideas.facts import (
 )
 from loadgauge.job_files.ideas.lenses import (
     SAYABLE,
+    Named,
     Spelled,
     adapters,
     degree,
@@ -29,9 +31,11 @@ from loadgauge.job_files.ideas.lenses import (
     reads,
     refers,
     sayable,
+    served,
     spelled,
     when,
     whole_and_dora,
+    writes,
 )
 from loadgauge.job_files.ideas.micro_batches import fitted
 from loadgauge.job_files.ideas.optimizers import instantiated, optimizer
@@ -90,11 +94,13 @@ __all__ = [
     "Idea",
     "Keys",
     "Missing",
+    "Named",
     "Spelled",
     "Unknown",
     "adapted_layers",
     "adapters",
     "announced",
+    "answered",
     "asked",
     "degree",
     "describe",
@@ -120,6 +126,7 @@ __all__ = [
     "row",
     "saving",
     "sayable",
+    "served",
     "short",
     "solve",
     "spec_of",
@@ -131,4 +138,5 @@ __all__ = [
     "unfrozen",
     "when",
     "whole_and_dora",
+    "writes",
 ]

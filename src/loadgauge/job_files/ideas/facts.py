@@ -93,6 +93,16 @@ def trainer_gpus(gpus: int, placement: str | None) -> int:
     return gpus if split is None or sum(split) != gpus else split[0]
 
 
+def answered(facts: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the tokens of the longest answer by a tool's key for them, where they are a number; nothing else is said of answers.
+
+    >>> answered({"answers": "512"}, "max_new_tokens"), answered({"answers": "data.jsonl"}, "max_new_tokens")
+    ({'max_new_tokens': 512}, {})
+    """
+    longest = str(facts.get("answers") or "")
+    return {key: int(longest)} if longest.isdecimal() else {}
+
+
 STARTS = re.compile(
     r"^#[# \t$]*(?:\w+=\S+ +)*(?:uv run (?:--\S+ +)*)?"
     r"(?:tune run|torchrun|accelerate launch|deepspeed|python3? -m torch\.distributed\.(?:run|launch)) .*",

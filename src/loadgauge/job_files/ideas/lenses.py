@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, Read, Write, names_in, row
+from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import stored
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -51,13 +54,69 @@ def fixed(*keys: str, **facts: Any) -> Idea:
     return Idea(keys=keys, facts=tuple(facts), read=read)
 
 
-def reads(*keys: str, facts: str = "", write: Write = lambda facts, keys: {}) -> Callable[[Read], Idea]:
-    """Make a function that reads keys an idea. facts: those that it returns, by their names; write: nothing is, by default
+class Named(SimpleNamespace):
+    """The keys of an idea, by what its two functions call them; of several for one thing a tuple or a dict."""
+
+    inner: Idea
+
+
+def reads(
+    *keys: str,
+    facts: str | tuple[str, ...] = "",
+    write: Callable[..., dict[str, Any]] | None = None,
+    when: Test = lambda keys: True,
+    can: Mapping[str, tuple[Any, ...]] | None = None,
+    needs: str = "",
+    bases: tuple[str, ...] | None = None,
+    options: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> Callable[[Callable[..., Facts]], Idea]:
+    """Make a function that reads keys an idea; where keys have names, it and `write` take them as a last argument.
+
+    facts: those that it returns, by their names; write: nothing is, by default; when: files of which it says something
+    inner, among the named: an idea that this one reads otherwise; its facts come first, and what it writes is written by default
+    can: values of facts that the tool has words for, without which nothing is written; needs: facts that must be there for it
+    bases: quantised bases that it has words for
+    named: a key, several, or an idea that is a part; options: what the two functions are told beside them, by name
 
     >>> reads("dtype", facts="precision")(lambda keys: {"precision": keys.word("dtype")}).facts
     ('precision',)
+    >>> reads(size="tp_size", also=("a", "b"), facts="tp")(lambda keys, at: {"tp": keys.whole(at.size)}).keys
+    ('tp_size', 'a', 'b')
     """
-    return lambda read: Idea(keys=keys, facts=names_in(facts), read=read, write=write)
+    at = (Named(**named, **(options or {})),) if named or options else ()
+    inner = named.get("inner") or Idea(keys=(), facts=(), read=lambda keys: {})
+    own = names_in(facts) if isinstance(facts, str) else facts
+
+    def writes(values: Facts, document: Keys) -> dict[str, Any]:
+        there = all(values.get(name) for name in names_in(needs))
+        fits = all(values.get(name) is None or values[name] in words for name, words in (can or {}).items())
+        if not (there and fits and (bases is None or sayable(values, bases))):
+            return {}
+        return write(values, document, *at) if write else inner.write(values, document)
+
+    return lambda read: Idea(
+        keys=tuple(dict.fromkeys((*keys, *_listed(list(named.values()))))),
+        facts=own if set(inner.facts) <= set(own) else (*inner.facts, *own),
+        read=lambda document: read(document, *at) if when(document) else {},
+        write=writes,
+    )
+
+
+def writes(inner: Idea) -> Callable[[Callable[[Facts, Keys, Idea], dict[str, Any]]], Idea]:
+    """Make a function that writes what another idea reads an idea; it takes that one as its last argument
+
+    >>> writes(row("tp", "tp"))(lambda facts, keys, inner: {"tp": 1}).facts
+    ('tp',)
+    """
+    return lambda write: msgspec.structs.replace(inner, write=lambda facts, keys: write(facts, keys, inner))
+
+
+def _listed(keys: Any) -> Iterator[str]:
+    """Every key in a value that `reads` takes."""
+    inner = keys.keys if isinstance(keys, Idea) else keys.values() if isinstance(keys, dict) else keys
+    for key in inner:
+        yield from (key,) if isinstance(key, str) else _listed(key)
 
 
 class Spelled(Keys):
@@ -106,6 +165,16 @@ def spelled(idea: Idea, spell: Callable[[Keys, str], str], every: Callable[[str]
     )
 
 
+def served(server: str, options: Facts) -> str:
+    """Return the engine of a kind with these options, as `--rollout` says it; those that are None are left to it.
+
+    >>> served("vllm", {"tp": 2, "graphs": False, "context": None})
+    'vllm:tp=2,graphs=false'
+    """
+    words = (f"{name}={str(value).lower()}" for name, value in options.items() if value is not None)
+    return Engine.parse(f"{server}:{','.join(words)}").text()
+
+
 def engine(server: str, *rows: Idea, test: Test = lambda keys: True, plain: tuple[str, ...] = ("bf16", "fp8")) -> Idea:
     """The idea of the engine that generates: rows whose facts are its options (`Engine`).
 
@@ -114,11 +183,7 @@ def engine(server: str, *rows: Idea, test: Test = lambda keys: True, plain: tupl
     options = product(*rows)
 
     def read(keys: Keys) -> Facts:
-        if not test(keys):
-            return {}
-        values = {name: value for name, value in options.read(keys).items() if value is not None}
-        words = ",".join(f"{name}={str(value).lower()}" for name, value in values.items())
-        return {"rollout": Engine.parse(f"{server}:{words}").text()}
+        return {"rollout": served(server, options.read(keys))} if test(keys) else {}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         engine = Engine.parse(facts.get("rollout") or server)
@@ -195,8 +260,7 @@ def quantised(
             return {"qlora": False, "base": own if own != "aqlm" else None}
         if number not in (4, 8):
             keys.note(numbered, "is counted in 4 bits up to 4, and in 8 above", parts="weights", share=0.5)
-        stated = keys.flag(nested) if nested else None
-        twice = double if stated is None else stated
+        twice = keys.flag(nested, double) if nested else double
         base = library or (keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) if kind else None) or "nf4"
         if base == "fp4" and twice and number <= 4:
             why = "has quantised scales, of which there are fewer than are counted"

@@ -21,9 +21,7 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
     """
     section = key.rpartition(".")[0]
     given, targets = (".".join(filter(None, (section, name))) for name in ("optim_args", "optim_target_modules"))
-    backward: dict[str, str] = {}
-    for theirs, ours in words.items():
-        backward.setdefault(ours, theirs)
+    backward = {ours: theirs for theirs, ours in reversed(list(words.items()))}
 
     def arguments(keys: Keys) -> dict[str, str]:
         raw = keys.raw(given)
@@ -44,7 +42,7 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
                 if not (value.isascii() and value.isdecimal()):
                     raise keys.wrong(given, f"{argument}={value}: must be a whole number")
                 ours = LOW_RANK[argument]
-                if int(value) != getattr(low, ours):
+                if low is not None and int(value) != getattr(low, ours):
                     options.append(f"{ours}={int(value)}")
         if low is not None and str(keys.raw(targets)).replace("_", "-") == "all-linear":
             options.append("head")
@@ -95,9 +93,7 @@ def instantiated(
     section = arguments or component.rpartition(".")[0]
     fused, foreach, momentum = (f"{section}.{name}" for name in ("fused", "foreach", "momentum"))
     beside = tuple(f"{section}.{name}" for name in harmless)
-    backward: dict[str, str] = {}
-    for theirs, ours in words.items():
-        backward.setdefault(ours, theirs)
+    backward = {ours: theirs for theirs, ours in reversed(list(words.items()))}
 
     def read(keys: Keys) -> Facts:
         name = keys.choice(component, words, NEAREST["optimizer"])

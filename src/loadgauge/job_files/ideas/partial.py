@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from loadgauge.job_files.ideas.lenses import Named, reads
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
 
 
@@ -81,52 +82,53 @@ def adapted_layers(key: str, last: str = "") -> Idea:
     return Idea(keys=(key, last) if last else (key,), facts=("lora_layers",), read=read, write=write)
 
 
-def frozen_share() -> Idea:
+def _frozen_share_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    given = facts.get("train")
+    if given is None:
+        return dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
+    if given.startswith("frozen:"):
+        return {
+            at.share: float(given.removeprefix("frozen:")),
+            at.names: None,
+            at.pattern: None,
+            at.frozen: None,
+            at.frozen_pattern: None,
+        }
+    return {}
+
+
+@reads(
+    facts="train",
+    write=_frozen_share_written,
+    share="freeze_parameters_ratio",
+    names="trainable_parameters",
+    pattern="trainable_parameters_regex",
+    frozen="freeze_parameters",
+    frozen_pattern="freeze_parameters_regex",
+)
+def frozen_share(keys: Keys, at: Named) -> Facts:
     """The idea of ms-swift's frozen parameters: a share of all from the bottom, or all but those whose names begin so."""
-    share, names, pattern, frozen, frozen_pattern = (
-        "freeze_parameters_ratio",
-        "trainable_parameters",
-        "trainable_parameters_regex",
-        "freeze_parameters",
-        "freeze_parameters_regex",
-    )
-
-    def read(keys: Keys) -> Facts:
-        part = keys.real(share) or 0.0
-        if not 0 <= part <= 1:
-            raise keys.wrong(share, f"must be between 0 and 1, got {part:g}")
-        trained = [f"^{re.escape(name)}" for name in _listed(keys, names)]
-        trained += _listed(keys, pattern)
-        # Prefixes of parameters' names, and a pattern that is looked for anywhere in them.
-        apart = [f"but:{re.escape(name)}" for name in _listed(keys, frozen)]
-        apart += [f"but:.*(?:{word})" for word in _listed(keys, frozen_pattern)]
-        if apart and (part or trained):
-            raise keys.wrong(frozen if keys.has(frozen) else frozen_pattern, f"is read without {share} and {names}")
-        if apart:
-            return {"train": ",".join(apart)}
-        if not part:
-            return {"train": None}  # what is named is trained in any case
-        if part < 1 and trained:
-            raise keys.wrong(names, f"is read where {share} is 1, so that nothing else is trained")
-        if part == 1 and not trained:
-            raise keys.wrong(share, f"freezes everything; {names} says what is trained")
-        return {"train": ",".join(trained) or f"frozen:{part:g}"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        given = facts.get("train")
-        if given is None:
-            return dict.fromkeys((share, names, pattern, frozen, frozen_pattern))
-        if given.startswith("frozen:"):
-            return {
-                share: float(given.removeprefix("frozen:")),
-                names: None,
-                pattern: None,
-                frozen: None,
-                frozen_pattern: None,
-            }
-        return {}
-
-    return Idea(keys=(share, names, pattern, frozen, frozen_pattern), facts=("train",), read=read, write=write)
+    part = keys.real(at.share) or 0.0
+    if not 0 <= part <= 1:
+        raise keys.wrong(at.share, f"must be between 0 and 1, got {part:g}")
+    trained = [f"^{re.escape(name)}" for name in _listed(keys, at.names)]
+    trained += _listed(keys, at.pattern)
+    # Prefixes of parameters' names, and a pattern that is looked for anywhere in them.
+    apart = [f"but:{re.escape(name)}" for name in _listed(keys, at.frozen)]
+    apart += [f"but:.*(?:{word})" for word in _listed(keys, at.frozen_pattern)]
+    if apart and (part or trained):
+        raise keys.wrong(
+            at.frozen if keys.has(at.frozen) else at.frozen_pattern, f"is read without {at.share} and {at.names}"
+        )
+    if apart:
+        return {"train": ",".join(apart)}
+    if not part:
+        return {"train": None}  # what is named is trained in any case
+    if part < 1 and trained:
+        raise keys.wrong(at.names, f"is read where {at.share} is 1, so that nothing else is trained")
+    if part == 1 and not trained:
+        raise keys.wrong(at.share, f"freezes everything; {at.names} says what is trained")
+    return {"train": ",".join(trained) or f"frozen:{part:g}"}
 
 
 FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")

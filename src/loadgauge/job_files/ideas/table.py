@@ -166,11 +166,11 @@ class Keys:
             raise self.wrong(key, f"must be a whole number of at least {minimum}, got {short(value)}")
         return int(value)
 
-    def real(self, key: str) -> float | None:
-        """The value of a key as a float; a text such as "1e-5" is read. Raises `ConfigError` for anything else."""
+    def real(self, key: str, usual: float | None = None) -> float | None:
+        """The value of a key as a float, `usual` without one; a text such as "1e-5" is read. Raises `ConfigError` for others."""
         value = self._one(key)
         if value is None:
-            return None
+            return usual
         try:
             if isinstance(value, bool):
                 raise ValueError
@@ -178,11 +178,11 @@ class Keys:
         except (TypeError, ValueError, OverflowError):
             raise self.wrong(key, f"must be a number, got {short(value)}") from None
 
-    def flag(self, key: str) -> bool | None:
-        """The value as True or False; on a command line, `--key` and `--no-key` too."""
+    def flag(self, key: str, usual: bool | None = None) -> bool | None:
+        """The value as True or False, `usual` without one; on a command line, `--key` and `--no-key` too."""
         value = self._one(key)
         if value is None:
-            return None
+            return usual
         if isinstance(value, str) and value.lower() in TRUE + FALSE:
             return value.lower() in TRUE
         if self.document.syntax == "argv" and isinstance(value, str):
@@ -582,9 +582,7 @@ def row(
     default: the tool's own, or a function of the keys; off: the value of ours at which the key is removed
     add: whether a file without any of the keys is given one; quiet: the value at which it is not, and where nothing is wanted
     """
-    backward: dict[Any, str] = {}
-    for theirs, ours in (words or {}).items():
-        backward.setdefault(ours, theirs)
+    backward = {ours: theirs for theirs, ours in reversed(list((words or {}).items()))}
 
     limits = {"minimum": minimum} if kind == "whole" else {}
 

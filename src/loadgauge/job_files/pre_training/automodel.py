@@ -7,8 +7,6 @@ import os
 import re
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
@@ -21,11 +19,13 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     adapters,
     instantiated,
     layers,
     names_in,
     quantised,
+    reads,
     row,
 )
 
@@ -80,30 +80,32 @@ def _size(keys: Keys, name: str) -> int | None:
     return keys.whole(name)
 
 
-def _model() -> Idea:
+def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    present = [name for name in at.names if keys.document.get(name) is not MISSING]
+    return dict.fromkeys(present[1:]) | {(present or at.names)[0]: facts.get("model")}
+
+
+@reads(
+    facts="model config",
+    write=_model_written,
+    whole="model.config",
+    names=("model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path"),
+    sizes=tuple(f"model.config.{name}" for name in SIZES),
+)
+def _model(keys: Keys, at: Named) -> Facts:
     """The model by its name, or by the sizes of a configuration whose class is named (`from_config`)."""
-    names = ("model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path")
-    whole, sizes = "model.config", tuple(f"model.config.{name}" for name in SIZES)
-
-    def read(keys: Keys) -> Facts:
-        section, name = keys.document.get(whole), keys.agreed(names, keys.word)
-        if isinstance(section, str):
-            return {"model": _named(section)}
-        other = next((key for key in sizes if keys.raw(key) not in (None, [])), None)
-        if other is None or not isinstance(section, dict):
-            return {"model": None if name is None else _named(name)}
-        if name is not None:
-            other_sizes = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
-            keys.remarks[f"{keys.document.shown(other)} changes the sizes of {name}"] = None
-            return {"config": changed(config(find(_named(name)).spec.name), other_sizes)}
-        kind = section.get("model_type") or _model_type(str(section.get("_target_")))
-        return {"config": {str(key): value for key, value in section.items()} | {"model_type": kind}}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        present = [name for name in names if keys.document.get(name) is not MISSING]
-        return dict.fromkeys(present[1:]) | {(present or names)[0]: facts.get("model")}
-
-    return Idea(keys=(whole, *names, *sizes), facts=("model", "config"), read=read, write=write)
+    section, name = keys.document.get(at.whole), keys.agreed(at.names, keys.word)
+    if isinstance(section, str):
+        return {"model": _named(section)}
+    other = next((key for key in at.sizes if keys.raw(key) not in (None, [])), None)
+    if other is None or not isinstance(section, dict):
+        return {"model": None if name is None else _named(name)}
+    if name is not None:
+        other_sizes = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
+        keys.remarks[f"{keys.document.shown(other)} changes the sizes of {name}"] = None
+        return {"config": changed(config(find(_named(name)).spec.name), other_sizes)}
+    kind = section.get("model_type") or _model_type(str(section.get("_target_")))
+    return {"config": {str(key): value for key, value in section.items()} | {"model_type": kind}}
 
 
 def _named(path: str) -> str:
@@ -129,120 +131,126 @@ LEFT = "layers of experts stay gathered after the backward of every micro-batch 
 """Effect of the switch of `components/moe/fsdp_mixin.py`."""
 
 
-def _degrees() -> Idea:
-    tp, cp = f"{D}tp_size", f"{D}cp_size"
-    pp, ep = f"{D}pp_size", f"{D}ep_size"
-    whole, copies = f"{D}dp_size", f"{D}dp_replicate_size"
-    shared, strategy, offload = f"{D}sequence_parallel", f"{D}strategy", f"{D}offload_policy"
-    reshard, later, experts = f"{D}reshard_after_forward", f"{D}defer_fsdp_grad_sync", f"{D}moe.reshard_after_forward"
-    policy, stage = f"{offload}._target_", f"{D}zero_dp_strategy"
-    kept = "model.backend.enable_fsdp_optimizations"
-    owned = (tp, cp, pp, ep, whole, copies, shared, strategy, reshard, later, experts, policy, stage, kept)
+DEGREES_POLICY = f"{D}offload_policy._target_"
 
-    def usual(keys: Keys) -> int:
-        """The ZeRO stage where nothing says whether layers stay gathered: with expert or pipeline parallelism they do
-        (`components/moe/parallelizer.py`, `components/distributed/parallelizer.py`)."""
-        if (_size(keys, ep) or 1) > 1:
-            return 3 if keys.flag(experts) else 2
-        return 2 if (_size(keys, pp) or 1) > 1 else 3
 
-    def read(keys: Keys) -> Facts:
-        kind = keys.choice(strategy, {"fsdp2": 3, "ddp": 0, "megatron_fsdp": 1, "megatronfsdp": 1})
-        if kind == 1:
-            number = keys.whole(stage, minimum=0)
-            kind = 3 if number is None else number
-        elif kind is None or kind == 3:
-            kind = usual(keys) if keys.flag(reshard) is None else 3 if keys.flag(reshard) else 2
-            if kind == 3 and keys.flag(kept):
-                kind = 2
-                keys.note(kept, LEFT, "saves", "gathered")
-        ranks = _size(keys, tp) or 1
-        facts: Facts = {
-            "offload": "all" if "CPUOffloadPolicy" in (keys.word(policy) or "") else "none",
-            "tp": ranks,
-            "cp": _size(keys, cp) or 1,
-            "pp": _size(keys, pp) or 1,
-            "ep": _size(keys, ep) or 1,
-            "zero": kind,
-            "sequence_parallel": bool(keys.flag(shared)) and ranks > 1,
-            # As `FSDP2Config` has it, unless it is told otherwise (`components/distributed/utils.py`, `get_sync_ctx`).
-            "gradient_sync": "each" if keys.flag(later) is False else "last",
-        }
-        if keys.given.get("gpus") == 1:
-            facts["zero"] = 0
-        replicas, ranks_of_data = _size(keys, copies), _size(keys, whole)
-        if replicas is not None:
-            facts["replicas"] = replicas
-        if ranks_of_data is not None:
-            facts["dp"] = ranks_of_data
-        elif facts["ep"] > 1 and not keys.given.get("gpus"):
-            # As few GPUs as the experts need; how many there are is said to the launcher.
-            inner = facts["tp"] * facts["cp"]
-            facts["dp"] = (replicas or 1) * math.lcm(inner, facts["ep"]) // inner
-        return facts
+def _usual(keys: Keys, at: Named) -> int:
+    """The ZeRO stage where nothing says whether layers stay gathered: with expert or pipeline parallelism they do
+    (`components/moe/parallelizer.py`, `components/distributed/parallelizer.py`)."""
+    if (_size(keys, at.ep) or 1) > 1:
+        return 3 if keys.flag(at.experts) else 2
+    return 2 if (_size(keys, at.pp) or 1) > 1 else 3
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stage = facts.get("zero") or 0
-        if stage == 1:
-            return {}
-        values: dict[str, Any] = {strategy: "fsdp2" if stage else "ddp"}
-        values[later] = False if facts.get("gradient_sync") == "each" else True if keys.has(later) else None
-        wide = (facts.get("ep") or 1) > 1 or (facts.get("pp") or 1) > 1
-        values[reshard] = stage == 3 if stage and (wide or stage == 2 or keys.has(reshard)) else None
-        target = "torch.distributed.fsdp.CPUOffloadPolicy" if facts.get("offload") == "all" else None
-        values |= {policy: target} if target or keys.has(policy) else {}
-        for key, axis in ((tp, "tp"), (cp, "cp"), (pp, "pp"), (ep, "ep")):
-            size = facts.get(axis) or 1
-            values[key] = size if size > 1 or keys.document.get(key) not in (None, 1) else None
-            if keys.has(key):
-                values[key] = size
-        replicas = facts.get("replicas") or 1
-        values[copies] = replicas if replicas > 1 else 1 if _size(keys, copies) else None
-        if _size(keys, whole) is not None:
-            values[whole] = facts.get("dp") if "gpus" in facts else None
-        values[shared] = (
-            bool(facts.get("sequence_parallel")) if keys.has(shared) or facts.get("sequence_parallel") else None
-        )
-        return values
 
-    return Idea(
-        keys=owned,
-        facts=names_in("tp cp pp ep zero replicas dp sequence_parallel gradient_sync offload"),
-        read=read,
-        write=write,
+def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    stage = facts.get("zero") or 0
+    if stage == 1:
+        return {}
+    values: dict[str, Any] = {at.strategy: "fsdp2" if stage else "ddp"}
+    values[at.later] = False if facts.get("gradient_sync") == "each" else True if keys.has(at.later) else None
+    wide = (facts.get("ep") or 1) > 1 or (facts.get("pp") or 1) > 1
+    values[at.reshard] = stage == 3 if stage and (wide or stage == 2 or keys.has(at.reshard)) else None
+    target = "torch.distributed.fsdp.CPUOffloadPolicy" if facts.get("offload") == "all" else None
+    values |= {DEGREES_POLICY: target} if target or keys.has(DEGREES_POLICY) else {}
+    for key, axis in ((at.tp, "tp"), (at.cp, "cp"), (at.pp, "pp"), (at.ep, "ep")):
+        size = facts.get(axis) or 1
+        values[key] = size if size > 1 or keys.document.get(key) not in (None, 1) else None
+        if keys.has(key):
+            values[key] = size
+    replicas = facts.get("replicas") or 1
+    values[at.copies] = replicas if replicas > 1 else 1 if _size(keys, at.copies) else None
+    if _size(keys, at.whole) is not None:
+        values[at.whole] = facts.get("dp") if "gpus" in facts else None
+    values[at.shared] = (
+        bool(facts.get("sequence_parallel")) if keys.has(at.shared) or facts.get("sequence_parallel") else None
     )
+    return values
 
 
-def _pipeline() -> Idea:
-    schedule, micro = f"{D}pipeline.pp_schedule", f"{D}pipeline.pp_microbatch_size"
-    whole, local = "step_scheduler.global_batch_size", "step_scheduler.local_batch_size"
-    layers, rounded = f"{D}pipeline.layers_per_stage", f"{D}pipeline.round_virtual_stages_to_pp_multiple"
+@reads(
+    facts="tp cp pp ep zero replicas dp sequence_parallel gradient_sync offload",
+    write=_degrees_written,
+    tp=f"{D}tp_size",
+    cp=f"{D}cp_size",
+    pp=f"{D}pp_size",
+    ep=f"{D}ep_size",
+    whole=f"{D}dp_size",
+    copies=f"{D}dp_replicate_size",
+    shared=f"{D}sequence_parallel",
+    strategy=f"{D}strategy",
+    reshard=f"{D}reshard_after_forward",
+    later=f"{D}defer_fsdp_grad_sync",
+    experts=f"{D}moe.reshard_after_forward",
+    also=(DEGREES_POLICY,),
+    stage=f"{D}zero_dp_strategy",
+    kept="model.backend.enable_fsdp_optimizations",
+)
+def _degrees(keys: Keys, at: Named) -> Facts:
+    kind = keys.choice(at.strategy, {"fsdp2": 3, "ddp": 0, "megatron_fsdp": 1, "megatronfsdp": 1})
+    if kind == 1:
+        number = keys.whole(at.stage, minimum=0)
+        kind = 3 if number is None else number
+    elif kind is None or kind == 3:
+        kind = _usual(keys, at) if keys.flag(at.reshard) is None else 3 if keys.flag(at.reshard) else 2
+        if kind == 3 and keys.flag(at.kept):
+            kind = 2
+            keys.note(at.kept, LEFT, "saves", "gathered")
+    ranks = _size(keys, at.tp) or 1
+    facts: Facts = {
+        "offload": "all" if "CPUOffloadPolicy" in (keys.word(DEGREES_POLICY) or "") else "none",
+        "tp": ranks,
+        "cp": _size(keys, at.cp) or 1,
+        "pp": _size(keys, at.pp) or 1,
+        "ep": _size(keys, at.ep) or 1,
+        "zero": kind,
+        "sequence_parallel": bool(keys.flag(at.shared)) and ranks > 1,
+        # As `FSDP2Config` has it, unless it is told otherwise (`components/distributed/utils.py`, `get_sync_ctx`).
+        "gradient_sync": "each" if keys.flag(at.later) is False else "last",
+    }
+    if keys.given.get("gpus") == 1:
+        facts["zero"] = 0
+    replicas, ranks_of_data = _size(keys, at.copies), _size(keys, at.whole)
+    if replicas is not None:
+        facts["replicas"] = replicas
+    if ranks_of_data is not None:
+        facts["dp"] = ranks_of_data
+    elif facts["ep"] > 1 and not keys.given.get("gpus"):
+        # As few GPUs as the experts need; how many there are is said to the launcher.
+        inner = facts["tp"] * facts["cp"]
+        facts["dp"] = (replicas or 1) * math.lcm(inner, facts["ep"]) // inner
+    return facts
 
-    def read(keys: Keys) -> Facts:
-        facts: Facts = {"global_batch": keys.whole(whole) or 32, "micro_batch": keys.whole(local) or 1}
-        if (_size(keys, f"{D}pp_size") or 1) > 1:
-            facts["micro_batch"] = keys.whole(micro) or 1
-            facts["schedule"] = keys.choice(schedule, SCHEDULES) or "1f1b"
-            many = keys.whole(layers) or (0 if facts["schedule"] == "interleaved" else None)
-            how = keys.choice(rounded, {"up": "up", "down": "down"})
-            # Without a number an interleaved schedule has two stages a rank (`calculate_virtual_stages`).
-            facts["layers_per_stage"] = None if many is None else f"{many},{how or ''}"
-        return facts
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        sequences, stages = facts.get("micro_batch") or 1, facts.get("pp") or 1
-        values: dict[str, Any] = {whole: facts["global_batch"]} if facts.get("global_batch") else {}
-        if stages == 1:
-            return values | {local: sequences, micro: None, schedule: None, layers: None, rounded: None}
-        spelled = {ours: theirs for theirs, ours in reversed(SCHEDULES.items())}.get(facts.get("schedule") or "1f1b")
-        accumulation = facts.get("accumulation") or 1
-        return values | {local: sequences * accumulation, micro: sequences, schedule: spelled}
+def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    sequences, stages = facts.get("micro_batch") or 1, facts.get("pp") or 1
+    values: dict[str, Any] = {at.whole: facts["global_batch"]} if facts.get("global_batch") else {}
+    if stages == 1:
+        return values | {at.local: sequences, at.micro: None, at.schedule: None, at.layers: None, at.rounded: None}
+    spelled = {ours: theirs for theirs, ours in reversed(SCHEDULES.items())}.get(facts.get("schedule") or "1f1b")
+    accumulation = facts.get("accumulation") or 1
+    return values | {at.local: sequences * accumulation, at.micro: sequences, at.schedule: spelled}
 
-    owned, facts = (
-        (schedule, micro, whole, local, layers, rounded),
-        names_in("global_batch micro_batch schedule layers_per_stage"),
-    )
-    return Idea(keys=owned, facts=facts, read=read, write=write)
+
+@reads(
+    facts=names_in("global_batch micro_batch schedule layers_per_stage"),
+    write=_pipeline_written,
+    schedule=f"{D}pipeline.pp_schedule",
+    micro=f"{D}pipeline.pp_microbatch_size",
+    whole="step_scheduler.global_batch_size",
+    local="step_scheduler.local_batch_size",
+    layers=f"{D}pipeline.layers_per_stage",
+    rounded=f"{D}pipeline.round_virtual_stages_to_pp_multiple",
+)
+def _pipeline(keys: Keys, at: Named) -> Facts:
+    facts: Facts = {"global_batch": keys.whole(at.whole) or 32, "micro_batch": keys.whole(at.local) or 1}
+    if (_size(keys, f"{D}pp_size") or 1) > 1:
+        facts["micro_batch"] = keys.whole(at.micro) or 1
+        facts["schedule"] = keys.choice(at.schedule, SCHEDULES) or "1f1b"
+        many = keys.whole(at.layers) or (0 if facts["schedule"] == "interleaved" else None)
+        how = keys.choice(at.rounded, {"up": "up", "down": "down"})
+        # Without a number an interleaved schedule has two stages a rank (`calculate_virtual_stages`).
+        facts["layers_per_stage"] = None if many is None else f"{many},{how or ''}"
+    return facts
 
 
 def _adapter() -> Idea:
@@ -295,75 +303,75 @@ def _adapter() -> Idea:
     )
 
 
-def _checkpointing() -> Idea:
+def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = facts.get("recompute") or "none"
+    values: dict[str, Any] = {at.key: "selective" if word == "per-op" else word == "full"}
+    values |= {at.drafted: False} if keys.flag(at.drafted) and word != "full" else {}
+    return values if word in ("none", "full", "per-op") else {}
+
+
+@reads(
+    facts="recompute",
+    write=_checkpointing_written,
+    key=f"{D}activation_checkpointing",
+    drafted="model.base_activation_checkpointing",
+)
+def _checkpointing(keys: Keys, at: Named) -> Facts:
     """Whole layers; `selective` keeps products of PyTorch's list, as torchtitan's does (`activation_checkpointing.py`)."""
-    key, drafted = f"{D}activation_checkpointing", "model.base_activation_checkpointing"
-
-    def read(keys: Keys) -> Facts:
-        if keys.raw(key) == "selective":
-            return {"recompute": "per-op"}
-        on = keys.raw(key) == "full" or (keys.has(key) and keys.flag(key)) or keys.flag(drafted)
-        return {"recompute": "full" if on else "none"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        values: dict[str, Any] = {key: "selective" if word == "per-op" else word == "full"}
-        values |= {drafted: False} if keys.flag(drafted) and word != "full" else {}
-        return values if word in ("none", "full", "per-op") else {}
-
-    return Idea(keys=(key, drafted), facts=("recompute",), read=read, write=write)
+    if keys.raw(at.key) == "selective":
+        return {"recompute": "per-op"}
+    on = keys.raw(at.key) == "full" or (keys.has(at.key) and keys.flag(at.key)) or keys.flag(at.drafted)
+    return {"recompute": "full" if on else "none"}
 
 
-def _length() -> Idea:
+def _used(keys: Keys, at: Named) -> str | None:
+    packed = next((name for name in at.packs if keys.whole(name, minimum=0)), None)
+    return packed or next((name for name in (*at.sets, *at.cut) if keys.has(name)), None)
+
+
+@reads(
+    facts="seq_len",
+    write=lambda facts, keys, at: {_used(keys, at) or at.packs[0]: facts["seq_len"]},
+    packs=("packed_sequence.packed_sequence_size", "packed_sequence.pack_size"),
+    sets=tuple(f"dataset.{name}" for name in ("seq_length", "seq_len", "max_seq_len", "max_length")),
+    cut=("packed_sequence.max_length", "dataloader.collate_fn.max_length"),
+)
+def _length(keys: Keys, at: Named) -> Facts:
     """Tokens of a packed sequence (0: not packed), or those that the data set or its collator pads or cuts samples to."""
-    packs = ("packed_sequence.packed_sequence_size", "packed_sequence.pack_size")  # the latter in recipes of vision
-    sets = tuple(f"dataset.{name}" for name in ("seq_length", "seq_len", "max_seq_len", "max_length"))
-    cut = ("packed_sequence.max_length", "dataloader.collate_fn.max_length")
-
-    def used(keys: Keys) -> str | None:
-        packed = next((name for name in packs if keys.whole(name, minimum=0)), None)
-        return packed or next((name for name in (*sets, *cut) if keys.has(name)), None)
-
-    def read(keys: Keys) -> Facts:
-        name = used(keys)
-        return {"seq_len": None if name is None else keys.whole(name)}
-
-    return Idea(
-        keys=(*packs, *sets, *cut),
-        facts=("seq_len",),
-        read=read,
-        write=lambda facts, keys: {used(keys) or packs[0]: facts["seq_len"]},
-    )
+    name = _used(keys, at)
+    return {"seq_len": None if name is None else keys.whole(name)}
 
 
-def _precision() -> Idea:
+PRECISION_NARROW = dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), True) | dict.fromkeys(
+    ("float32", "fp32", "torch.float32"), False
+)
+
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    asked = facts.get("precision")
+    if asked not in ("bf16-pure", "bf16-autocast", "fp32") and not (asked == "bf16-mixed-16" and _main_weights(keys)):
+        return {}
+    present = [name for name in at.names if keys.document.get(name) is not MISSING]
+    values: dict[str, Any] = {
+        (present or at.names)[0]: "bf16" if asked in ("bf16-pure", "bf16-mixed-16") else "float32"
+    }
+    if asked == "fp32" or keys.choice(at.cast, PRECISION_NARROW) is False:
+        values[at.cast] = "float32" if asked == "fp32" else "bfloat16"
+    return values | dict.fromkeys(present[1:])
+
+
+@reads(
+    facts="precision",
+    write=_precision_written,
+    names=("model.torch_dtype", "model.dtype"),
+    cast=f"{D}mp_policy.param_dtype",
+)
+def _precision(keys: Keys, at: Named) -> Facts:
     """Return what weights are trained in, and what FSDP2 casts them to as it gathers them (`mp_policy`; else bfloat16)."""
-    names, cast = ("model.torch_dtype", "model.dtype"), f"{D}mp_policy.param_dtype"
-    narrow = dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), True) | dict.fromkeys(
-        ("float32", "fp32", "torch.float32"), False
-    )
-
-    def read(keys: Keys) -> Facts:
-        name = keys.agreed(names, lambda key: keys.choice(key, DTYPES)) or "bf16-pure"
-        if name == "bf16-pure":
-            return {"precision": "bf16-mixed-16" if _main_weights(keys) else name}
-        return {"precision": "fp32" if keys.choice(cast, narrow) is False else name}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        asked = facts.get("precision")
-        if asked not in ("bf16-pure", "bf16-autocast", "fp32") and not (
-            asked == "bf16-mixed-16" and _main_weights(keys)
-        ):
-            return {}
-        present = [name for name in names if keys.document.get(name) is not MISSING]
-        values: dict[str, Any] = {
-            (present or names)[0]: "bf16" if asked in ("bf16-pure", "bf16-mixed-16") else "float32"
-        }
-        if asked == "fp32" or keys.choice(cast, narrow) is False:
-            values[cast] = "float32" if asked == "fp32" else "bfloat16"
-        return values | dict.fromkeys(present[1:])
-
-    return Idea(keys=(*names, cast), facts=("precision",), read=read, write=write)
+    name = keys.agreed(at.names, lambda key: keys.choice(key, DTYPES)) or "bf16-pure"
+    if name == "bf16-pure":
+        return {"precision": "bf16-mixed-16" if _main_weights(keys) else name}
+    return {"precision": "fp32" if keys.choice(at.cast, PRECISION_NARROW) is False else name}
 
 
 def _main_weights(keys: Keys) -> bool | None:
@@ -376,59 +384,55 @@ def _main_weights(keys: Keys) -> bool | None:
     return name == "fused_adam" if stated is None else stated
 
 
-def _optimizer() -> Idea:
+OPTIMIZER_PLAIN, OPTIMIZER_MOMENTS = (
+    instantiated("optimizer._target_", OPTIMIZERS),
+    ("optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"),
+)
+
+
+def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    values = OPTIMIZER_PLAIN.write(facts, keys)
+    lists = facts.get("optimizer") == "adamw-foreach" and (facts.get("tp") or 1) > 1
+    return values | ({"optimizer.foreach": True} if lists and values else {})
+
+
+@reads(*OPTIMIZER_PLAIN.keys, "optimizer.master_weights", facts=OPTIMIZER_PLAIN.facts, write=_optimizer_written)
+def _optimizer(keys: Keys) -> Facts:
     """The optimizer by its class; PyTorch's runs as a loop where tensor parallelism is on (`_foreach_for_mesh`)."""
-    plain, moments = (
-        instantiated("optimizer._target_", OPTIMIZERS),
-        ("optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype"),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts, main = plain.read(keys), _main_weights(keys)
-        if main is not None:
-            narrow = all("bf" in str(keys.raw(key)).replace("loat", "") for key in moments)
-            half = (keys.word("model.torch_dtype") or "bf16") not in ("float32", "fp32", "torch.float32")
-            return {"optimizer": "adamw-anyprecision" if half and not main and not narrow else "adamw-fused"}
-        if (
-            facts["optimizer"] == "adamw-foreach"
-            and (_size(keys, f"{D}tp_size") or 1) > 1
-            and not keys.has("optimizer.foreach")
-        ):
-            return {"optimizer": "adamw-loop"}
-        return facts
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = plain.write(facts, keys)
-        lists = facts.get("optimizer") == "adamw-foreach" and (facts.get("tp") or 1) > 1
-        return values | ({"optimizer.foreach": True} if lists and values else {})
-
-    return msgspec.structs.replace(plain, keys=(*plain.keys, "optimizer.master_weights"), read=read, write=write)
+    facts, main = OPTIMIZER_PLAIN.read(keys), _main_weights(keys)
+    if main is not None:
+        narrow = all("bf" in str(keys.raw(key)).replace("loat", "") for key in OPTIMIZER_MOMENTS)
+        half = (keys.word("model.torch_dtype") or "bf16") not in ("float32", "fp32", "torch.float32")
+        return {"optimizer": "adamw-anyprecision" if half and not main and not narrow else "adamw-fused"}
+    if (
+        facts["optimizer"] == "adamw-foreach"
+        and (_size(keys, f"{D}tp_size") or 1) > 1
+        and not keys.has("optimizer.foreach")
+    ):
+        return {"optimizer": "adamw-loop"}
+    return facts
 
 
-def _task() -> Idea:
+@reads(
+    facts="task teacher head",
+    write=lambda facts, keys, at: {at.teacher: facts.get("teacher")} if keys.has(at.teacher) else {},
+    teacher="teacher_model.pretrained_model_name_or_path",
+    labels="model.num_labels",
+)
+def _task(keys: Keys, at: Named) -> Facts:
     """Distillation where a teacher is beside the model; recipes of other models than those that write text are not read."""
-    teacher, labels = "teacher_model.pretrained_model_name_or_path", "model.num_labels"
-
-    def read(keys: Keys) -> Facts:
-        recipe, name = str(keys.raw("recipe") or keys.raw("recipe._target_")).lower(), keys.word(teacher)
-        other = next((what for part, what in OTHER_RECIPES.items() if part in recipe), None)
-        if other is not None:
-            raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
-        if "diffusionlm" in recipe or "diffusiongemma" in recipe:
-            keys.note(
-                "recipe",
-                "fills in masked tokens, all of which see each other; counted as SFT",
-                parts="activations loss",
-            )
-        facts: Facts = {"task": "gkd" if name else None, "teacher": name}
-        return facts | ({"head": keys.whole(labels) or 2} if "sequenceclassification" in recipe else {})
-
-    return Idea(
-        keys=(teacher, labels),
-        facts=("task", "teacher", "head"),
-        read=read,
-        write=lambda facts, keys: {teacher: facts.get("teacher")} if keys.has(teacher) else {},
-    )
+    recipe, name = str(keys.raw("recipe") or keys.raw("recipe._target_")).lower(), keys.word(at.teacher)
+    other = next((what for part, what in OTHER_RECIPES.items() if part in recipe), None)
+    if other is not None:
+        raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
+    if "diffusionlm" in recipe or "diffusiongemma" in recipe:
+        keys.note(
+            "recipe",
+            "fills in masked tokens, all of which see each other; counted as SFT",
+            parts="activations loss",
+        )
+    facts: Facts = {"task": "gkd" if name else None, "teacher": name}
+    return facts | ({"head": keys.whole(at.labels) or 2} if "sequenceclassification" in recipe else {})
 
 
 AUTOMODEL = Dialect(
@@ -439,15 +443,15 @@ AUTOMODEL = Dialect(
     framework="torchtitan",
     blank={"yaml": "recipe: TrainFinetuneRecipeForNextTokenPrediction\n"},
     ideas=(
-        _model(),
-        _task(),
-        _degrees(),
-        _pipeline(),
-        _length(),
+        _model,
+        _task,
+        _degrees,
+        _pipeline,
+        _length,
         _adapter(),
-        _checkpointing(),
-        _precision(),
-        _optimizer(),
+        _checkpointing,
+        _precision,
+        _optimizer,
         liger("model.use_liger_kernel"),
         row("loss", "loss_fn._target_", words=LOSSES_OF, default="float32"),
         row(

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas import (
@@ -20,8 +18,8 @@ from loadgauge.job_files.ideas import (
     Dialect,
     Document,
     Facts,
-    Idea,
     Keys,
+    Named,
     reads,
     row,
     spec_of,
@@ -162,99 +160,88 @@ def _recipe(keys: Keys) -> Facts:
     return {}
 
 
-def _zero() -> Idea:
+ZERO_SWITCHES = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
+
+
+def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values, switch = at.inner.write(facts, keys), ZERO_SWITCHES[0]
+    return values | {switch: bool(values[switch])}
+
+
+@reads(write=_zero_written, inner=zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp"))
+def _zero(keys: Keys, at: Named) -> Facts:
     """Megatron's, whose section a recipe that is not known may set."""
-    inner = zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp")
-    switches = ("ddp.use_distributed_optimizer", "ddp.use_megatron_fsdp", "optimizer.use_distributed_optimizer")
-
-    def read(keys: Keys) -> Facts:
-        stated = keys.has(*switches) or keys.flag("dist.use_megatron_fsdp")
-        return inner.read(keys) if stated else {}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values, switch = inner.write(facts, keys), switches[0]
-        return values | {switch: bool(values[switch])}
-
-    return msgspec.structs.replace(inner, read=read, write=write)
+    stated = keys.has(*ZERO_SWITCHES) or keys.flag("dist.use_megatron_fsdp")
+    return at.inner.read(keys) if stated else {}
 
 
-def _lora() -> Idea:
-    rank, modules = "peft.dim", "peft.target_modules"
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(rank, modules, "peft._target_"):
-            return {"lora_rank": 0}
-        if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
-            keys.note(
-                "peft._target_",
-                "has adapters of another kind, counted as LoRA's",
-                parts="gradients optimizer activations",
-            )
-        chosen = keys.words(modules) or list(TARGETS)
-        mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
-        if mixers:  # of Mamba's layers
-            shown = keys.document.shown(modules)
-            note = f"{shown}: adapters of Mamba's layers are not counted"
-            keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
-            chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
-        if any(name not in TARGETS for name in chosen):
-            raise keys.wrong(modules, f"read: {', '.join(TARGETS)}")
-        return {"lora_rank": keys.whole(rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not facts.get("lora_rank"):
-            return {rank: None, modules: None, "peft._target_": None}
-        return {
-            "peft._target_": "megatron.bridge.peft.lora.LoRA",
-            rank: facts["lora_rank"],
-            modules: groups(facts.get("lora_targets") or "all"),
-        }
-
-    return Idea(keys=(rank, modules, "peft._target_"), facts=("lora_rank", "lora_targets"), read=read, write=write)
+def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not facts.get("lora_rank"):
+        return {at.rank: None, at.modules: None, "peft._target_": None}
+    return {
+        "peft._target_": "megatron.bridge.peft.lora.LoRA",
+        at.rank: facts["lora_rank"],
+        at.modules: groups(facts.get("lora_targets") or "all"),
+    }
 
 
-def _length() -> Idea:
+@reads(
+    facts="lora_rank lora_targets",
+    write=_lora_written,
+    rank="peft.dim",
+    modules="peft.target_modules",
+    also=("peft._target_",),
+)
+def _lora(keys: Keys, at: Named) -> Facts:
+    if not keys.has(at.rank, at.modules, "peft._target_"):
+        return {"lora_rank": 0}
+    if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
+        keys.note(
+            "peft._target_",
+            "has adapters of another kind, counted as LoRA's",
+            parts="gradients optimizer activations",
+        )
+    chosen = keys.words(at.modules) or list(TARGETS)
+    mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
+    if mixers:  # of Mamba's layers
+        shown = keys.document.shown(at.modules)
+        note = f"{shown}: adapters of Mamba's layers are not counted"
+        keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
+        chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
+    if any(name not in TARGETS for name in chosen):
+        raise keys.wrong(at.modules, f"read: {', '.join(TARGETS)}")
+    return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
+
+
+@reads(inner=row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length"))
+def _length(keys: Keys, at: Named) -> Facts:
     """The sequence: the dataset's, else the model's, which a recipe's dataset follows."""
-    plain = row("seq_len", "dataset.sequence_length", "dataset.seq_length", "model.seq_length")
-
-    def read(keys: Keys) -> Facts:
-        own = [key for key in plain.keys if keys.document.get(key) is not MISSING and key in keys.document.names()]
-        return {"seq_len": keys.whole((own or [next((key for key in plain.keys if keys.has(key)), plain.keys[0])])[0])}
-
-    return Idea(keys=plain.keys, facts=("seq_len",), read=read, write=plain.write)
+    own = [key for key in at.inner.keys if keys.document.get(key) is not MISSING and key in keys.document.names()]
+    return {
+        "seq_len": keys.whole((own or [next((key for key in at.inner.keys if keys.has(key)), at.inner.keys[0])])[0])
+    }
 
 
-def _model() -> Idea:
-    plain = row("model", "model.hf_model_id", "model.hf_path", "hf_path", "hf_model_path", kind="word", add=False)
-
-    return Idea(
-        keys=plain.keys,
-        facts=("model",),
-        read=lambda keys: {"model": next((keys.word(key) for key in plain.keys if keys.has(key)), None)},
-        write=plain.write,
-    )
+@reads(inner=row("model", "model.hf_model_id", "model.hf_path", "hf_path", "hf_model_path", kind="word", add=False))
+def _model(keys: Keys, at: Named) -> Facts:
+    return {"model": next((keys.word(key) for key in at.inner.keys if keys.has(key)), None)}
 
 
-def _next_tokens() -> Idea:
+@reads(
+    facts="mtp",
+    write=lambda facts, keys, at: {at.key: 1 if facts.get("mtp") else 0 if keys.has(at.key) else None},
+    key="model.mtp_num_layers",
+)
+def _next_tokens(keys: Keys, at: Named) -> Facts:
     """Return whether heads of the next tokens are trained: the model's, where it has as many as the recipe says."""
-    key = "model.mtp_num_layers"
-
-    def read(keys: Keys) -> Facts:
-        many = keys.whole(key, minimum=0)
-        spec = spec_of(keys, "model.hf_model_id") if many else None
-        if spec is not None and spec.num_nextn_predict_layers == many:
-            return {"mtp": True}
-        if many:
-            why = f"{many} heads of the next tokens are trained too, whose sizes are not known"
-            keys.note(key, why, "costs", "weights gradients optimizer activations loss transient", 0.25)
-        return {}
-
-    return Idea(
-        keys=(key,),
-        facts=("mtp",),
-        read=read,
-        write=lambda facts, keys: {key: 1 if facts.get("mtp") else 0 if keys.has(key) else None},
-    )
+    many = keys.whole(at.key, minimum=0)
+    spec = spec_of(keys, "model.hf_model_id") if many else None
+    if spec is not None and spec.num_nextn_predict_layers == many:
+        return {"mtp": True}
+    if many:
+        why = f"{many} heads of the next tokens are trained too, whose sizes are not known"
+        keys.note(at.key, why, "costs", "weights gradients optimizer activations loss transient", 0.25)
+    return {}
 
 
 BRIDGE = Dialect(
@@ -283,16 +270,16 @@ BRIDGE = Dialect(
             "model.expert_model_parallel_size", "model.expert_tensor_parallel_size",
             "model.tensor_model_parallel_size", "model.num_moe_experts",
         ),
-        _zero(),
+        _zero,
         recompute("model."),
         row("micro_batch", "train.micro_batch_size"),
         row("global_batch", "train.global_batch_size"),
-        _length(),
+        _length,
         row("precision", "mixed_precision", words=RECIPES),
         row("optimizer", "optimizer.optimizer", words={"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "lion": "lion"}),
         row("attention", "model.attention_backend", words=TRANSFORMER_ENGINE),
         offload("optimizer.", share=1.0),
-        _lora(),
+        _lora,
         loss("model."),
         overlap(
             {
@@ -300,7 +287,7 @@ BRIDGE = Dialect(
                 "overlap_moe_expert_parallel_comm": "comm_overlap.", "overlap_p2p_comm": "comm_overlap.",
             }
         ),
-        _next_tokens(),
-        _model(),
+        _next_tokens,
+        _model,
     ),
 )  # fmt: skip

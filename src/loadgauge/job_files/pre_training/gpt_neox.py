@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, fixed, names_in, reads, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, fixed, names_in, reads, row
 
 SIZES = names_in(
     """
@@ -95,66 +95,59 @@ def _experts(keys: Keys) -> Facts:
     return {}
 
 
-def _layout() -> Idea:
-    stages, ranks, shared = "pipe_parallel_size", "model_parallel_size", "sequence_parallel"
-
-    def read(keys: Keys) -> Facts:
-        pp, tp = keys.whole(stages, 0) or 1, keys.whole(ranks) or 1
-        return {"pp": pp, "tp": tp, "sequence_parallel": bool(keys.flag(shared)) and tp > 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = {stages: facts.get("pp") or 1, ranks: facts.get("tp") or 1}
-        return values | ({shared: bool(facts.get("sequence_parallel"))} if facts.get("sequence_parallel") else {})
-
-    return Idea(keys=(stages, ranks, shared), facts=("pp", "tp", "sequence_parallel"), read=read, write=write)
+def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values: dict[str, Any] = {at.stages: facts.get("pp") or 1, at.ranks: facts.get("tp") or 1}
+    return values | ({at.shared: bool(facts.get("sequence_parallel"))} if facts.get("sequence_parallel") else {})
 
 
-def _recompute() -> Idea:
-    switch, count = "checkpoint_activations", "checkpoint_num_layers"
-
-    def read(keys: Keys) -> Facts:
-        number = keys.whole(count) or 1
-        full = "full" if number == 1 else f"full:group={number}"
-        return {"recompute": full if keys.flag(switch) else "none"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        kind, _, number = str(facts["recompute"]).partition(":group=")
-        return {switch: kind == "full", count: int(number or 1)} if kind in ("full", "none") else {}
-
-    return Idea(keys=(switch, count), facts=("recompute",), read=read, write=write)
+@reads(
+    facts="pp tp sequence_parallel",
+    write=_layout_written,
+    stages="pipe_parallel_size",
+    ranks="model_parallel_size",
+    shared="sequence_parallel",
+)
+def _layout(keys: Keys, at: Named) -> Facts:
+    pp, tp = keys.whole(at.stages, 0) or 1, keys.whole(at.ranks) or 1
+    return {"pp": pp, "tp": tp, "sequence_parallel": bool(keys.flag(at.shared)) and tp > 1}
 
 
-def _precision() -> Idea:
-    name, switches = (
-        "precision",
-        {"fp16.enabled": "fp16", "fp16.fp16": "fp16", "bf16.enabled": "bf16", "bf16.bf16": "bf16"},
-    )
-    summed, reduced = "data_types.grad_accum_dtype", "fp32_allreduce"
-
-    def read(keys: Keys) -> Facts:
-        word = keys.choice(name, PRECISIONS)
-        half = word or next((word for key, word in switches.items() if keys.flag(key)), "fp32")
-        wide = keys.choice(summed, {"fp32": True, "bf16": False, "fp16": False})
-        return {"precision": f"{half}-mixed-18" if wide and half != "fp32" else half}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        half, _, recipe = str(facts["precision"]).partition("-")
-        spelled = {ours: theirs for theirs, ours in PRECISIONS.items()}
-        if half not in spelled or recipe not in ("", "mixed-16", "mixed-18"):
-            return {}
-        return dict.fromkeys(switches) | {name: spelled[half], summed: "fp32" if recipe == "mixed-18" else None}
-
-    return Idea(keys=(name, *switches, summed, reduced), facts=("precision",), read=read, write=write)
+def _recompute_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    kind, _, number = str(facts["recompute"]).partition(":group=")
+    return {at.switch: kind == "full", at.count: int(number or 1)} if kind in ("full", "none") else {}
 
 
-def _attention() -> Idea:
+@reads(facts="recompute", write=_recompute_written, switch="checkpoint_activations", count="checkpoint_num_layers")
+def _recompute(keys: Keys, at: Named) -> Facts:
+    number = keys.whole(at.count) or 1
+    full = "full" if number == 1 else f"full:group={number}"
+    return {"recompute": full if keys.flag(at.switch) else "none"}
 
-    return Idea(
-        keys=("attention_config",),
-        facts=("attention",),
-        read=lambda keys: {"attention": "flash" if "flash" in str(keys.raw("attention_config")) else "eager"},
-        write=lambda facts, keys: {},
-    )
+
+SWITCHES = {"fp16.enabled": "fp16", "fp16.fp16": "fp16", "bf16.enabled": "bf16", "bf16.bf16": "bf16"}
+
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    half, _, recipe = str(facts["precision"]).partition("-")
+    spelled = {ours: theirs for theirs, ours in PRECISIONS.items()}
+    if half not in spelled or recipe not in ("", "mixed-16", "mixed-18"):
+        return {}
+    return dict.fromkeys(SWITCHES) | {at.name: spelled[half], at.summed: "fp32" if recipe == "mixed-18" else None}
+
+
+@reads(
+    facts="precision",
+    write=_precision_written,
+    name="precision",
+    also=(*SWITCHES,),
+    summed="data_types.grad_accum_dtype",
+    reduced="fp32_allreduce",
+)
+def _precision(keys: Keys, at: Named) -> Facts:
+    word = keys.choice(at.name, PRECISIONS)
+    half = word or next((word for key, word in SWITCHES.items() if keys.flag(key)), "fp32")
+    wide = keys.choice(at.summed, {"fp32": True, "bf16": False, "fp16": False})
+    return {"precision": f"{half}-mixed-18" if wide and half != "fp32" else half}
 
 
 def _reference(keys: Keys) -> str | None:
@@ -173,13 +166,16 @@ GPT_NEOX = Dialect(
     framework="megatron-deepspeed",
     blank={"yaml": ""},
     ideas=(
-        _layout(),
+        _layout,
         batch(),
         zero(),
-        _recompute(),
-        _precision(),
+        _recompute,
+        _precision,
         row("optimizer", "optimizer.type", words=OPTIMIZERS, default="adamw"),
-        _attention(),
+        fixed(
+            "attention_config",
+            attention=lambda keys: "flash" if "flash" in str(keys.raw("attention_config")) else "eager",
+        ),
         row("seq_len", "seq_length"),
         row("task", "train_impl", words={"normal": None, "dpo": "dpo", "kto": "kto", "rm": "reward"}),
         fixed("dpo_reference_free", reference=_reference),

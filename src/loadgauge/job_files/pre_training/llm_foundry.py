@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Unknown, fixed, row, when, words
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, Unknown, fixed, reads, row, when, words
 
 SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "NO_SHARD": 0}
 PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32"}
@@ -76,21 +76,17 @@ def _read(keys: Keys) -> Facts:
     }
 
 
-def _batch() -> Idea:
-    micro, whole = "device_train_microbatch_size", "global_train_batch_size"
-
-    def read(keys: Keys) -> Facts:
-        if str(keys.raw(micro) or "auto").lower() == "auto":
-            message = "is what fits, which Composer finds by trying"
-            raise Unknown(message, key=keys.document.shown(micro), file=keys.file)
-        return {"micro_batch": keys.whole(micro), "global_batch": keys.whole(whole)}
-
-    return Idea(
-        keys=(micro, whole),
-        facts=("micro_batch", "global_batch"),
-        read=read,
-        write=lambda facts, keys: {micro: facts.get("micro_batch") or 1, whole: facts.get("global_batch")},
-    )
+@reads(
+    facts="micro_batch global_batch",
+    write=lambda facts, keys, at: {at.micro: facts.get("micro_batch") or 1, at.whole: facts.get("global_batch")},
+    micro="device_train_microbatch_size",
+    whole="global_train_batch_size",
+)
+def _batch(keys: Keys, at: Named) -> Facts:
+    if str(keys.raw(at.micro) or "auto").lower() == "auto":
+        message = "is what fits, which Composer finds by trying"
+        raise Unknown(message, key=keys.document.shown(at.micro), file=keys.file)
+    return {"micro_batch": keys.whole(at.micro), "global_batch": keys.whole(at.whole)}
 
 
 LLM_FOUNDRY = Dialect(
@@ -103,7 +99,7 @@ LLM_FOUNDRY = Dialect(
     blank={"yaml": ""},
     zero_stages=(0, 2, 3),
     ideas=(
-        _batch(),
+        _batch,
         row("seq_len", "max_seq_len"),
         row("zero", "fsdp_config.sharding_strategy", words=SHARDING, default=0, off=0),
         row(

@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, reads, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, reads, row
 
 NAMES = {
     "llama2-7b": "llama-2-7b", "llama2-13b": "llama-2-13b", "llama2-70b": "llama-2-70b", "llama3-8b": "llama-3-8b",
@@ -89,51 +89,49 @@ def _layout(keys: Keys) -> Facts:
     return facts
 
 
-def _remat() -> Idea:
-    key = "remat_policy"
+@reads(
+    facts="recompute",
+    write=lambda facts, keys, at: {at.key: facts["recompute"]} if facts["recompute"] in ("full", "none") else {},
+    key="remat_policy",
+)
+def _remat(keys: Keys, at: Named) -> Facts:
+    policy = keys.word(at.key) or "full"
+    if policy in ("full", "none"):
+        return {"recompute": policy}
+    note = f"{at.key} = {policy[:40]}: keeps some of what is counted as kept, and makes the rest again or moves it to the host"
+    keys.add(Uncounted(note, at.key, effect="either", parts=("activations",)))
+    return {"recompute": "none"}
 
-    def read(keys: Keys) -> Facts:
-        policy = keys.word(key) or "full"
-        if policy in ("full", "none"):
-            return {"recompute": policy}
-        note = f"{key} = {policy[:40]}: keeps some of what is counted as kept, and makes the rest again or moves it to the host"
-        keys.add(Uncounted(note, key, effect="either", parts=("activations",)))
-        return {"recompute": "none"}
 
-    return Idea(
-        keys=(key,),
-        facts=("recompute",),
-        read=read,
-        write=lambda facts, keys: {key: facts["recompute"]} if facts["recompute"] in ("full", "none") else {},
+def _together(keys: Keys) -> int:
+    """The ranks that share a device's sequences: GPUs of a replica see theirs together."""
+    return math.prod(
+        max(1, keys.whole(key, -1) or 1) for key in SHARED if AXES[key.split("_", 1)[1][:-12]] in ("tp", "cp", "pp")
     )
 
 
-def _batch() -> Idea:
-    micro, count = "per_device_batch_size", "gradient_accumulation_steps"
+def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values: dict[str, Any] = {at.count: facts["accumulation"]} if facts.get("accumulation") else {}
+    if facts.get("micro_batch"):
+        each = facts["micro_batch"] / _together(keys)
+        values[at.micro] = int(each) if each.is_integer() else each
+    return values
 
-    def together(keys: Keys) -> int:
-        """The ranks that share a device's sequences: GPUs of a replica see theirs together."""
-        return math.prod(
-            max(1, keys.whole(key, -1) or 1) for key in SHARED if AXES[key.split("_", 1)[1][:-12]] in ("tp", "cp", "pp")
+
+@reads(
+    facts="micro_batch accumulation",
+    write=_batch_written,
+    micro="per_device_batch_size",
+    count="gradient_accumulation_steps",
+)
+def _batch(keys: Keys, at: Named) -> Facts:
+    number, ranks = keys.real(at.micro) or 12.0, _together(keys)
+    whole = number * ranks
+    if whole < 1 or not float(whole).is_integer():
+        raise ConfigError(
+            f"{number:g} sequences of a device are no whole number on {ranks}", key=at.micro, file=keys.file
         )
-
-    def read(keys: Keys) -> Facts:
-        number, ranks = keys.real(micro) or 12.0, together(keys)
-        whole = number * ranks
-        if whole < 1 or not float(whole).is_integer():
-            raise ConfigError(
-                f"{number:g} sequences of a device are no whole number on {ranks}", key=micro, file=keys.file
-            )
-        return {"micro_batch": int(whole), "accumulation": keys.whole(count) or 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = {count: facts["accumulation"]} if facts.get("accumulation") else {}
-        if facts.get("micro_batch"):
-            each = facts["micro_batch"] / together(keys)
-            values[micro] = int(each) if each.is_integer() else each
-        return values
-
-    return Idea(keys=(micro, count), facts=("micro_batch", "accumulation"), read=read, write=write)
+    return {"micro_batch": int(whole), "accumulation": keys.whole(at.count) or 1}
 
 
 @reads("dtype", "weight_dtype", facts="precision")
@@ -162,9 +160,9 @@ MAXTEXT = Dialect(
     blank={"yaml": "", "argv": "python3 -m maxtext.train base.yml\n"},
     ideas=(
         _layout,
-        _batch(),
+        _batch,
         row("seq_len", "max_target_length", default=2048),
-        _remat(),
+        _remat,
         _precision,
         row("attention", "attention", words=ATTENTION),
         row("optimizer", "opt_type", words=OPTIMIZERS, default="adamw"),

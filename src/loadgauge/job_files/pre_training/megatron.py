@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import NEAREST, TRANSFORMER_ENGINE, Dialect, Facts, Idea, Keys, names_in, reads, row
+from loadgauge.job_files.ideas import (
+    NEAREST,
+    TRANSFORMER_ENGINE,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    names_in,
+    reads,
+    row,
+)
 from loadgauge.job_files.pre_training.megatron_model import MODEL
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
@@ -272,58 +283,50 @@ FP8 = {"delayed": "fp8-delayed", "tensorwise": "fp8-tensorwise", "blockwise": "f
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
-def precision() -> Idea:
-    """The idea of the precision: 16 bits, and 8 or 4 bits in the matrix products."""
-    owned = names_in(
+FORMATS: dict[str, dict[str, Any]] = {
+    "fp32": {}, **{name: {name.partition("-")[0]: True} for name in ("bf16", "fp16", "bf16-mixed-18", "fp16-mixed-18")},
+    "bf16-mixed-16": {"bf16": True, "grad_reduce_in_bf16": True},
+    "nvfp4": {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
+    **{name: {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": recipe} for recipe, name in FP8.items()},
+    "mxfp8": {"bf16": True, "fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
+    "fp8": {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+}  # fmt: skip
+"""Arguments of a precision."""
+FORMATS |= {f"{name}-primary": FORMATS[name] | {"fp8_param_gather": True} for name in FP8.values()}
+FORMATS["mxfp8-primary"] |= {"reuse_grad_buf_for_mxfp8_param_ag": True}
+FORMATS["nvfp4-primary"] = FORMATS["nvfp4"] | {"fp4_param_gather": True}
+
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    return dict.fromkeys(at.owned) | FORMATS[facts["precision"]]
+
+
+@reads(
+    facts="precision",
+    write=_precision_written,
+    can={"precision": tuple(FORMATS)},
+    owned=names_in(
         """
         bf16 fp16 grad_reduce_in_bf16 fp8_format fp8_recipe fp4_format fp4_recipe fp8_param_gather fp4_param_gather
         reuse_grad_buf_for_mxfp8_param_ag fp8_hybrid fp8_e4m3 accumulate_allreduce_grads_in_fp32 fp8 fp4
         """
-    )
-
-    def read(keys: Keys) -> Facts:
-        half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
-        if keys.flag("bf16") and keys.flag("fp16"):
-            raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
-        eight = keys.has("fp8_format", "fp8") or keys.flag("fp8_hybrid") or keys.flag("fp8_e4m3")
-        if eight or keys.has("fp4_format", "fp4"):
-            if not eight:
-                keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
-            name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
-            primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
-            return {"precision": f"{name}-primary" if primary else name}
-        if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
-            return {"precision": "bf16-mixed-16"}
-        return {"precision": half or "fp32"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = dict.fromkeys(owned)
-        asked: str = facts["precision"]
-        name = {"bf16-mixed-18": "bf16", "fp16-mixed-18": "fp16", "fp8": "fp8-tensorwise"}.get(asked, asked)
-        plain, primary = name.removesuffix("-primary"), name.endswith("-primary")
-        backward = {ours: theirs for theirs, ours in FP8.items()}
-        if name in ("bf16", "fp16"):
-            return values | {name: True}
-        if name == "bf16-mixed-16":
-            return values | {"bf16": True, "grad_reduce_in_bf16": True}
-        if name == "fp32":
-            return values
-        if plain == "nvfp4":
-            primary_too = {"fp4_param_gather": primary or None}
-            return values | {"bf16": True, "fp4_format": "e2m1", "fp4_recipe": "nvfp4"} | primary_too
-        if plain not in backward:
-            return {}
-        reuse = True if primary and plain == "mxfp8" else None
-        shape = "e4m3" if plain == "mxfp8" else "hybrid"
-        return values | {
-            "bf16": True,
-            "fp8_format": shape,
-            "fp8_recipe": backward[plain],
-            "fp8_param_gather": primary or None,
-            "reuse_grad_buf_for_mxfp8_param_ag": reuse,
-        }
-
-    return Idea(keys=owned, facts=("precision",), read=read, write=write)
+    ),
+)
+def precision(keys: Keys, at: Named) -> Facts:
+    """The idea of the precision: 16 bits, and 8 or 4 bits in the matrix products."""
+    half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
+    if keys.flag("bf16") and keys.flag("fp16"):
+        raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+    eight = keys.has("fp8_format", "fp8") or keys.flag("fp8_hybrid") or keys.flag("fp8_e4m3")
+    if eight or keys.has("fp4_format", "fp4"):
+        if not eight:
+            keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
+        name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
+        primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
+        return {"precision": f"{name}-primary" if primary else name}
+    if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
+        return {"precision": "bf16-mixed-16"}
+    return {"precision": half or "fp32"}
 
 
 def zero(prefix: str = "", *also: str) -> Idea:
@@ -403,40 +406,47 @@ def overlap(sections: Mapping[str, str] | None = None) -> Idea:
     return Idea(keys=owned, facts=("overlap",), read=read, write=write)
 
 
-def optimizer() -> Idea:
+OPTIMIZER_NAMES = {
+    "adam": "adamw",
+    "adamw": "adamw",
+    "sgd": "sgd-momentum",
+    "muon": "muon",
+    "dist_muon": "muon",
+    "lion": "lion",
+}
+
+
+def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    name = facts["optimizer"]
+    theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
+    if theirs is None:
+        return {}
+    values: dict[str, Any] = {"optimizer": theirs}
+    if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
+        values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
+    return values
+
+
+@reads(
+    "optimizer",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+    "use_precision_aware_optimizer",
+    "sgd_momentum",
+    facts="optimizer",
+    write=_optimizer_written,
+)
+def optimizer(keys: Keys) -> Facts:
     """The idea of the optimizer; `adam` is AdamW, as weight decay is decoupled."""
-    names = {
-        "adam": "adamw",
-        "adamw": "adamw",
-        "sgd": "sgd-momentum",
-        "muon": "muon",
-        "dist_muon": "muon",
-        "lion": "lion",
-    }
-    owned = ("optimizer", "exp_avg_dtype", "exp_avg_sq_dtype", "use_precision_aware_optimizer", "sgd_momentum")
-
-    def read(keys: Keys) -> Facts:
-        name = keys.choice("optimizer", names, NEAREST["optimizer"]) or "adamw"
-        moments = {keys.word("exp_avg_dtype") or "fp32", keys.word("exp_avg_sq_dtype") or "fp32"}
-        if moments != {"fp32"}:
-            shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")
-            note = f"{shown}: moments in fewer bits than the 32 that are counted"
-            keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
-        if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
-            name = "sgd"
-        return {"optimizer": name}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts["optimizer"]
-        theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
-        if theirs is None:
-            return {}
-        values: dict[str, Any] = {"optimizer": theirs}
-        if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
-            values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
-        return values
-
-    return Idea(keys=owned, facts=("optimizer",), read=read, write=write)
+    name = keys.choice("optimizer", OPTIMIZER_NAMES, NEAREST["optimizer"]) or "adamw"
+    moments = {keys.word("exp_avg_dtype") or "fp32", keys.word("exp_avg_sq_dtype") or "fp32"}
+    if moments != {"fp32"}:
+        shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")
+        note = f"{shown}: moments in fewer bits than the 32 that are counted"
+        keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
+    if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
+        name = "sgd"
+    return {"optimizer": name}
 
 
 def loss(prefix: str = "") -> Idea:
@@ -488,38 +498,31 @@ VISION = {
 """Parameters of the encoders of `--vision-model-type`, as their publishers have them."""
 
 
-def vision() -> Idea:
+@reads(kind="vision_model_type", frozen="freeze_ViT", body="freeze_LM")
+def vision(keys: Keys, at: Named) -> Facts:
     """The idea of images: an encoder beside the language model, whose memory is a bound, and parts that are not trained."""
-    kind, frozen, body = "vision_model_type", "freeze_ViT", "freeze_LM"
-
-    def read(keys: Keys) -> Facts:
-        if not keys.has(kind, frozen, body):
-            return {}
-        shown, ranks = keys.document.shown(kind), keys.whole("tensor_model_parallel_size") or 1
-        size = VISION.get(str(keys.raw(kind) or "clip"), max(VISION.values()))
-        held = size * (2 if keys.flag(frozen) else 18) / ranks
-        note = f"{shown}: shows images to the model, whose encoder is not counted"
-        parts = ("transient",) if keys.flag(frozen) else ("activations", "transient")
-        keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
-        if keys.flag(body):
-            shown = keys.document.shown(body)
-            note = f"{shown}: the language model is not trained, and is counted as if it were"
-            keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+    if not keys.has(at.kind, at.frozen, at.body):
         return {}
+    shown, ranks = keys.document.shown(at.kind), keys.whole("tensor_model_parallel_size") or 1
+    size = VISION.get(str(keys.raw(at.kind) or "clip"), max(VISION.values()))
+    held = size * (2 if keys.flag(at.frozen) else 18) / ranks
+    note = f"{shown}: shows images to the model, whose encoder is not counted"
+    parts = ("transient",) if keys.flag(at.frozen) else ("activations", "transient")
+    keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
+    if keys.flag(at.body):
+        shown = keys.document.shown(at.body)
+        note = f"{shown}: the language model is not trained, and is counted as if it were"
+        keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+    return {}
 
-    return Idea(keys=(kind, frozen, body), facts=(), read=read, write=lambda facts, keys: {})
 
-
-def _length() -> Idea:
-    # Of a model that is shown images, the sequence of the language model.
-    plain = row("seq_len", "seq_length", "encoder_seq_length")
-    longer = ("decoder_seq_length", "total_seq_length")
-
-    def read(keys: Keys) -> Facts:
-        length = next((keys.whole(key) for key in longer if keys.has(key)), None)
-        return plain.read(keys) if length is None else {"seq_len": length}
-
-    return Idea(keys=(*plain.keys, *longer), facts=("seq_len",), read=read, write=plain.write)
+@reads(
+    inner=row("seq_len", "seq_length", "encoder_seq_length"),
+    longer=("decoder_seq_length", "total_seq_length"),
+)
+def _length(keys: Keys, at: Named) -> Facts:
+    length = next((keys.whole(key) for key in at.longer if keys.has(key)), None)
+    return at.inner.read(keys) if length is None else {"seq_len": length}
 
 
 LAYOUT = (
@@ -568,10 +571,10 @@ MEGATRON = Dialect(
         recompute(switch="recompute_activations"),
         row("micro_batch", "micro_batch_size", "batch_size"),
         row("global_batch", "global_batch_size"),
-        _length(),
-        vision(),
-        precision(),
-        optimizer(),
+        _length,
+        vision,
+        precision,
+        optimizer,
         overlap(),
         offload(),
         ATTENTION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, degree, names_in, product, row
+from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, degree, names_in, product, reads, row
 
 M, P, T, OPTIMIZER = "model.model_config.", "parallelism.", "tokens.", "optimizer."
 SIZES = names_in(
@@ -86,58 +86,55 @@ MODEL = Idea(
 )
 
 
-def _layout() -> Idea:
-    degrees = {"dp": "dp", "tp": "tp", "pp": "pp", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
-    engine, mode = f"{P}pp_engine", f"{P}tp_mode"
-
-    def read(keys: Keys) -> Facts:
-        size = {axis: keys.whole(f"{P}{key}") or 1 for axis, key in degrees.items()}
-        gpus = size["dp"] * size["tp"] * size["pp"] * size["cp"] * size["ep"]
-        if size["pp"] > 1 and keys.choice(engine, {"1f1b": "", "afab": "afab"}) == "afab":
-            note = f"{engine}: all forwards come first, whose activations are kept"
-            keys.add(Uncounted(note, engine, effect="costs", parts=("activations",)))
-        facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
-        shared = str(keys.raw(mode) or "").upper() == "REDUCE_SCATTER"
-        if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
-            note = f"{mode}: experts whose tokens each rank of a layer has, where a share of them is counted"
-            keys.add(Uncounted(note, mode, effect="costs", parts=("activations", "transient")))
-            shared = True
-        return facts | {"sequence_parallel": shared and size["tp"] > 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        size = {axis: facts.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep")}
-        values = product(*(degree(axis, f"{P}{degrees[axis]}") for axis in ("cp", "ep"))).write(size, keys)
-        values |= {f"{P}{axis}": size[axis] for axis in ("tp", "pp")}
-        if "gpus" in facts:
-            values[f"{P}dp"] = max(1, facts["gpus"] // (size["tp"] * size["pp"] * size["cp"] * size["ep"]))
-        if size["tp"] > 1 or keys.has(mode):
-            values[mode] = "REDUCE_SCATTER" if facts.get("sequence_parallel") else "ALL_REDUCE"
-        return values
-
-    return Idea(
-        keys=(*(f"{P}{key}" for key in degrees.values()), engine, mode),
-        facts=("gpus", "tp", "pp", "cp", "ep", "etp", "sequence_parallel"),
-        read=read,
-        write=write,
-    )
+LAYOUT_DEGREES = {"dp": "dp", "tp": "tp", "pp": "pp", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
 
 
-def _precision() -> Idea:
-    kind, summed = "model.dtype", f"{OPTIMIZER}accumulate_grad_in_fp32"
+def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    size = {axis: facts.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep")}
+    values = product(*(degree(axis, f"{P}{LAYOUT_DEGREES[axis]}") for axis in ("cp", "ep"))).write(size, keys)
+    values |= {f"{P}{axis}": size[axis] for axis in ("tp", "pp")}
+    if "gpus" in facts:
+        values[f"{P}dp"] = max(1, facts["gpus"] // (size["tp"] * size["pp"] * size["cp"] * size["ep"]))
+    if size["tp"] > 1 or keys.has(at.mode):
+        values[at.mode] = "REDUCE_SCATTER" if facts.get("sequence_parallel") else "ALL_REDUCE"
+    return values
 
-    def read(keys: Keys) -> Facts:
-        name = keys.choice(kind, {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}) or "fp32"
-        if name == "fp32":
-            return {"precision": "fp32"}
-        return {"precision": f"{name}-mixed-18" if keys.flag(summed) else f"{name}-pure"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name, _, form = str(facts["precision"]).partition("-")
-        if name not in ("bf16", "fp16", "fp32") or form not in ("", "mixed-18", "pure"):
-            return {}
-        return {kind: {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[name], summed: form != "pure"}
+@reads(
+    *(f"{P}{key}" for key in LAYOUT_DEGREES.values()),
+    facts="gpus tp pp cp ep etp sequence_parallel",
+    write=_layout_written,
+    engine=f"{P}pp_engine",
+    mode=f"{P}tp_mode",
+)
+def _layout(keys: Keys, at: Named) -> Facts:
+    size = {axis: keys.whole(f"{P}{key}") or 1 for axis, key in LAYOUT_DEGREES.items()}
+    gpus = size["dp"] * size["tp"] * size["pp"] * size["cp"] * size["ep"]
+    if size["pp"] > 1 and keys.choice(at.engine, {"1f1b": "", "afab": "afab"}) == "afab":
+        note = f"{at.engine}: all forwards come first, whose activations are kept"
+        keys.add(Uncounted(note, at.engine, effect="costs", parts=("activations",)))
+    facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
+    shared = str(keys.raw(at.mode) or "").upper() == "REDUCE_SCATTER"
+    if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
+        note = f"{at.mode}: experts whose tokens each rank of a layer has, where a share of them is counted"
+        keys.add(Uncounted(note, at.mode, effect="costs", parts=("activations", "transient")))
+        shared = True
+    return facts | {"sequence_parallel": shared and size["tp"] > 1}
 
-    return Idea(keys=(kind, summed), facts=("precision",), read=read, write=write)
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name, _, form = str(facts["precision"]).partition("-")
+    if name not in ("bf16", "fp16", "fp32") or form not in ("", "mixed-18", "pure"):
+        return {}
+    return {at.kind: {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[name], at.summed: form != "pure"}
+
+
+@reads(facts="precision", write=_precision_written, kind="model.dtype", summed=f"{OPTIMIZER}accumulate_grad_in_fp32")
+def _precision(keys: Keys, at: Named) -> Facts:
+    name = keys.choice(at.kind, {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}) or "fp32"
+    if name == "fp32":
+        return {"precision": "fp32"}
+    return {"precision": f"{name}-mixed-18" if keys.flag(at.summed) else f"{name}-pure"}
 
 
 NANOTRON = Dialect(
@@ -149,14 +146,14 @@ NANOTRON = Dialect(
     blank={"yaml": ""},
     zero_stages=(0, 1),
     ideas=(
-        _layout(),
+        _layout,
         row("micro_batch", f"{T}micro_batch_size"),
         row("accumulation", f"{T}batch_accumulation_per_replica"),
         row("seq_len", f"{T}sequence_length"),
         row("zero", f"{OPTIMIZER}zero_stage", minimum=0, default=0),
         row("recompute", f"{P}recompute_layer", words={"true": "full", "false": "none"}, default="none"),
         row("optimizer", NAME, words={"adamW": "adamw", "sgd": "sgd"}, default="adamw"),
-        _precision(),
+        _precision,
         MODEL,
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadgauge.core.base.files import read_text
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas import Dialect, Document, Facts, Idea, Keys, reads, row
+from loadgauge.job_files.ideas import Dialect, Document, Facts, Keys, Named, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.nested import toml_document
 
@@ -69,213 +69,227 @@ def _file(keys: Keys) -> Facts:
     return {}
 
 
-def _recompute() -> Idea:
-    mode, option = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
-    chosen = tuple(f"activation_checkpoint:{word}" for word in POLICIES)
+def _recompute_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    word = facts.get("recompute") or "none"
+    kind, _, every = word.partition(":every=")
+    if keys.document.syntax == "argv" and not keys.has(at.mode):
+        spelled = {"per-op": "selective"}.get(word, word)
+        if spelled not in POLICIES:
+            return {}
+        return dict.fromkeys(at.chosen) | {f"activation_checkpoint:{spelled}": True}
+    if word in ("none", "full"):
+        return {at.mode: word, at.option: None}
+    if word == "per-op" or (kind == "full" and every):
+        return {at.mode: "selective", at.option: every or "op"}
+    return {}
 
-    def read(keys: Keys) -> Facts:
-        for word, key in zip(POLICIES, chosen, strict=True):
-            if keys.has(key):
-                if word == "memory_budget":
-                    keys.note(key, "keeps what torch.compile chooses; nothing again is counted", "saves", "activations")
-                    return {"recompute": "none"}
-                return {"recompute": {"selective": "per-op"}.get(word, word)}
-        kind = keys.choice(mode, {"none": "none", "full": "full", "selective": "selective"})
-        if kind == "selective" or (kind is None and keys.document.syntax == "toml"):
-            how = keys.word(option) or ("2" if keys.document.syntax == "toml" else "op")
-            if how == "op":
-                return {"recompute": "per-op"}
-            every = keys.whole(option) or 2
-            return {"recompute": "full" if every == 1 else f"full:every={every}"}
-        if kind is None:
-            full = (keys.word("config") or "").removeprefix("llama3_") in ("70b", "405b")
-            return {"recompute": "full" if full else "per-op"}
-        return {"recompute": kind}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        kind, _, every = word.partition(":every=")
-        if keys.document.syntax == "argv" and not keys.has(mode):
-            spelled = {"per-op": "selective"}.get(word, word)
-            if spelled not in POLICIES:
-                return {}
-            return dict.fromkeys(chosen) | {f"activation_checkpoint:{spelled}": True}
-        if word in ("none", "full"):
-            return {mode: word, option: None}
-        if word == "per-op" or (kind == "full" and every):
-            return {mode: "selective", option: every or "op"}
+@reads(
+    facts="recompute",
+    write=_recompute_written,
+    mode="activation_checkpoint.mode",
+    option="activation_checkpoint.selective_ac_option",
+    chosen=tuple(f"activation_checkpoint:{word}" for word in POLICIES),
+)
+def _recompute(keys: Keys, at: Named) -> Facts:
+    for word, key in zip(POLICIES, at.chosen, strict=True):
+        if keys.has(key):
+            if word == "memory_budget":
+                keys.note(key, "keeps what torch.compile chooses; nothing again is counted", "saves", "activations")
+                return {"recompute": "none"}
+            return {"recompute": {"selective": "per-op"}.get(word, word)}
+    kind = keys.choice(at.mode, {"none": "none", "full": "full", "selective": "selective"})
+    if kind == "selective" or (kind is None and keys.document.syntax == "toml"):
+        how = keys.word(at.option) or ("2" if keys.document.syntax == "toml" else "op")
+        if how == "op":
+            return {"recompute": "per-op"}
+        every = keys.whole(at.option) or 2
+        return {"recompute": "full" if every == 1 else f"full:every={every}"}
+    if kind is None:
+        full = (keys.word("config") or "").removeprefix("llama3_") in ("70b", "405b")
+        return {"recompute": "full" if full else "per-op"}
+    return {"recompute": kind}
+
+
+def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    stage, replicas, dp = (facts.get("zero") or 0), facts.get("replicas") or 1, facts.get("dp") or 1
+    cp, pp = facts.get("cp") or 1, facts.get("pp") or 1
+    if stage == 0:
+        return {at.copies: dp, at.shards: 1, at.old: None} if cp == 1 else {}
+    if stage == 1 or (dp // replicas == 1 and cp == 1):
         return {}
-
-    return Idea(keys=(mode, option, *chosen), facts=("recompute",), read=read, write=write)
-
-
-def _sharding() -> Idea:
-    copies, shards = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
-    old, reshard = "training.data_parallel_degree", "parallelism.fsdp_reshard_after_forward"
-
-    def read(keys: Keys) -> Facts:
-        replicas = keys.whole(copies) or 1
-        number = next((facts for key in (shards, old) if (facts := keys.whole(key, minimum=-1)) is not None), -1)
-        cp, pp = keys.whole(DEGREES["cp"]) or 1, keys.whole(DEGREES["pp"]) or 1
-        again = keys.choice(reshard, {"default": pp == 1, "always": True, "never": False})
-        if number == 0:
-            raise keys.wrong(shards, "must be -1 or at least 1, got 0")
-        listed: Facts = {"shards": number} if number > 0 else {}
-        if number == 1 and cp == 1:
-            return {"zero": 0, "replicas": 1, "dp": replicas}
-        return listed | {"zero": 3 if (pp == 1 if again is None else again) else 2, "replicas": replicas}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stage, replicas, dp = (facts.get("zero") or 0), facts.get("replicas") or 1, facts.get("dp") or 1
-        cp, pp = facts.get("cp") or 1, facts.get("pp") or 1
-        if stage == 0:
-            return {copies: dp, shards: 1, old: None} if cp == 1 else {}
-        if stage == 1 or (dp // replicas == 1 and cp == 1):
-            return {}
-        usual = 3 if pp == 1 else 2
-        word = None if stage == usual and not keys.has(reshard) else "always" if stage == 3 else "never"
-        return {copies: replicas, shards: dp // replicas if "gpus" in facts else -1, reshard: word, old: None}
-
-    return Idea(keys=(copies, shards, old, reshard), facts=("zero", "replicas", "shards", "dp"), read=read, write=write)
+    usual = 3 if pp == 1 else 2
+    word = None if stage == usual and not keys.has(at.reshard) else "always" if stage == 3 else "never"
+    return {at.copies: replicas, at.shards: dp // replicas if "gpus" in facts else -1, at.reshard: word, at.old: None}
 
 
-def _batch() -> Idea:
-    rank, whole = "training.local_batch_size", "training.global_batch_size"
-    old, micro = "training.batch_size", "parallelism.pipeline_parallel_microbatch_size"
-
-    def read(keys: Keys) -> Facts:
-        pp = keys.whole(DEGREES["pp"]) or 1
-        local, batch = keys.whole(rank, minimum=-1), keys.whole(whole, minimum=-1)
-        local = local if local is not None else keys.whole(old)
-        if local is None:
-            local = {"llama3_8b": 1, "llama3_405b": 2}.get(keys.word("config") or "", 8)
-        batch = batch if batch and batch > 0 else None
-        if pp == 1:
-            return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
-        sequences = keys.whole(micro) or 1
-        if local % sequences:
-            raise keys.wrong(micro, f"{sequences} does not divide {keys.document.shown(rank)} = {local}")
-        return {"micro_batch": sequences, "global_batch": batch, "accumulation": None if batch else local // sequences}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        pp, sequences, count = facts.get("pp") or 1, facts.get("micro_batch") or 1, facts.get("accumulation") or 1
-        batch = facts.get("global_batch")
-        target = old if keys.has(old) else rank
-        local: dict[str, Any] = {
-            target: sequences if pp == 1 else sequences * count,
-            whole: batch if "gpus" in facts or batch else None,
-        }
-        return local | {micro: sequences if pp > 1 else None}
-
-    return Idea(
-        keys=(rank, whole, old, micro), facts=("micro_batch", "global_batch", "accumulation"), read=read, write=write
-    )
+@reads(
+    facts="zero replicas shards dp",
+    write=_sharding_written,
+    copies="parallelism.data_parallel_replicate_degree",
+    shards="parallelism.data_parallel_shard_degree",
+    old="training.data_parallel_degree",
+    reshard="parallelism.fsdp_reshard_after_forward",
+)
+def _sharding(keys: Keys, at: Named) -> Facts:
+    replicas = keys.whole(at.copies) or 1
+    number = next((facts for key in (at.shards, at.old) if (facts := keys.whole(key, minimum=-1)) is not None), -1)
+    cp, pp = keys.whole(DEGREES["cp"]) or 1, keys.whole(DEGREES["pp"]) or 1
+    again = keys.choice(at.reshard, {"default": pp == 1, "always": True, "never": False})
+    if number == 0:
+        raise keys.wrong(at.shards, "must be -1 or at least 1, got 0")
+    listed: Facts = {"shards": number} if number > 0 else {}
+    if number == 1 and cp == 1:
+        return {"zero": 0, "replicas": 1, "dp": replicas}
+    return listed | {"zero": 3 if (pp == 1 if again is None else again) else 2, "replicas": replicas}
 
 
-def _pipeline() -> Idea:
-    pp, schedule = DEGREES["pp"], "parallelism.pipeline_parallel_schedule"
-    layers = "parallelism.pipeline_parallel_layers_per_stage"
-    old = (f"{OLD}pipeline_parallel_degree", f"{OLD}pipeline_parallel_schedule")
-    graphs = "training.disable_cuda_graphs"
-
-    def read(keys: Keys) -> Facts:
-        stages = keys.whole(pp) or keys.whole(old[0]) or 1
-        name = keys.choice(schedule, SCHEDULES) or keys.choice(old[1], SCHEDULES) or "1f1b"
-        if stages == 1:
-            return {"pp": 1, "vpp": 1}
-        # Looped schedules take two stages a rank where nothing else is values.
-        return {"pp": stages, "schedule": name, "vpp": 2 if name == "interleaved" and not keys.has(layers) else 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stages = facts.get("pp") or 1
-        values: dict[str, Any] = {pp: stages}
-        if stages > 1:
-            name = facts.get("schedule") or ("interleaved" if (facts.get("vpp") or 1) > 1 else "1f1b")
-            spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
-            values |= {schedule: spelled} if spelled else {}
-            if keys.document.syntax == "argv":
-                values[graphs] = True  # which pipelines do not have yet
-        return values
-
-    return Idea(keys=(pp, schedule, graphs, *old), facts=("pp", "schedule", "vpp"), read=read, write=write)
+def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    pp, sequences, count = facts.get("pp") or 1, facts.get("micro_batch") or 1, facts.get("accumulation") or 1
+    batch = facts.get("global_batch")
+    target = at.old if keys.has(at.old) else at.rank
+    local: dict[str, Any] = {
+        target: sequences if pp == 1 else sequences * count,
+        at.whole: batch if "gpus" in facts or batch else None,
+    }
+    return local | {at.micro: sequences if pp > 1 else None}
 
 
-def _tensor_parallel() -> Idea:
-    tp, sp = DEGREES["tp"], "parallelism.enable_sequence_parallel"
-    old = ("training.tensor_parallel_degree", "parallelism.disable_loss_parallel")
-
-    def read(keys: Keys) -> Facts:
-        named = 8 if keys.word("config") in ("llama3_70b", "llama3_405b") else 1
-        ranks = keys.whole(tp) or keys.whole(old[0]) or named
-        return {"tp": ranks, "sequence_parallel": keys.flag(sp) is not False and ranks > 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        ranks, shared = facts.get("tp") or 1, bool(facts.get("sequence_parallel"))
-        return {
-            old[0] if keys.has(old[0]) else tp: ranks,
-            sp: False if ranks > 1 and not shared else True if keys.has(sp) else None,
-        }
-
-    return Idea(keys=(tp, sp, old[0]), facts=("tp", "sequence_parallel"), read=read, write=write)
-
-
-def _precision() -> Idea:
-    dtype, mixed = "training.dtype", "training.mixed_precision_param"
-
-    def read(keys: Keys) -> Facts:
-        spelled = {BF16: 16, FP32: 32}
-        weights, products = keys.choice(dtype, spelled) or 32, keys.choice(mixed, spelled) or 16
-        return {"precision": "bf16-pure" if weights == 16 else "bf16" if products == 16 else "fp32"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = {"bf16-autocast": "bf16"}.get(facts["precision"], facts["precision"])
-        if name not in ("bf16", "fp32", "bf16-pure"):
-            return {}
-        return {
-            dtype: BF16 if name == "bf16-pure" else FP32 if keys.has(dtype) else None,
-            mixed: FP32 if name == "fp32" else BF16 if keys.has(mixed) else None,
-        }
-
-    return Idea(keys=(dtype, mixed), facts=("precision",), read=read, write=write)
+@reads(
+    facts="micro_batch global_batch accumulation",
+    write=_batch_written,
+    rank="training.local_batch_size",
+    whole="training.global_batch_size",
+    old="training.batch_size",
+    micro="parallelism.pipeline_parallel_microbatch_size",
+)
+def _batch(keys: Keys, at: Named) -> Facts:
+    pp = keys.whole(DEGREES["pp"]) or 1
+    local, batch = keys.whole(at.rank, minimum=-1), keys.whole(at.whole, minimum=-1)
+    local = local if local is not None else keys.whole(at.old)
+    if local is None:
+        local = {"llama3_8b": 1, "llama3_405b": 2}.get(keys.word("config") or "", 8)
+    batch = batch if batch and batch > 0 else None
+    if pp == 1:
+        return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
+    sequences = keys.whole(at.micro) or 1
+    if local % sequences:
+        raise keys.wrong(at.micro, f"{sequences} does not divide {keys.document.shown(at.rank)} = {local}")
+    return {"micro_batch": sequences, "global_batch": batch, "accumulation": None if batch else local // sequences}
 
 
-def _model() -> Idea:
-    named, module, old, flavor = "config", "module", "model.name", "model.flavor"
-    backward = {ours: theirs for theirs, ours in NAMES.items()}
+def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    stages = facts.get("pp") or 1
+    values: dict[str, Any] = {at.pp: stages}
+    if stages > 1:
+        name = facts.get("schedule") or ("interleaved" if (facts.get("vpp") or 1) > 1 else "1f1b")
+        spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
+        values |= {at.schedule: spelled} if spelled else {}
+        if keys.document.syntax == "argv":
+            values[at.graphs] = True  # which pipelines do not have yet
+    return values
 
-    def read(keys: Keys) -> Facts:
-        name = keys.word(named)
-        if name is None and keys.has(old, flavor):
-            name = f"{keys.word(old) or 'llama3'}_{(keys.word(flavor) or '8B').lower().replace('-', '_')}"
-        return {"model": NAMES.get(name) if name else None, "loss": "chunked" if keys.has(named) else None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = backward.get(facts.get("model") or "")
-        if name is None:
-            return {}
-        family, _, size = name.rpartition("_") if name.count("_") == 1 else (name[:11], "", name[12:])
-        if keys.document.syntax == "toml":
-            return {old: family, flavor: size.upper()}
-        return {module: family, named: name}
+@reads(
+    facts="pp schedule vpp",
+    write=_pipeline_written,
+    pp=DEGREES["pp"],
+    schedule="parallelism.pipeline_parallel_schedule",
+    graphs="training.disable_cuda_graphs",
+    old=(f"{OLD}pipeline_parallel_degree", f"{OLD}pipeline_parallel_schedule"),
+)
+def _pipeline(keys: Keys, at: Named) -> Facts:
+    stages = keys.whole(at.pp) or keys.whole(at.old[0]) or 1
+    name = keys.choice(at.schedule, SCHEDULES) or keys.choice(at.old[1], SCHEDULES) or "1f1b"
+    if stages == 1:
+        return {"pp": 1, "vpp": 1}
+    # Looped schedules take two stages a rank where nothing else is values.
+    return {
+        "pp": stages,
+        "schedule": name,
+        "vpp": 2 if name == "interleaved" and not keys.has("parallelism.pipeline_parallel_layers_per_stage") else 1,
+    }
 
-    return Idea(keys=(named, module, old, flavor), facts=("model", "loss"), read=read, write=write)
+
+TENSOR_PARALLEL_OLD = ("training.tensor_parallel_degree", "parallelism.disable_loss_parallel")
+
+
+def _tensor_parallel_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    ranks, shared = facts.get("tp") or 1, bool(facts.get("sequence_parallel"))
+    return {
+        TENSOR_PARALLEL_OLD[0] if keys.has(TENSOR_PARALLEL_OLD[0]) else at.tp: ranks,
+        at.sp: False if ranks > 1 and not shared else True if keys.has(at.sp) else None,
+    }
+
+
+@reads(
+    facts="tp sequence_parallel",
+    write=_tensor_parallel_written,
+    tp=DEGREES["tp"],
+    sp="parallelism.enable_sequence_parallel",
+    also=(TENSOR_PARALLEL_OLD[0],),
+)
+def _tensor_parallel(keys: Keys, at: Named) -> Facts:
+    named = 8 if keys.word("config") in ("llama3_70b", "llama3_405b") else 1
+    ranks = keys.whole(at.tp) or keys.whole(TENSOR_PARALLEL_OLD[0]) or named
+    return {"tp": ranks, "sequence_parallel": keys.flag(at.sp) is not False and ranks > 1}
+
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = {"bf16-autocast": "bf16"}.get(facts["precision"], facts["precision"])
+    return {
+        at.dtype: BF16 if name == "bf16-pure" else FP32 if keys.has(at.dtype) else None,
+        at.mixed: FP32 if name == "fp32" else BF16 if keys.has(at.mixed) else None,
+    }
+
+
+@reads(
+    facts="precision",
+    write=_precision_written,
+    can={"precision": ("bf16", "fp32", "bf16-pure", "bf16-autocast")},
+    dtype="training.dtype",
+    mixed="training.mixed_precision_param",
+)
+def _precision(keys: Keys, at: Named) -> Facts:
+    spelled = {BF16: 16, FP32: 32}
+    weights, products = keys.choice(at.dtype, spelled) or 32, keys.choice(at.mixed, spelled) or 16
+    return {"precision": "bf16-pure" if weights == 16 else "bf16" if products == 16 else "fp32"}
+
+
+MODEL_BACKWARD = {ours: theirs for theirs, ours in NAMES.items()}
+
+
+def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    name = MODEL_BACKWARD.get(facts.get("model") or "")
+    if name is None:
+        return {}
+    family, _, size = name.rpartition("_") if name.count("_") == 1 else (name[:11], "", name[12:])
+    if keys.document.syntax == "toml":
+        return {at.old: family, at.flavor: size.upper()}
+    return {at.module: family, at.named: name}
+
+
+@reads(
+    facts="model loss", write=_model_written, named="config", module="module", old="model.name", flavor="model.flavor"
+)
+def _model(keys: Keys, at: Named) -> Facts:
+    name = keys.word(at.named)
+    if name is None and keys.has(at.old, at.flavor):
+        name = f"{keys.word(at.old) or 'llama3'}_{(keys.word(at.flavor) or '8B').lower().replace('-', '_')}"
+    return {"model": NAMES.get(name) if name else None, "loss": "chunked" if keys.has(at.named) else None}
 
 
 def _usual_length(keys: Keys) -> int:
     return 8192 if keys.word("config") in ("llama3_8b", "llama3_70b", "llama3_405b") else 2048
 
 
-def _compiled() -> Idea:
+@reads(inner=compiled("compile.enable", "training.compile"), parts="compile.components")
+def _compiled(keys: Keys, at: Named) -> Facts:
     """The idea of torch.compile, where it makes both the model and the loss, as it does unless it is told otherwise."""
-    inner, parts = compiled("compile.enable", "training.compile"), "compile.components"
-
-    def read(keys: Keys) -> Facts:
-        facts = inner.read(keys)
-        if facts["compile"] and set(keys.words(parts) or WHOLE) != WHOLE:
-            keys.note(parts, "compiles a part alone", "costs", "activations transient loss")
-        return facts
-
-    return Idea(keys=(*inner.keys, parts), facts=inner.facts, read=read, write=inner.write)
+    facts = at.inner.read(keys)
+    if facts["compile"] and set(keys.words(at.parts) or WHOLE) != WHOLE:
+        keys.note(at.parts, "compiles a part alone", "costs", "activations transient loss")
+    return facts
 
 
 TORCHTITAN = Dialect(
@@ -290,16 +304,16 @@ TORCHTITAN = Dialect(
     ideas=(
         launched(),
         _file,
-        _model(),
-        _tensor_parallel(),
-        _pipeline(),
+        _model,
+        _tensor_parallel,
+        _pipeline,
         row("cp", DEGREES["cp"], f"{OLD}context_parallel_degree", default=1),
         row("ep", "parallelism.expert_parallel_degree", default=1),
-        _sharding(),
-        _batch(),
+        _sharding,
+        _batch,
         row("seq_len", "training.seq_len", default=_usual_length),
-        _recompute(),
-        _precision(),
+        _recompute,
+        _precision,
         # By name in TOML; the flags have groups of parameters, of which only the configuration itself has the names.
         row(
             "optimizer",
@@ -312,6 +326,6 @@ TORCHTITAN = Dialect(
         row(
             "offload", "training.enable_cpu_offload", words={"true": "all", "false": "none"}, default="none", off="none"
         ),
-        _compiled(),
+        _compiled,
     ),
 )

@@ -23,8 +23,7 @@ from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.calls import Calls
 
 NEW = {
-    "TrainerConfig": "trainer",
-    "TrainingArguments": "trainer",
+    **dict.fromkeys(("TrainerConfig", "TrainingArguments"), "trainer"),
     "FSDPConfig": "fsdp_config",
     "DataloaderConfig": "loader",
     "CELossConfig": "loss_config",
@@ -37,10 +36,7 @@ OLD = {
     "LoraConfig": "lora",
     "BitsAndBytesConfig": "bits",
     "AmpOptimWrapper": "wrapper",
-    "SupervisedFinetune": "tuned",
-    "DPO": "tuned",
-    "RewardModel": "tuned",
-    "LLaVAModel": "tuned",
+    **dict.fromkeys(("SupervisedFinetune", "DPO", "RewardModel", "LLaVAModel"), "tuned"),
 }
 MODELS = {"qwen3-moe-30ba3": "qwen3-30b-a3b", "glm-5.2": "glm-5.2"}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -102,16 +98,14 @@ def _engine(keys: Keys) -> Facts:
     if _older(keys):
         word = keys.choice("wrapper.dtype", PRECISIONS) or "fp16"
         return {"framework": "huggingface", "zero": 0, "precision": word, "weights": keys.word("llm.torch_dtype")}
-    word, parts = keys.word("fsdp_config.param_dtype"), keys.whole("fsdp_config.hsdp_sharding_size")
-    moved = "all" if keys.flag("fsdp_config.cpu_offload") else "none"
-    stage = 2 if keys.flag("fsdp_config.reshard_after_forward") is False else 3
+    word = keys.word("fsdp_config.param_dtype") or "bfloat16"
     return {
         "framework": "torchtitan",
-        "zero": stage,
-        "precision": PRECISIONS.get((word or "bfloat16").rpartition(".")[2], "bf16"),
+        "zero": 2 if keys.flag("fsdp_config.reshard_after_forward") is False else 3,
+        "precision": PRECISIONS.get(word.rpartition(".")[2], "bf16"),
         "compile": keys.flag("fsdp_config.torch_compile") is not False,
-        "offload": moved,
-        "shards": parts,
+        "offload": "all" if keys.flag("fsdp_config.cpu_offload") else "none",
+        "shards": keys.whole("fsdp_config.hsdp_sharding_size"),
     }
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
@@ -94,7 +94,8 @@ class Nested:
         for name in place[:-1]:
             node = node[name]
         _keep_comments(node, place[-1])
-        del node[place[-1]]
+        with suppress(KeyError):  # ruamel.yaml's, once the key is out, of a mapping that others merge (`<<: *base`)
+            del node[place[-1]]
         self._find()
 
     def shown(self, key: str) -> str:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.job_files.ideas import (
     TRANSFORMER_ENGINE,
     Dialect,
     Facts,
-    Idea,
     Keys,
+    Named,
     instantiated,
     layers,
     lengths,
-    names_in,
+    reads,
     row,
     split_of,
+    when,
 )
 from loadgauge.job_files.pre_training.megatron import machines, overlap
 from loadgauge.job_files.rollouts.nemo_rl_rollout import (
@@ -51,506 +50,473 @@ def _assumed(keys: Keys, key: str) -> bool | None:
     return None if getattr(document, "absent", None) and key not in document.own.names() else False
 
 
-def _layout() -> Idea:
-    of_megatron = {axis: f"{M}{name}_parallel_size" for axis, name in SIZES.items()}
-    of_dtensor = {"tp": f"{D}tensor_parallel_size", "cp": f"{D}context_parallel_size", "ep": f"{D}expert_parallel_size"}
-    shared, other = f"{M}sequence_parallel", f"{D}sequence_parallel"
-    switches = (f"{M}enabled", f"{D}enabled")
-    moved, again = f"{D}cpu_offload", (f"{M}activation_checkpointing", f"{D}activation_checkpointing")
-    stays = f"{D}moe_parallelizer.reshard_after_forward"
-    what, modules = f"{M}recompute_granularity", f"{M}recompute_modules"
-    distributed, host, part = (
-        f"{M}optimizer.{name}"
-        for name in ("use_distributed_optimizer", "optimizer_cpu_offload", "optimizer_offload_fraction")
-    )
+def _recomputed(keys: Keys, megatron: bool, at: Named) -> str:
+    if not keys.flag(at.again[0 if megatron else 1]):
+        return "none"
+    kind = (keys.choice(at.what, {"full": "full", "selective": "selective"}) if megatron else None) or "full"
+    if kind == "full":
+        return "full"
+    chosen = keys.words(at.modules) or ["core_attn"]
+    return "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"
 
-    def recomputed(keys: Keys, megatron: bool) -> str:
-        if not keys.flag(again[0 if megatron else 1]):
-            return "none"
-        kind = (keys.choice(what, {"full": "full", "selective": "selective"}) if megatron else None) or "full"
-        if kind == "full":
-            return "full"
-        chosen = keys.words(modules) or ["core_attn"]
-        return "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"
 
-    def read(keys: Keys) -> Facts:
-        megatron = megatron_trains(keys)
-        sizes = of_megatron if megatron else of_dtensor
-        facts: Facts = {axis: keys.whole(key) or 1 for axis, key in sizes.items()}
-        facts["recompute"] = recomputed(keys, megatron)
-        if not megatron:
-            facts |= {
-                "framework": "torchtitan",
-                # Experts' layers stay gathered (AutoModel's `MoEParallelizerConfig`).
-                "zero": 2 if facts["ep"] > 1 and not keys.flag(stays) else 3,
-                "pp": 1,
-                "offload": "all" if keys.flag(moved) else "none",
-                "sequence_parallel": bool(keys.flag(other)) and facts["tp"] > 1,
-                "cp_comm": "ring" if facts["cp"] > 1 else None,
-            }
-            return facts
-        passed = keys.real(part)
-        if keys.flag(host) and passed not in (None, 0.0, 1.0):
-            raise keys.wrong(part, f"a part ({passed}) is not read; 0 or 1 is")
-        return facts | {
-            "framework": "megatron",
-            "zero": 0 if keys.flag(distributed) is False else 1,
-            "sequence_parallel": (bool(keys.flag(shared)) or _assumed(keys, shared)) and facts["tp"] > 1,
-            "schedule": "1f1b" if facts["pp"] > 1 else None,
-            "offload": "optimizer" if keys.flag(host) and passed != 0 else "none",
+def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    stage, word, out = facts.get("zero") or 0, facts.get("recompute") or "none", facts.get("offload") or "none"
+    kind, _, option = word.partition(":")
+    wide = (facts.get("pp") or 1, facts.get("vpp") or 1) != (1, 1)
+    megatron = facts.get("framework") == "megatron" or wide or (megatron_trains(keys) and stage < 2)
+    values: dict[str, Any] = {at.switches[0]: megatron, at.switches[1]: not megatron}
+    values |= {key: facts.get(axis) or 1 for axis, key in (at.of_megatron if megatron else at.of_dtensor).items()}
+    if not megatron:
+        wide = (facts.get("ep") or 1) > 1
+        values |= {f"{D}expert_parallel_size": facts["ep"] if wide else None, at.stays: stage == 3 if wide else None}
+    values[at.shared if megatron else at.other] = bool(facts.get("sequence_parallel"))
+    if word in ("none", "full") or (megatron and kind in ("selective", "modules")):
+        values[at.again[0 if megatron else 1]] = kind != "none"
+    if not megatron:
+        return values | ({at.moved: out == "all"} if out in ("none", "all") else {})
+    values |= {
+        at.what: "full" if kind in ("none", "full") else "selective",
+        at.modules: option.split(",") if kind == "modules" else None,
+    }
+    values |= {at.distributed: stage > 0, at.host: out == "optimizer", at.part: 1.0 if out == "optimizer" else 0.0}
+    return values
+
+
+@reads(
+    facts="tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp",
+    write=_layout_written,
+    of_megatron={axis: f"{M}{name}_parallel_size" for axis, name in SIZES.items()},
+    of_dtensor={"tp": f"{D}tensor_parallel_size", "cp": f"{D}context_parallel_size", "ep": f"{D}expert_parallel_size"},
+    shared=f"{M}sequence_parallel",
+    other=f"{D}sequence_parallel",
+    switches=(f"{M}enabled", f"{D}enabled"),
+    moved=f"{D}cpu_offload",
+    stays=f"{D}moe_parallelizer.reshard_after_forward",
+    again=(f"{M}activation_checkpointing", f"{D}activation_checkpointing"),
+    what=f"{M}recompute_granularity",
+    modules=f"{M}recompute_modules",
+    distributed=f"{M}optimizer.use_distributed_optimizer",
+    host=f"{M}optimizer.optimizer_cpu_offload",
+    part=f"{M}optimizer.optimizer_offload_fraction",
+)
+def _layout(keys: Keys, at: Named) -> Facts:
+    megatron = megatron_trains(keys)
+    sizes = at.of_megatron if megatron else at.of_dtensor
+    facts: Facts = {axis: keys.whole(key) or 1 for axis, key in sizes.items()}
+    facts["recompute"] = _recomputed(keys, megatron, at)
+    if not megatron:
+        facts |= {
+            "framework": "torchtitan",
+            # Experts' layers stay gathered (AutoModel's `MoEParallelizerConfig`).
+            "zero": 2 if facts["ep"] > 1 and not keys.flag(at.stays) else 3,
+            "pp": 1,
+            "offload": "all" if keys.flag(at.moved) else "none",
+            "sequence_parallel": bool(keys.flag(at.other)) and facts["tp"] > 1,
+            "cp_comm": "ring" if facts["cp"] > 1 else None,
         }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stage, word, out = facts.get("zero") or 0, facts.get("recompute") or "none", facts.get("offload") or "none"
-        kind, _, option = word.partition(":")
-        wide = (facts.get("pp") or 1, facts.get("vpp") or 1) != (1, 1)
-        megatron = facts.get("framework") == "megatron" or wide or (megatron_trains(keys) and stage < 2)
-        values: dict[str, Any] = {switches[0]: megatron, switches[1]: not megatron}
-        values |= {key: facts.get(axis) or 1 for axis, key in (of_megatron if megatron else of_dtensor).items()}
-        if not megatron:
-            wide = (facts.get("ep") or 1) > 1
-            values |= {f"{D}expert_parallel_size": facts["ep"] if wide else None, stays: stage == 3 if wide else None}
-        values[shared if megatron else other] = bool(facts.get("sequence_parallel"))
-        if word in ("none", "full") or (megatron and kind in ("selective", "modules")):
-            values[again[0 if megatron else 1]] = kind != "none"
-        if not megatron:
-            return values | ({moved: out == "all"} if out in ("none", "all") else {})
-        values |= {
-            what: "full" if kind in ("none", "full") else "selective",
-            modules: option.split(",") if kind == "modules" else None,
-        }
-        values |= {distributed: stage > 0, host: out == "optimizer", part: 1.0 if out == "optimizer" else 0.0}
-        return values
-
-    return Idea(
-        keys=(
-            *of_megatron.values(),
-            *of_dtensor.values(),
-            shared,
-            other,
-            *switches,
-            moved,
-            stays,
-            *again,
-            what,
-            modules,
-            distributed,
-            host,
-            part,
-        ),
-        facts=names_in("tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp"),
-        read=read,
-        write=write,
-    )
-
-
-def _precision() -> Idea:
-    """FSDP2 shards float32 weights and gathers them in 16 bits; Megatron keeps 16-bit weights, and gradients in 16 bits unless
-    they are reduced in float32."""
-    dtype, wide = f"{P}precision", f"{M}distributed_data_parallel_config.grad_reduce_in_fp32"
-    eight, recipe, primary = (f"{M}fp8_cfg.{name}" for name in ("enabled", "fp8_recipe", "fp8_param"))
-
-    def read(keys: Keys) -> Facts:
-        name = keys.choice(dtype, DTYPES) or "bf16"
-        if not megatron_trains(keys):
-            return {"precision": name}
-        if keys.flag(eight):
-            sorts = {
-                "tensorwise": "fp8-tensorwise",
-                "blockwise": "fp8-blockwise",
-                "delayed": "fp8-delayed",
-                "mxfp8": "mxfp8",
-            }
-            chosen = keys.choice(recipe, sorts) or "fp8-delayed"
-            return {"precision": f"{chosen}-primary" if keys.flag(primary) else chosen}
-        if name == "fp32":
-            return {"precision": "fp32"}
-        return {"precision": name if keys.flag(wide) else f"{name}-mixed-16"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        asked = facts.get("precision") or "bf16"
-        spelled = {ours: theirs for theirs, ours in DTYPES.items()}
-        plain = asked.removesuffix("-primary")
-        if plain in ("fp8-tensorwise", "fp8-blockwise", "fp8-delayed", "mxfp8"):
-            return {
-                dtype: "bfloat16",
-                eight: True,
-                recipe: plain.removeprefix("fp8-"),
-                primary: asked.endswith("-primary"),
-            }
-        name, _, kind = asked.partition("-")
-        if name not in spelled or kind not in ("", "mixed-16", "mixed-18"):
-            return {}
-        values: dict[str, Any] = {dtype: spelled[name]} | ({eight: False} if keys.has(eight) else {})
-        megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
-        return values | ({wide: kind != "mixed-16"} if megatron else {})
-
-    return Idea(keys=(dtype, wide, eight, recipe, primary), facts=("precision",), read=read, write=write)
-
-
-def _gpus() -> Idea:
-    """GPUs of the cluster, and those of them that generate where they are not the trainer's."""
-    each, nodes, together = "cluster.gpus_per_node", "cluster.num_nodes", f"{G}colocated.enabled"
-    own_each, own_nodes = (f"{G}colocated.resources.{name}" for name in ("gpus_per_node", "num_nodes"))
-    late, age = "grpo.async_grpo.enabled", "grpo.async_grpo.max_trajectory_age_steps"
-    of_ppo = ("ppo.async_ppo.enabled", "ppo.async_ppo.max_trajectory_age_steps")
-    scores = tuple(f"env.reward_model.resources.{name}" for name in ("gpus_per_node", "num_nodes"))
-
-    def read(keys: Keys) -> Facts:
-        count = keys.whole(nodes) or 1
-        # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
-        whole = count > 1 and generates(keys) and keys.flag(together) is False
-        per_node = (keys.whole(own_each) if whole else None) or keys.whole(each) or 1
-        if keys.flag("env.reward_model.enabled"):
-            # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
-            if count == 1:
-                per_node -= keys.whole(scores[0]) or 0
-            else:
-                count -= keys.whole(scores[1]) or 1
-            if per_node < 1 or count < 1:
-                raise keys.wrong(scores[0 if count == 1 else 1], "leaves no GPUs for the model that is trained")
-        facts: Facts = {"gpus_per_node": per_node, "nodes": count}
-        if not generates(keys):
-            return facts
-        names = of_ppo if algorithm_of(keys) == "ppo" else (late, age)
-        waits = not keys.flag(names[0])
-        if keys.flag(together) is not False:
-            if not waits and backend_of(keys) != "megatron":
-                raise keys.wrong(names[0], f"needs GPUs for generation of its own ({together}: false)")
-            return facts | {"placement": "colocated"}
-        total = per_node * count
-        own = keys.whole(own_each) if count == 1 else (keys.whole(own_nodes) or 1) * (keys.whole(own_each) or per_node)
-        if own is None or own >= total:
-            where = own_each if count == 1 else own_nodes
-            raise keys.wrong(
-                where, f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
-            )
-        return facts | {
-            "placement": f"split:{total - own}+{own}",
-            "staleness": None if waits else keys.whole(names[1]) or 1,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "gpus" not in facts:
-            return {}
-        sizes = machines(facts, keys.whole(each) if keys.has(each) and keys.whole(each) != 1 else None)
-        values: dict[str, Any] = dict(zip((each, nodes), sizes, strict=True))
-        if not generates(keys):
-            return values
-        split, behind = split_of(facts.get("placement")), facts.get("staleness")
-        values[together] = split is None
-        if algorithm_of(keys) == "grpo":
-            values |= {late: bool(behind), age: behind or 1}
-        if split is None:
-            return values | {own_each: None, own_nodes: None}
-        if sizes[1] == 1:
-            return values | {own_each: split[1], own_nodes: None}
-        return values | ({own_each: sizes[0], own_nodes: split[1] // sizes[0]} if split[1] % sizes[0] == 0 else {})
-
-    return Idea(
-        keys=(each, nodes, together, own_each, own_nodes, late, age, *of_ppo, *scores),
-        facts=names_in("gpus gpus_per_node nodes placement staleness"),
-        read=read,
-        write=write,
-    )
-
-
-def _task() -> Idea:
-    """The task by its section, the reference by its weight: it is on the host, and changes places with the policy."""
-    weight, of_dpo = "loss_fn.reference_policy_kl_penalty", "dpo.reference_policy_kl_penalty"
-    kind, whole, preference = (
-        "grpo.adv_estimator.name",
-        "loss_fn.sequence_level_importance_ratios",
-        "dpo.preference_loss",
-    )
-    teacher, critic = "teacher.model_name", "value.model_name"
-    skipped = tuple(f"{name}.skip_reference_policy_logprobs_calculation" for name in ("grpo", "ppo"))
-
-    def read(keys: Keys) -> Facts:
-        algorithm = algorithm_of(keys)
-        if algorithm in ("sft", "rm"):
-            return {"task": None if algorithm == "sft" else "rm"}
-        if algorithm == "off-policy":
-            listed = keys.raw("teachers")
-            first = listed[0] if isinstance(listed, list) and listed else None
-            name = first.get("model_name") if isinstance(first, dict) else None
-            if not isinstance(name, str) or "$" in name:
-                raise keys.wrong("teachers", "must say the model_name of each; give --teacher")
-            stated = (
-                "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
-            )
-            keys.note("teachers", stated, "costs", "weights loss transient")
-            return {"task": "gkd", "teacher": name}
-        if algorithm == "dpo":
-            loss = keys.word(preference) or "dpo"
-            return {"task": "ipo" if loss == "ipo" else "dpo", "reference": "model", "frozen_offload": True}
-        if algorithm == "distillation":
-            return {"task": "opd", "teacher": keys.word(teacher), "frozen_offload": True}
-        weighs = 0.01 if keys.real(weight) is None else keys.real(weight)
-        if algorithm == "ppo":
-            refers = bool(weighs) and keys.flag(skipped[1]) is False
-            value = keys.word(critic)
-            own = {"task": "ppo", "critic": None if value == keys.word(f"{P}model_name") else value}
-            return own | {"reference": "model" if refers else "none", "frozen_offload": True if refers else None}
-        keys.choice(kind, dict.fromkeys(("grpo", "reinforce_plus_plus", "gdpo", "rloo"), 1))
-        refers = bool(weighs) and not keys.flag(skipped[0])
-        return {
-            "task": "gspo" if keys.flag(whole) else "grpo",
-            "reference": "model" if refers else "none",
-            "frozen_offload": True if refers else None,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task, algorithm = facts.get("task"), algorithm_of(keys)
-        if algorithm == "dpo":
-            return (
-                {preference: "ipo"}
-                if task == "ipo"
-                else {preference: None if keys.word(preference) == "ipo" else keys.raw(preference)}
-            )
-        if algorithm in ("distillation", "ppo"):
-            own = facts.get("critic") or facts.get("model")
-            return {teacher: facts.get("teacher")} if algorithm == "distillation" else {critic: own}
-        if algorithm != "grpo" or task not in ("grpo", "gspo", "dapo"):
-            return {}
-        refers, stated = facts.get("reference") not in (None, "none", "precomputed"), keys.real(weight)
-        switch = {whole: task == "gspo"} if task == "gspo" or keys.has(whole) else {}
-        return switch | {weight: (stated or 0.01) if refers else 0}
-
-    return Idea(
-        keys=(weight, of_dpo, kind, whole, preference, teacher, critic, "teachers", *skipped),
-        facts=names_in("task reference teacher critic frozen_offload"),
-        read=read,
-        write=write,
-    )
-
-
-def _batch() -> Idea:
-    """Sequences (of DPO pairs) of an update; packed or dynamic, a micro-batch has so many tokens."""
-    whole, micro, scored = f"{P}train_global_batch_size", f"{P}train_micro_batch_size", f"{P}logprob_batch_size"
-    prompts = {name: f"{name}.num_prompts_per_step" for name in ("grpo", "distillation", "ppo")}
-    samples = {name: f"{name}.num_generations_per_prompt" for name in ("grpo", "distillation", "ppo")}
-    passes, of_critic = "ppo.ppo_epochs", "value.train_micro_batch_size"
-    longest = f"{P}max_total_sequence_length"
-    joined = {
-        name: tuple(f"{P}{name}.{key}" for key in ("enabled", "train_mb_tokens", "logprob_mb_tokens"))
-        for name in ("sequence_packing", "dynamic_batching")
+        return facts
+    passed = keys.real(at.part)
+    if keys.flag(at.host) and passed not in (None, 0.0, 1.0):
+        raise keys.wrong(at.part, f"a part ({passed}) is not read; 0 or 1 is")
+    return facts | {
+        "framework": "megatron",
+        "zero": 0 if keys.flag(at.distributed) is False else 1,
+        "sequence_parallel": (bool(keys.flag(at.shared)) or _assumed(keys, at.shared)) and facts["tp"] > 1,
+        "schedule": "1f1b" if facts["pp"] > 1 else None,
+        "offload": "optimizer" if keys.flag(at.host) and passed != 0 else "none",
     }
 
-    def read(keys: Keys) -> Facts:
-        facts: Facts = {"global_batch": keys.whole(whole) or 512, "micro_batch": keys.whole(micro) or 1}
-        length = keys.whole(longest) or 512
-        on = next((names for names in joined.values() if keys.flag(names[0])), None)
-        if on is not None and keys.raw(on[1]) is not None:
-            tokens = keys.whole(on[1]) or 1
-            if tokens < length:
-                raise keys.wrong(on[1], f"{tokens} tokens are fewer than a sequence has ({length})")
-            rows, left = divmod(tokens, length)
-            if left:
-                raise keys.wrong(on[1], f"{tokens} tokens are no whole number of sequences of {length}")
-            facts["micro_batch"] = rows
-        if not generates(keys):
-            return facts
-        name = algorithm_of(keys)
-        facts |= {"prompts": keys.whole(prompts[name]) or 32, "samples": keys.whole(samples[name]) or 1}
-        if name == "ppo":
-            facts |= {"epochs": keys.whole(passes) or 4, "critic_batch": keys.whole(of_critic)}
-        if on is not None and keys.raw(on[2]) is not None:
-            return facts | {"logprob_tokens": max(keys.whole(on[2]) or 1, length)}
-        return facts | {"logprob_batch": keys.whole(scored)}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = {micro: facts.get("micro_batch") or 1}
-        if facts.get("global_batch"):
-            values[whole] = facts["global_batch"]
-        length = (
-            (facts.get("prompt_len") or 0) + int(facts["answers"])
-            if str(facts.get("answers") or "").isdecimal()
-            else None
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    asked = facts.get("precision") or "bf16"
+    spelled = {ours: theirs for theirs, ours in DTYPES.items()}
+    plain = asked.removesuffix("-primary")
+    if plain in ("fp8-tensorwise", "fp8-blockwise", "fp8-delayed", "mxfp8"):
+        return {
+            at.dtype: "bfloat16",
+            at.eight: True,
+            at.recipe: plain.removeprefix("fp8-"),
+            at.primary: asked.endswith("-primary"),
+        }
+    name, _, kind = asked.partition("-")
+    if name not in spelled or kind not in ("", "mixed-16", "mixed-18"):
+        return {}
+    values: dict[str, Any] = {at.dtype: spelled[name]} | ({at.eight: False} if keys.has(at.eight) else {})
+    megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
+    return values | ({at.wide: kind != "mixed-16"} if megatron else {})
+
+
+@reads(
+    facts="precision",
+    write=_precision_written,
+    dtype=f"{P}precision",
+    wide=f"{M}distributed_data_parallel_config.grad_reduce_in_fp32",
+    eight=f"{M}fp8_cfg.enabled",
+    recipe=f"{M}fp8_cfg.fp8_recipe",
+    primary=f"{M}fp8_cfg.fp8_param",
+)
+def _precision(keys: Keys, at: Named) -> Facts:
+    """FSDP2 shards float32 weights and gathers them in 16 bits; Megatron keeps 16-bit weights, and gradients in 16 bits unless
+    they are reduced in float32."""
+    name = keys.choice(at.dtype, DTYPES) or "bf16"
+    if not megatron_trains(keys):
+        return {"precision": name}
+    if keys.flag(at.eight):
+        sorts = {
+            "tensorwise": "fp8-tensorwise",
+            "blockwise": "fp8-blockwise",
+            "delayed": "fp8-delayed",
+            "mxfp8": "mxfp8",
+        }
+        chosen = keys.choice(at.recipe, sorts) or "fp8-delayed"
+        return {"precision": f"{chosen}-primary" if keys.flag(at.primary) else chosen}
+    if name == "fp32":
+        return {"precision": "fp32"}
+    return {"precision": name if keys.flag(at.wide) else f"{name}-mixed-16"}
+
+
+def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    sizes = machines(facts, keys.whole(at.each) if keys.has(at.each) and keys.whole(at.each) != 1 else None)
+    values: dict[str, Any] = dict(zip((at.each, at.nodes), sizes, strict=True))
+    if not generates(keys):
+        return values
+    split, behind = split_of(facts.get("placement")), facts.get("staleness")
+    values[at.together] = split is None
+    if algorithm_of(keys) == "grpo":
+        values |= {at.late: bool(behind), at.age: behind or 1}
+    if split is None:
+        return values | {at.own_each: None, at.own_nodes: None}
+    if sizes[1] == 1:
+        return values | {at.own_each: split[1], at.own_nodes: None}
+    return values | ({at.own_each: sizes[0], at.own_nodes: split[1] // sizes[0]} if split[1] % sizes[0] == 0 else {})
+
+
+@reads(
+    facts="gpus gpus_per_node nodes placement staleness",
+    write=_gpus_written,
+    needs="gpus",
+    each="cluster.gpus_per_node",
+    nodes="cluster.num_nodes",
+    together=f"{G}colocated.enabled",
+    own_each=f"{G}colocated.resources.gpus_per_node",
+    own_nodes=f"{G}colocated.resources.num_nodes",
+    late="grpo.async_grpo.enabled",
+    age="grpo.async_grpo.max_trajectory_age_steps",
+    of_ppo=("ppo.async_ppo.enabled", "ppo.async_ppo.max_trajectory_age_steps"),
+    scores=tuple(f"env.reward_model.resources.{name}" for name in ("gpus_per_node", "num_nodes")),
+)
+def _gpus(keys: Keys, at: Named) -> Facts:
+    """GPUs of the cluster, and those of them that generate where they are not the trainer's."""
+    count = keys.whole(at.nodes) or 1
+    # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
+    whole = count > 1 and generates(keys) and keys.flag(at.together) is False
+    per_node = (keys.whole(at.own_each) if whole else None) or keys.whole(at.each) or 1
+    if keys.flag("env.reward_model.enabled"):
+        # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
+        if count == 1:
+            per_node -= keys.whole(at.scores[0]) or 0
+        else:
+            count -= keys.whole(at.scores[1]) or 1
+        if per_node < 1 or count < 1:
+            raise keys.wrong(at.scores[0 if count == 1 else 1], "leaves no GPUs for the model that is trained")
+    facts: Facts = {"gpus_per_node": per_node, "nodes": count}
+    if not generates(keys):
+        return facts
+    names = at.of_ppo if algorithm_of(keys) == "ppo" else (at.late, at.age)
+    waits = not keys.flag(names[0])
+    if keys.flag(at.together) is not False:
+        if not waits and backend_of(keys) != "megatron":
+            raise keys.wrong(names[0], f"needs GPUs for generation of its own ({at.together}: false)")
+        return facts | {"placement": "colocated"}
+    total = per_node * count
+    own = (
+        keys.whole(at.own_each)
+        if count == 1
+        else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
+    )
+    if own is None or own >= total:
+        where = at.own_each if count == 1 else at.own_nodes
+        raise keys.wrong(
+            where, f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
         )
-        length = length or facts.get("seq_len") or keys.whole(longest) or 512
-        rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
-        for names in joined.values():
-            if keys.flag(names[0]):
-                values[names[1]] = (facts.get("micro_batch") or 1) * length
-                if generates(keys):
-                    values[names[2]] = tokens or (rows or facts.get("micro_batch") or 1) * length
-        if not generates(keys):
-            return values
-        name = algorithm_of(keys)
-        if tokens is not None and not any(keys.flag(names[0]) for names in joined.values()):
-            names = joined["sequence_packing"]
-            values |= {names[0]: True, names[1]: (facts.get("micro_batch") or 1) * length, names[2]: tokens}
-        elif rows is not None:
-            for names in joined.values():
-                values |= {names[0]: False} if keys.flag(names[0]) else {}
-        if not facts.get("global_batch") and facts.get("prompts"):
-            values[whole] = facts["prompts"] * (facts.get("samples") or 1)
+    return facts | {
+        "placement": f"split:{total - own}+{own}",
+        "staleness": None if waits else keys.whole(names[1]) or 1,
+    }
+
+
+def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task, algorithm = facts.get("task"), algorithm_of(keys)
+    if algorithm == "dpo":
         return (
-            values
-            | ({passes: facts.get("epochs"), of_critic: facts.get("critic_batch")} if name == "ppo" else {})
-            | {prompts[name]: facts.get("prompts"), samples[name]: facts.get("samples")}
-            | ({scored: rows} if rows else {})
+            {at.preference: "ipo"}
+            if task == "ipo"
+            else {at.preference: None if keys.word(at.preference) == "ipo" else keys.raw(at.preference)}
         )
+    if algorithm in ("distillation", "ppo"):
+        own = facts.get("critic") or facts.get("model")
+        return {at.teacher: facts.get("teacher")} if algorithm == "distillation" else {at.critic: own}
+    if algorithm != "grpo" or task not in ("grpo", "gspo", "dapo"):
+        return {}
+    refers, stated = facts.get("reference") not in (None, "none", "precomputed"), keys.real(at.weight)
+    switch = {at.whole: task == "gspo"} if task == "gspo" or keys.has(at.whole) else {}
+    return switch | {at.weight: (stated or 0.01) if refers else 0}
 
-    return Idea(
-        keys=(
-            whole,
-            micro,
-            scored,
-            passes,
-            of_critic,
-            *prompts.values(),
-            *samples.values(),
-            *(key for names in joined.values() for key in names),
-        ),
-        facts=names_in("global_batch micro_batch prompts samples logprob_batch logprob_tokens epochs critic_batch"),
-        read=read,
-        write=write,
+
+@reads(
+    facts="task reference teacher critic frozen_offload",
+    write=_task_written,
+    weight="loss_fn.reference_policy_kl_penalty",
+    of_dpo="dpo.reference_policy_kl_penalty",
+    kind="grpo.adv_estimator.name",
+    whole="loss_fn.sequence_level_importance_ratios",
+    preference="dpo.preference_loss",
+    teacher="teacher.model_name",
+    critic="value.model_name",
+    also=("teachers",),
+    skipped=tuple(f"{name}.skip_reference_policy_logprobs_calculation" for name in ("grpo", "ppo")),
+)
+def _task(keys: Keys, at: Named) -> Facts:
+    """The task by its section, the reference by its weight: it is on the host, and changes places with the policy."""
+    algorithm = algorithm_of(keys)
+    if algorithm in ("sft", "rm"):
+        return {"task": None if algorithm == "sft" else "rm"}
+    if algorithm == "off-policy":
+        listed = keys.raw("teachers")
+        first = listed[0] if isinstance(listed, list) and listed else None
+        name = first.get("model_name") if isinstance(first, dict) else None
+        if not isinstance(name, str) or "$" in name:
+            raise keys.wrong("teachers", "must say the model_name of each; give --teacher")
+        stated = "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
+        keys.note("teachers", stated, "costs", "weights loss transient")
+        return {"task": "gkd", "teacher": name}
+    if algorithm == "dpo":
+        loss = keys.word(at.preference) or "dpo"
+        return {"task": "ipo" if loss == "ipo" else "dpo", "reference": "model", "frozen_offload": True}
+    if algorithm == "distillation":
+        return {"task": "opd", "teacher": keys.word(at.teacher), "frozen_offload": True}
+    weighs = 0.01 if keys.real(at.weight) is None else keys.real(at.weight)
+    if algorithm == "ppo":
+        refers = bool(weighs) and keys.flag(at.skipped[1]) is False
+        value = keys.word(at.critic)
+        own = {"task": "ppo", "critic": None if value == keys.word(f"{P}model_name") else value}
+        return own | {"reference": "model" if refers else "none", "frozen_offload": True if refers else None}
+    keys.choice(at.kind, dict.fromkeys(("grpo", "reinforce_plus_plus", "gdpo", "rloo"), 1))
+    refers = bool(weighs) and not keys.flag(at.skipped[0])
+    return {
+        "task": "gspo" if keys.flag(at.whole) else "grpo",
+        "reference": "model" if refers else "none",
+        "frozen_offload": True if refers else None,
+    }
+
+
+BATCH_LONGEST = f"{P}max_total_sequence_length"
+BATCH_JOINED = {
+    name: tuple(f"{P}{name}.{key}" for key in ("enabled", "train_mb_tokens", "logprob_mb_tokens"))
+    for name in ("sequence_packing", "dynamic_batching")
+}
+
+
+def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values: dict[str, Any] = {at.micro: facts.get("micro_batch") or 1}
+    if facts.get("global_batch"):
+        values[at.whole] = facts["global_batch"]
+    length = (
+        (facts.get("prompt_len") or 0) + int(facts["answers"]) if str(facts.get("answers") or "").isdecimal() else None
+    )
+    length = length or facts.get("seq_len") or keys.whole(BATCH_LONGEST) or 512
+    rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
+    for names in BATCH_JOINED.values():
+        if keys.flag(names[0]):
+            values[names[1]] = (facts.get("micro_batch") or 1) * length
+            if generates(keys):
+                values[names[2]] = tokens or (rows or facts.get("micro_batch") or 1) * length
+    if not generates(keys):
+        return values
+    name = algorithm_of(keys)
+    if tokens is not None and not any(keys.flag(names[0]) for names in BATCH_JOINED.values()):
+        names = BATCH_JOINED["sequence_packing"]
+        values |= {names[0]: True, names[1]: (facts.get("micro_batch") or 1) * length, names[2]: tokens}
+    elif rows is not None:
+        for names in BATCH_JOINED.values():
+            values |= {names[0]: False} if keys.flag(names[0]) else {}
+    if not facts.get("global_batch") and facts.get("prompts"):
+        values[at.whole] = facts["prompts"] * (facts.get("samples") or 1)
+    return (
+        values
+        | ({at.passes: facts.get("epochs"), at.of_critic: facts.get("critic_batch")} if name == "ppo" else {})
+        | {at.prompts[name]: facts.get("prompts"), at.samples[name]: facts.get("samples")}
+        | ({at.scored: rows} if rows else {})
     )
 
 
-def _lengths() -> Idea:
+@reads(
+    facts="global_batch micro_batch prompts samples logprob_batch logprob_tokens epochs critic_batch",
+    write=_batch_written,
+    whole=f"{P}train_global_batch_size",
+    micro=f"{P}train_micro_batch_size",
+    scored=f"{P}logprob_batch_size",
+    passes="ppo.ppo_epochs",
+    of_critic="value.train_micro_batch_size",
+    prompts={name: f"{name}.num_prompts_per_step" for name in ("grpo", "distillation", "ppo")},
+    samples={name: f"{name}.num_generations_per_prompt" for name in ("grpo", "distillation", "ppo")},
+    also=(key for names in BATCH_JOINED.values() for key in names),
+)
+def _batch(keys: Keys, at: Named) -> Facts:
+    """Sequences (of DPO pairs) of an update; packed or dynamic, a micro-batch has so many tokens."""
+    facts: Facts = {"global_batch": keys.whole(at.whole) or 512, "micro_batch": keys.whole(at.micro) or 1}
+    length = keys.whole(BATCH_LONGEST) or 512
+    on = next((names for names in BATCH_JOINED.values() if keys.flag(names[0])), None)
+    if on is not None and keys.raw(on[1]) is not None:
+        tokens = keys.whole(on[1]) or 1
+        if tokens < length:
+            raise keys.wrong(on[1], f"{tokens} tokens are fewer than a sequence has ({length})")
+        rows, left = divmod(tokens, length)
+        if left:
+            raise keys.wrong(on[1], f"{tokens} tokens are no whole number of sequences of {length}")
+        facts["micro_batch"] = rows
+    if not generates(keys):
+        return facts
+    name = algorithm_of(keys)
+    facts |= {"prompts": keys.whole(at.prompts[name]) or 32, "samples": keys.whole(at.samples[name]) or 1}
+    if name == "ppo":
+        facts |= {"epochs": keys.whole(at.passes) or 4, "critic_batch": keys.whole(at.of_critic)}
+    if on is not None and keys.raw(on[2]) is not None:
+        return facts | {"logprob_tokens": max(keys.whole(on[2]) or 1, length)}
+    return facts | {"logprob_batch": keys.whole(at.scored)}
+
+
+def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not generates(keys):
+        return {at.whole: facts["seq_len"]} if facts.get("seq_len") else {}
+    longest, first = str(facts.get("answers") or ""), facts.get("prompt_len")
+    if not longest.isdecimal() or first is None:
+        return {}
+    return {at.whole: first + int(longest), at.answer: int(longest)}
+
+
+@reads(
+    facts="seq_len prompt_len answers",
+    write=_lengths_written,
+    whole=f"{P}max_total_sequence_length",
+    answer=f"{G}max_new_tokens",
+    prompt="data.max_input_seq_length",
+)
+def _lengths(keys: Keys, at: Named) -> Facts:
     """`max_total_sequence_length` is that of prompt and answer; `max_new_tokens` and `max_input_seq_length` are often the same."""
-    whole, answer, prompt = f"{P}max_total_sequence_length", f"{G}max_new_tokens", "data.max_input_seq_length"
-
-    def read(keys: Keys) -> Facts:
-        length = keys.whole(whole) or 512
-        if not generates(keys):
-            return {"seq_len": length}
-        first, rest = keys.whole(prompt), keys.whole(answer)
-        if rest is not None and rest > length:
-            raise keys.wrong(answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
-        unsaid = rest in (None, length) and (first is None or first >= length)
-        if rest is None or rest == length:
-            rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
-        return lengths(keys, length - rest, rest, taken=unsaid)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not generates(keys):
-            return {whole: facts["seq_len"]} if facts.get("seq_len") else {}
-        longest, first = str(facts.get("answers") or ""), facts.get("prompt_len")
-        if not longest.isdecimal() or first is None:
-            return {}
-        return {whole: first + int(longest), answer: int(longest)}
-
-    return Idea(keys=(whole, answer, prompt), facts=names_in("seq_len prompt_len answers"), read=read, write=write)
+    length = keys.whole(at.whole) or 512
+    if not generates(keys):
+        return {"seq_len": length}
+    first, rest = keys.whole(at.prompt), keys.whole(at.answer)
+    if rest is not None and rest > length:
+        raise keys.wrong(at.answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
+    unsaid = rest in (None, length) and (first is None or first >= length)
+    if rest is None or rest == length:
+        rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
+    return lengths(keys, length - rest, rest, taken=unsaid)
 
 
-def _adapter() -> Idea:
+ADAPTER_NAMES = ("enabled", "dim", "target_modules", "dropout")
+ADAPTER_BOTH = {
+    False: [f"{D}lora_cfg.{name}" for name in ADAPTER_NAMES],
+    True: [f"{M}peft.{name}" for name in ADAPTER_NAMES],
+}
+
+
+def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
+    switch, rank, modules, dropped = ADAPTER_BOTH[megatron]
+    if not facts.get("lora_rank"):
+        return {switch: False if keys.has(switch) else None}
+    values: dict[str, Any] = {} if megatron else {at.every: (facts.get("lora_targets") or "all") == "all"}
+    return (
+        values
+        | layers(modules, []).write(facts, keys)
+        | {
+            switch: True,
+            rank: facts["lora_rank"],
+            dropped: facts.get("lora_dropout") or 0.0,
+        }
+    )
+
+
+@reads(
+    *ADAPTER_BOTH[False],
+    *ADAPTER_BOTH[True],
+    facts="adapter qlora lora_rank lora_targets lora_dropout",
+    write=_adapter_written,
+    can={"adapter": ("lora",), "qlora": (False,)},
+    every=f"{D}lora_cfg.match_all_linear",
+)
+def _adapter(keys: Keys, at: Named) -> Facts:
     """LoRA, of every linear layer unless modules are named."""
-    names = ("enabled", "dim", "target_modules", "dropout")
-    both = {False: [f"{D}lora_cfg.{name}" for name in names], True: [f"{M}peft.{name}" for name in names]}
-    every = f"{D}lora_cfg.match_all_linear"
+    switch, rank, modules, dropped = ADAPTER_BOTH[megatron_trains(keys)]
+    if not keys.flag(switch):
+        return {"lora_rank": 0}
+    chosen = keys.words(modules) or []
+    everything = not chosen or (not megatron_trains(keys) and keys.flag(at.every) is not False)
+    return {
+        "lora_rank": keys.whole(rank) or 8,
+        "lora_targets": "all" if everything else ",".join(chosen),
+        "lora_dropout": keys.real(dropped) or None,
+    }
 
-    def read(keys: Keys) -> Facts:
-        switch, rank, modules, dropped = both[megatron_trains(keys)]
-        if not keys.flag(switch):
-            return {"lora_rank": 0}
-        chosen = keys.words(modules) or []
-        everything = not chosen or (not megatron_trains(keys) and keys.flag(every) is not False)
-        return {
-            "lora_rank": keys.whole(rank) or 8,
-            "lora_targets": "all" if everything else ",".join(chosen),
-            "lora_dropout": keys.real(dropped) or None,
-        }
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
-        switch, rank, modules, dropped = both[megatron]
-        if (facts.get("adapter") or "lora") != "lora" or facts.get("qlora"):
-            return {}
-        if not facts.get("lora_rank"):
-            return {switch: False if keys.has(switch) else None}
-        values: dict[str, Any] = {} if megatron else {every: (facts.get("lora_targets") or "all") == "all"}
-        return (
-            values
-            | layers(modules, []).write(facts, keys)
-            | {
-                switch: True,
-                rank: facts["lora_rank"],
-                dropped: facts.get("lora_dropout") or 0.0,
-            }
+OPTIMIZER_THEIRS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
+OPTIMIZER_CLASSES = {
+    "torch.optim.AdamW": "adamw",
+    "torch.optim.Adam": "adamw",
+    "torch.optim.SGD": "sgd",
+    FUSED: "adamw",
+}
+OPTIMIZER_MEGATRON = row("optimizer", f"{M}optimizer.optimizer", words=OPTIMIZER_THEIRS, default="adamw")
+OPTIMIZER_TORCH = instantiated(f"{P}optimizer.name", OPTIMIZER_CLASSES, arguments=f"{P}optimizer.kwargs")
+
+
+def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    name = facts["optimizer"]
+    if facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts):
+        return OPTIMIZER_MEGATRON.write(
+            {"optimizer": name if name in OPTIMIZER_THEIRS.values() else name.partition("-")[0]}, keys
         )
-
-    return Idea(
-        keys=(*both[False], *both[True], every),
-        facts=names_in("adapter qlora lora_rank lora_targets lora_dropout"),
-        read=read,
-        write=write,
-    )
+    return OPTIMIZER_TORCH.write(facts, keys)
 
 
-def _optimizer() -> Idea:
-    theirs = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
-    classes = {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd", FUSED: "adamw"}
-    megatron = row("optimizer", f"{M}optimizer.optimizer", words=theirs, default="adamw")
-    torch = instantiated(f"{P}optimizer.name", classes, arguments=f"{P}optimizer.kwargs")
-
-    def read(keys: Keys) -> Facts:
-        if megatron_trains(keys):
-            return megatron.read(keys)
-        return {"optimizer": "adamw-fused"} if keys.word(torch.keys[0]) == FUSED else torch.read(keys)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        name = facts["optimizer"]
-        if facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts):
-            return megatron.write({"optimizer": name if name in theirs.values() else name.partition("-")[0]}, keys)
-        return torch.write(facts, keys)
-
-    return Idea(keys=(*torch.keys, *megatron.keys), facts=("optimizer",), read=read, write=write)
+@reads(*OPTIMIZER_TORCH.keys, *OPTIMIZER_MEGATRON.keys, facts="optimizer", write=_optimizer_written)
+def _optimizer(keys: Keys) -> Facts:
+    if megatron_trains(keys):
+        return OPTIMIZER_MEGATRON.read(keys)
+    return {"optimizer": "adamw-fused"} if keys.word(OPTIMIZER_TORCH.keys[0]) == FUSED else OPTIMIZER_TORCH.read(keys)
 
 
-def _loss() -> Idea:
+@reads(
+    facts="loss",
+    write=lambda facts, keys, at: (
+        {at.fused: facts.get("loss") == "chunked"}
+        if megatron_trains(keys) or facts.get("framework") == "megatron"
+        else {}
+    ),
+    fused=f"{M}use_fused_linear_logprobs",
+    chunk=f"{P}logprob_chunk_size",
+)
+def _loss(keys: Keys, at: Named) -> Facts:
     """Log-probabilities of float32 logits; with Megatron's fused ones of a chunk of hidden states at a time."""
-    fused, chunk = f"{M}use_fused_linear_logprobs", f"{P}logprob_chunk_size"
-
-    def read(keys: Keys) -> Facts:
-        if algorithm_of(keys) == "rm":
-            return {}
-        return {
-            "loss": "chunked"
-            if megatron_trains(keys) and keys.flag(fused)
-            else "float32"
-            if not megatron_trains(keys)
-            else None
-        }
-
-    return Idea(
-        keys=(fused, chunk),
-        facts=("loss",),
-        read=read,
-        write=lambda facts, keys: (
-            {fused: facts.get("loss") == "chunked"}
-            if megatron_trains(keys) or facts.get("framework") == "megatron"
-            else {}
-        ),
-    )
+    if algorithm_of(keys) == "rm":
+        return {}
+    return {
+        "loss": "chunked"
+        if megatron_trains(keys) and keys.flag(at.fused)
+        else "float32"
+        if not megatron_trains(keys)
+        else None
+    }
 
 
-def _attention() -> Idea:
+@reads(inner=row("attention", f"{M}attention_backend", words=TRANSFORMER_ENGINE, add=False), when=megatron_trains)
+def _attention(keys: Keys, at: Named) -> Facts:
     """Megatron's kernel of attention."""
-    key = f"{M}attention_backend"
-    inner = row("attention", key, words=TRANSFORMER_ENGINE, add=False)
-    return msgspec.structs.replace(
-        inner,
-        read=lambda keys: inner.read(keys) if megatron_trains(keys) else {},
-        write=lambda facts, keys: inner.write(facts, keys) if keys.has(key) else {},
-    )
-
-
-def _overlap() -> Idea:
-    """The idea of gradients that Megatron sums beside compute (`distributed_data_parallel_config`)."""
-    buckets = dict.fromkeys(
-        ("overlap_grad_reduce", "overlap_param_gather"), f"{P}megatron_cfg.distributed_data_parallel_config."
-    )
-    others = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_p2p_comm")
-    inner = overlap(buckets | dict.fromkeys(others, f"{P}megatron_cfg."))
-    return msgspec.structs.replace(
-        inner,
-        read=lambda keys: inner.read(keys) if megatron_trains(keys) else {},
-        write=lambda facts, keys: inner.write(facts, keys) if megatron_trains(keys) else {},
-    )
+    return at.inner.read(keys)
 
 
 NEMO_RL = Dialect(
@@ -566,17 +532,27 @@ NEMO_RL = Dialect(
             for task, name in BEGUN.items()},
     ideas=(
         row("model", f"{P}model_name", kind="word"),
-        _gpus(),
-        _layout(),
-        _precision(),
-        _task(),
-        _batch(),
-        _lengths(),
-        rollout(),
-        _adapter(),
-        _optimizer(),
-        _loss(),
-        _attention(),
-        _overlap(),
+        _gpus,
+        _layout,
+        _precision,
+        _task,
+        _batch,
+        _lengths,
+        rollout,
+        _adapter,
+        _optimizer,
+        _loss,
+        _attention,
+        when(
+            megatron_trains,
+            overlap(
+                dict.fromkeys(
+                    ("overlap_grad_reduce", "overlap_param_gather"), f"{P}megatron_cfg.distributed_data_parallel_config."
+                )
+                | dict.fromkeys(
+                    ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_p2p_comm"), f"{P}megatron_cfg."
+                )
+            ),
+        ),
     ),
 )  # fmt: skip

@@ -6,12 +6,26 @@ from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import MISSING, Facts, Idea, Keys, engine, fixed, names_in, row
+from loadgauge.job_files.ideas import (
+    MISSING,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    engine,
+    fixed,
+    names_in,
+    product,
+    reads,
+    row,
+    served,
+)
 
 P, D, M, G = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg.", "policy.generation."
 V = f"{G}vllm_cfg."
 ALGORITHMS = ("ppo", "grpo", "dpo", "sft", "rm", "distillation")
 """Sections, of which a recipe has one."""
+CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
 BACKENDS = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
 """Engines that generate; those beside vLLM and SGLang are counted as vLLM, and the answer says so."""
 
@@ -49,24 +63,6 @@ def backend_of(keys: Keys) -> str:
     return str(keys.choice(f"{G}backend", {name: name for name in BACKENDS}) or "vllm")
 
 
-def _of_sglang(keys: Keys, asleep: bool) -> dict[str, Any]:
-    """Options of SGLang's servers, by its own names."""
-    own = f"{G}sglang_cfg."
-    used, graphs = keys.real(f"{own}mem_fraction_static"), not keys.flag(f"{own}disable_cuda_graph")
-    options: dict[str, Any] = {
-        "tp": keys.whole(f"{own}sglang_server_config.num_gpus_per_engine") or 1,
-        "static_fraction": 0.85 if used is None else used,
-        "graphs": str(graphs).lower(),
-        "sleep": 2 if asleep else 0,
-    }
-    named = {
-        "context": "context_length",
-        "max_num_seqs": "max_running_requests",
-        "max_batched_tokens": "chunked_prefill_size",
-    }
-    return options | {name: size for name, key in named.items() if (size := keys.whole(f"{own}{key}"))}
-
-
 def _of_others(keys: Keys) -> Facts:
     """Ranks of an engine of Megatron's own, which are the trainer's unless it is told otherwise, or of TensorRT-LLM's."""
     backend = backend_of(keys)
@@ -85,17 +81,35 @@ def _asleep(keys: Keys) -> bool:
     return keys.flag(f"{G}colocated.enabled") is not False
 
 
-def rollout() -> Idea:
-    """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
-    (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
-    backend, plain = f"{G}backend", Engine.parse("vllm")
-    inner = engine(
+S = f"{G}sglang_cfg."
+OF_SGLANG = product(
+    row("tp", f"{S}sglang_server_config.num_gpus_per_engine", default=1),
+    row("static_fraction", f"{S}mem_fraction_static", kind="real", default=0.85),
+    row("graphs", f"{S}disable_cuda_graph", words={"true": False, "false": True}, default=True),
+    row("context", f"{S}context_length"),
+    row("max_num_seqs", f"{S}max_running_requests"),
+    row("max_batched_tokens", f"{S}chunked_prefill_size"),
+    fixed(sleep=lambda keys: 2 if _asleep(keys) else 0),
+)
+"""Options of SGLang's servers, by its own names."""
+ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
+
+
+def _rollout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values = at.inner.write(facts, keys)
+    return {**values, ROLLOUT_BACKEND: "vllm"} if values and keys.has(ROLLOUT_BACKEND) else values
+
+
+@reads(
+    facts="rollout rollout_offload",
+    write=_rollout_written,
+    inner=engine(
         "vllm",
         row("tp", f"{V}tensor_parallel_size", default=1),
         row("pp", f"{V}pipeline_parallel_size", default=1),
         row("ep", f"{V}expert_parallel_size", default=1),
-        row("max_num_seqs", f"{G}vllm_kwargs.max_num_seqs", quiet=plain.max_num_seqs),
-        row("max_batched_tokens", f"{G}vllm_kwargs.max_num_batched_tokens", quiet=plain.max_batched_tokens),
+        row("max_num_seqs", f"{G}vllm_kwargs.max_num_seqs", quiet=ROLLOUT_PLAIN.max_num_seqs),
+        row("max_batched_tokens", f"{G}vllm_kwargs.max_num_batched_tokens", quiet=ROLLOUT_PLAIN.max_batched_tokens),
         row("utilization", f"{V}gpu_memory_utilization", kind="real", default=0.6),
         row("graphs", f"{V}enforce_eager", words={"true": False, "false": True}, default=True),
         row("context", f"{V}max_model_len"),
@@ -105,20 +119,12 @@ def rollout() -> Idea:
         fixed(sleep=lambda keys: int(_asleep(keys))),
         Idea(keys=(), facts=(), read=_of_others),
         test=generates,
-    )
-
-    def read(keys: Keys) -> Facts:
-        moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
-        if not generates(keys) or backend_of(keys) != "sglang":
-            return inner.read(keys) | moved
-        text = ",".join(f"{name}={value}" for name, value in _of_sglang(keys, _asleep(keys)).items())
-        return {"rollout": Engine.parse(f"sglang:{text}").text()} | moved
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = inner.write(facts, keys)
-        return {**values, backend: "vllm"} if values and keys.has(backend) else values
-
-    return Idea(keys=inner.keys, facts=("rollout", "rollout_offload"), read=read, write=write)
-
-
-CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
+    ),
+)
+def rollout(keys: Keys, at: Named) -> Facts:
+    """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
+    (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
+    moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
+    if not generates(keys) or backend_of(keys) != "sglang":
+        return at.inner.read(keys) | moved
+    return {"rollout": served("sglang", OF_SGLANG.read(keys))} | moved

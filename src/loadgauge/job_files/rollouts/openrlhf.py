@@ -20,12 +20,12 @@ from loadgauge.job_files.ideas import (
     Facts,
     Idea,
     Keys,
+    Named,
     adapters,
     fixed,
     layers,
     lengths,
     lenses,
-    names_in,
     product,
     reads,
     refers,
@@ -33,6 +33,7 @@ from loadgauge.job_files.ideas import (
     spelled,
     split_of,
     when,
+    writes,
 )
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -114,92 +115,95 @@ def _trains_alone(keys: Keys) -> bool:
     return not _generates(keys)
 
 
-def _gpus() -> Idea:
+def _same_gpus(keys: Keys, trainer: int, at: Named) -> None:
+    """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
+    there = {"ref": not _off(keys), "critic": _estimator(keys) == "gae", "reward": _rewards(keys) is not None}
+    shares = {
+        role: bool(keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair)))
+        for role, present in there.items()
+        if present
+    }
+    alone = [{"ref": "reference", "reward": "reward model"}.get(role, role) for role in shares if not shares[role]]
+    if alone:
+        stated = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
+        keys.note(at.everything, stated, "saves", "weights gradients optimizer", 0.7)
+    for role, beside in shares.items():
+        where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
+        if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where):
+            raise keys.wrong(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs")
+
+
+def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    engine, split = Engine.parse(facts.get("rollout") or "vllm"), split_of(facts.get("placement"))
+    trainer, rollout = split or (facts["gpus"], facts["gpus"])
+    each, late_by = min(facts.get("gpus_per_node") or 8, trainer), facts.get("staleness")
+    if trainer % each or rollout % engine.replica:
+        return {}
+    # What has no key says the default, 8 GPUs; so the actor's are said of each.
+    there = {
+        "actor": True,
+        "ref": refers(facts),
+        "critic": facts.get("task") == "ppo",
+        "reward": bool(facts.get("reward_model")),
+    }
+    present = [role for role in there if there[role]]
+    return {
+        at.engines: rollout // engine.replica,
+        at.width: engine.replica,
+        at.everything: split is None,
+        at.pair: split is not None and refers(facts),
+        at.late: bool(late_by),
+        at.queue: late_by or None,
+        **{
+            f"{role}.{name}": size
+            for role in present
+            for name, size in (("num_nodes", trainer // each), ("num_gpus_per_node", each))
+        },
+    }
+
+
+@reads(
+    facts="gpus gpus_per_node nodes placement staleness",
+    write=_gpus_written,
+    needs="gpus",
+    sizes=tuple(
+        f"{role}.num_{meaning}"
+        for role in ("actor", "ref", "critic", "reward")
+        for meaning in ("nodes", "gpus_per_node")
+    ),
+    engines="vllm.num_engines",
+    width="vllm.tensor_parallel_size",
+    everything="train.colocate_all",
+    pair="train.colocate_actor_ref",
+    late="train.async_enable",
+    others="train.colocate_critic_reward",
+    queue="train.async_queue_size",
+)
+def _gpus(keys: Keys, at: Named) -> Facts:
     """GPUs of the trainer and of the rollout: all models on one set, or actor and reference on one and vLLM on another.
 
     Critic, reward model or reference on GPUs of their own, a third set, are counted on the actor's, and the answer says so.
     """
-    names = [
-        f"{role}.num_{meaning}"
-        for role in ("actor", "ref", "critic", "reward")
-        for meaning in ("nodes", "gpus_per_node")
-    ]
-    engines, width = "vllm.num_engines", "vllm.tensor_parallel_size"
-    everything, pair, late = "train.colocate_all", "train.colocate_actor_ref", "train.async_enable"
-    others, queue = "train.colocate_critic_reward", "train.async_queue_size"
-
-    def read(keys: Keys) -> Facts:
-        nodes, each = (keys.whole(name) or usual for name, usual in zip(names[:2], (1, 8), strict=True))
-        trainer = nodes * each
-        count = keys.whole(engines, minimum=0)
-        if not count:
-            raise keys.wrong(engines, "is the number of vLLM's engines, without which it does not generate")
-        rollout = count * (keys.whole(width) or 1)
-        waits = not keys.flag(late)
-        _same_gpus(keys, trainer)
-        if keys.flag(everything) and waits:
-            if rollout != trainer:
-                raise keys.wrong(engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor")
-            return {"gpus": trainer, "gpus_per_node": each, "nodes": nodes, "placement": "colocated"}
-        total = trainer + rollout
-        node = min(8, max(each, 1)) if total > 8 else total
-        return {
-            "gpus": total,
-            "gpus_per_node": node if total % node == 0 else None,
-            "placement": f"split:{trainer}+{rollout}",
-            "staleness": None if waits else keys.whole(queue) or 1,
-        }
-
-    def _same_gpus(keys: Keys, trainer: int) -> None:
-        """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
-        there = {"ref": not _off(keys), "critic": _estimator(keys) == "gae", "reward": _rewards(keys) is not None}
-        shares = {
-            role: bool(keys.flag(everything) or (role == "ref" and keys.flag(pair)))
-            for role, present in there.items()
-            if present
-        }
-        alone = [{"ref": "reference", "reward": "reward model"}.get(role, role) for role in shares if not shares[role]]
-        if alone:
-            stated = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
-            keys.note(everything, stated, "saves", "weights gradients optimizer", 0.7)
-        for role, beside in shares.items():
-            where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
-            if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where):
-                raise keys.wrong(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs")
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "gpus" not in facts:
-            return {}
-        engine, split = Engine.parse(facts.get("rollout") or "vllm"), split_of(facts.get("placement"))
-        trainer, rollout = split or (facts["gpus"], facts["gpus"])
-        each, late_by = min(facts.get("gpus_per_node") or 8, trainer), facts.get("staleness")
-        if trainer % each or rollout % engine.replica:
-            return {}
-        # What has no key says the default, 8 GPUs; so the actor's are said of each.
-        there = {
-            "actor": True,
-            "ref": refers(facts),
-            "critic": facts.get("task") == "ppo",
-            "reward": bool(facts.get("reward_model")),
-        }
-        present = [role for role in there if there[role]]
-        return {
-            engines: rollout // engine.replica,
-            width: engine.replica,
-            everything: split is None,
-            pair: split is not None and refers(facts),
-            late: bool(late_by),
-            queue: late_by or None,
-            **{
-                f"{role}.{name}": size
-                for role in present
-                for name, size in (("num_nodes", trainer // each), ("num_gpus_per_node", each))
-            },
-        }
-
-    owned = (*names, engines, width, everything, pair, late, others, queue)
-    facts = names_in("gpus gpus_per_node nodes placement staleness")
-    return when(_generates, Idea(keys=owned, facts=facts, read=read, write=write))
+    nodes, each = (keys.whole(name) or usual for name, usual in zip(at.sizes[:2], (1, 8), strict=True))
+    trainer = nodes * each
+    count = keys.whole(at.engines, minimum=0)
+    if not count:
+        raise keys.wrong(at.engines, "is the number of vLLM's engines, without which it does not generate")
+    rollout = count * (keys.whole(at.width) or 1)
+    waits = not keys.flag(at.late)
+    _same_gpus(keys, trainer, at)
+    if keys.flag(at.everything) and waits:
+        if rollout != trainer:
+            raise keys.wrong(at.engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor")
+        return {"gpus": trainer, "gpus_per_node": each, "nodes": nodes, "placement": "colocated"}
+    total = trainer + rollout
+    node = min(8, max(each, 1)) if total > 8 else total
+    return {
+        "gpus": total,
+        "gpus_per_node": node if total % node == 0 else None,
+        "placement": f"split:{trainer}+{rollout}",
+        "staleness": None if waits else keys.whole(at.queue) or 1,
+    }
 
 
 LAUNCHED = msgspec.structs.replace(when(_trains_alone, launched()))
@@ -227,77 +231,85 @@ KINDS = {"ppo": "gae", "rloo": "rloo", "grpo": "group_norm", "dapo": "group_norm
 """The estimator that a new file has for a task."""
 
 
-def _task() -> Idea:
+TASK_REMOTE = SCRIPTED[0]
+
+
+def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
+    task = ESTIMATORS[_estimator(keys)]
+    if task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
+        task = "gspo"
+    score, value = _rewards(keys), keys.word(at.critic)
+    if score is not None and "," in score:
+        raise keys.wrong(at.reward, "several reward models are not read; one is")
+    value = value or score or own
+    moved, beside = [keys.flag(name) for name in (at.frozen, at.scored)], not _off(keys)
+    there = [flag for flag, each in zip(moved, (beside, score is not None), strict=True) if each]
+    if len({bool(flag) for flag in there}) > 1:
+        raise keys.wrong(at.frozen, "is read where reference and reward model are both on the host, or neither")
+    return {
+        "task": task,
+        "reference": "model" if beside else "none",
+        "reward_model": score,
+        "critic": value if task == "ppo" and value != own else None,
+        "frozen_offload": any(there) or None,
+    }
+
+
+def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task, trainer, away = facts.get("task"), trainer_of(keys), bool(facts.get("frozen_offload"))
+    if trainer in ("dpo", "kto"):
+        return {at.ipo: task == "ipo" or (False if keys.has(at.ipo) else None), at.frozen: away}
+    if trainer == "kd":
+        return {at.teacher: facts.get("teacher"), at.hidden: away}
+    if trainer != "ppo_ray" or task not in KINDS:
+        return {}
+    kind, present, score = KINDS[task], keys.word(at.estimator), facts.get("reward_model")
+    script = keys.word(TASK_REMOTE) or (None if keys.has(*SCRIPTED) else "reward_func.py")
+    return {
+        at.estimator: present if present and ESTIMATORS.get(present) == ESTIMATORS[kind] else kind,
+        at.kl: (keys.real(at.kl) or 0.01) if refers(facts) else 0,
+        at.reward: score,
+        at.critic: facts.get("critic") or (facts.get("model") if score and task == "ppo" else None),
+        TASK_REMOTE: None if score else script,
+        at.frozen: away and refers(facts),
+        at.scored: away and score is not None,
+        at.actor_loss: "gspo" if task == "gspo" else None,
+    }
+
+
+@reads(
+    facts="task reference reward_model critic teacher frozen_offload",
+    write=_task_written,
+    kl="algo.kl.init_coef",
+    estimator="algo.advantage.estimator",
+    reward="reward.model_name_or_path",
+    also=SCRIPTED,
+    critic="critic.model_name_or_path",
+    frozen="ref.offload",
+    scored="reward.offload",
+    base="ref.model_name_or_path",
+    ipo="model.ipo_enable",
+    actor_loss="actor.policy_loss_type",
+    teacher="teacher_model",
+    hidden="teacher_offload",
+)
+def _task(keys: Keys, at: Named) -> Facts:
     """The task by the program; PPO's by its estimator of advantages, and the models beside the actor."""
-    kl, estimator, reward = "algo.kl.init_coef", "algo.advantage.estimator", "reward.model_name_or_path"
-    remote, critic = SCRIPTED[0], "critic.model_name_or_path"
-    frozen, scored, base, ipo = "ref.offload", "reward.offload", "ref.model_name_or_path", "model.ipo_enable"
-    teacher, hidden, actor_loss = "teacher_model", "teacher_offload", "actor.policy_loss_type"
-
-    def read(keys: Keys) -> Facts:
-        trainer = trainer_of(keys)
-        if trainer not in TRAINERS:
-            raise keys.wrong("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})")
-        own = keys.word("model")
-        if trainer == "ppo_ray":
-            return _of_answers(keys, own)
-        if trainer in ("dpo", "kto"):
-            if keys.word(base) not in (None, own):
-                raise keys.wrong(base, "is read where it is the model that is trained")
-            task = "ipo" if trainer == "dpo" and keys.flag(ipo) else trainer
-            # A reference is loaded whole, beside adapters too.
-            return {"task": task, "reference": "model", "frozen_offload": keys.flag(frozen) or None}
-        if trainer == "kd":
-            return {"task": "gkd", "teacher": keys.word(teacher), "frozen_offload": keys.flag(hidden) or None}
-        return {"task": TRAINERS[trainer] or None}
-
-    def _of_answers(keys: Keys, own: str | None) -> Facts:
-        task = ESTIMATORS[_estimator(keys)]
-        if task == "grpo" and keys.choice(actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
-            task = "gspo"
-        score, value = _rewards(keys), keys.word(critic)
-        if score is not None and "," in score:
-            raise keys.wrong(reward, "several reward models are not read; one is")
-        value = value or score or own
-        moved, beside = [keys.flag(name) for name in (frozen, scored)], not _off(keys)
-        there = [flag for flag, each in zip(moved, (beside, score is not None), strict=True) if each]
-        if len({bool(flag) for flag in there}) > 1:
-            raise keys.wrong(frozen, "is read where reference and reward model are both on the host, or neither")
-        return {
-            "task": task,
-            "reference": "model" if beside else "none",
-            "reward_model": score,
-            "critic": value if task == "ppo" and value != own else None,
-            "frozen_offload": any(there) or None,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task, trainer, away = facts.get("task"), trainer_of(keys), bool(facts.get("frozen_offload"))
-        if trainer in ("dpo", "kto"):
-            return {ipo: task == "ipo" or (False if keys.has(ipo) else None), frozen: away}
-        if trainer == "kd":
-            return {teacher: facts.get("teacher"), hidden: away}
-        if trainer != "ppo_ray" or task not in KINDS:
-            return {}
-        kind, present, score = KINDS[task], keys.word(estimator), facts.get("reward_model")
-        script = keys.word(remote) or (None if keys.has(*SCRIPTED) else "reward_func.py")
-        return {
-            estimator: present if present and ESTIMATORS.get(present) == ESTIMATORS[kind] else kind,
-            kl: (keys.real(kl) or 0.01) if refers(facts) else 0,
-            reward: score,
-            critic: facts.get("critic") or (facts.get("model") if score and task == "ppo" else None),
-            remote: None if score else script,
-            frozen: away and refers(facts),
-            scored: away and score is not None,
-            actor_loss: "gspo" if task == "gspo" else None,
-        }
-
-    return Idea(
-        keys=(kl, estimator, reward, *SCRIPTED, critic, frozen, scored, base, ipo, actor_loss, teacher, hidden),
-        facts=names_in("task reference reward_model critic teacher frozen_offload"),
-        read=read,
-        write=write,
-    )
+    trainer = trainer_of(keys)
+    if trainer not in TRAINERS:
+        raise keys.wrong("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})")
+    own = keys.word("model")
+    if trainer == "ppo_ray":
+        return _of_answers(keys, own, at)
+    if trainer in ("dpo", "kto"):
+        if keys.word(at.base) not in (None, own):
+            raise keys.wrong(at.base, "is read where it is the model that is trained")
+        task = "ipo" if trainer == "dpo" and keys.flag(at.ipo) else trainer
+        # A reference is loaded whole, beside adapters too.
+        return {"task": task, "reference": "model", "frozen_offload": keys.flag(at.frozen) or None}
+    if trainer == "kd":
+        return {"task": "gkd", "teacher": keys.word(at.teacher), "frozen_offload": keys.flag(at.hidden) or None}
+    return {"task": TRAINERS[trainer] or None}
 
 
 def _sleeps(keys: Keys) -> bool:
@@ -308,23 +320,21 @@ def _sleeps(keys: Keys) -> bool:
 ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
 
 
-def _engine() -> Idea:
-    """vLLM's engines, which sleep at level 1."""
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        engine = facts.get("rollout") or "vllm"
-        engine = engine if Engine.parse(engine).kind == "vllm" else "vllm"
-        return inner.write({"rollout": engine}, keys) | {ASLEEP: Engine.parse(engine).sleep > 0}
-
-    inner = lenses.engine(
+@writes(
+    lenses.engine(
         "vllm",
         fixed(tp=lambda keys: keys.whole("vllm.tensor_parallel_size") or 1),
         row("utilization", "vllm.gpu_memory_utilization", kind="real", default=0.95),
         row("graphs", "vllm.enforce_eager", words={"true": False, "false": True}, default=True),
-        row("prefix", "vllm.enable_prefix_caching", words=SWITCH, default=False),
-        fixed(ASLEEP, sleep=lambda keys: int(_sleeps(keys)), context=_longest),
+        row("prefix", "vllm.enable_prefix_caching", words={"true": True, "false": False}, default=False),
+        fixed(ASLEEP, sleep=lambda keys: int(_sleeps(keys)), context=lambda keys: _longest(keys)),
     )
-    return msgspec.structs.replace(inner, write=write)
+)
+def _engine(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
+    """vLLM's engines, which sleep at level 1."""
+    wanted = Engine.parse(facts.get("rollout") or "vllm")
+    wanted = wanted if wanted.kind == "vllm" else Engine.parse("vllm")
+    return inner.write({"rollout": wanted.text()}, keys) | {ASLEEP: wanted.sleep > 0}
 
 
 @reads(
@@ -346,36 +356,38 @@ def _longest(keys: Keys) -> int:
     return keys.whole("data.max_len") or usual
 
 
-def _lengths() -> Idea:
+def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not _generates(keys):
+        return {at.longest: facts["seq_len"]} if facts.get("seq_len") else {}
+    length, first = str(facts.get("answers") or ""), facts.get("prompt_len")
+    if not length.isdecimal() or first is None:
+        return {}
+    if keys.has(at.prompt, at.older):
+        return {at.prompt: first, at.older: int(length)}
+    return {at.longest: first + int(length), at.answer: int(length)}
+
+
+@reads(
+    facts="seq_len prompt_len answers",
+    write=_lengths_written,
+    longest="data.max_len",
+    answer="rollout.max_new_tokens",
+    prompt="prompt_max_len",
+    older="generate_max_len",
+)
+def _lengths(keys: Keys, at: Named) -> Facts:
     """A sequence has `max_len` tokens, the prompt among them; where nothing says how long an answer is, half of them."""
-    longest, answer, prompt, older = "data.max_len", "rollout.max_new_tokens", "prompt_max_len", "generate_max_len"
-
-    def read(keys: Keys) -> Facts:
-        whole = _longest(keys)
-        if not _generates(keys):
-            return {"seq_len": whole}
-        stated = keys.whole(older) if keys.has(prompt, older) else keys.whole(answer)
-        if stated is not None and stated >= whole:
-            raise keys.wrong(
-                older if keys.has(older) else answer,
-                f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
-            )
-        each = stated or (1024 if keys.has(prompt, older) else whole // 2)
-        return lengths(keys, whole - each, each, taken=not stated and not keys.has(prompt, older))
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if not _generates(keys):
-            return {longest: facts["seq_len"]} if facts.get("seq_len") else {}
-        length, first = str(facts.get("answers") or ""), facts.get("prompt_len")
-        if not length.isdecimal() or first is None:
-            return {}
-        if keys.has(prompt, older):
-            return {prompt: first, older: int(length)}
-        return {longest: first + int(length), answer: int(length)}
-
-    return Idea(
-        keys=(longest, answer, prompt, older), facts=names_in("seq_len prompt_len answers"), read=read, write=write
-    )
+    whole = _longest(keys)
+    if not _generates(keys):
+        return {"seq_len": whole}
+    stated = keys.whole(at.older) if keys.has(at.prompt, at.older) else keys.whole(at.answer)
+    if stated is not None and stated >= whole:
+        raise keys.wrong(
+            at.older if keys.has(at.older) else at.answer,
+            f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
+        )
+    each = stated or (1024 if keys.has(at.prompt, at.older) else whole // 2)
+    return lengths(keys, whole - each, each, taken=not stated and not keys.has(at.prompt, at.older))
 
 
 WHOLE, MICRO, SCORED = "train.batch_size", "train.micro_batch_size", "rollout.micro_batch_size"
@@ -397,79 +409,84 @@ def _filled(keys: Keys, tokens: int, batch: int) -> int:
     return min((rows for rows in range(1, own + 1) if own % rows == 0), key=lambda rows: abs(rows - fits))
 
 
-def _batch() -> Idea:
+BATCH_ALWAYS = product(row("global_batch", WHOLE, default=128), row("micro_batch", MICRO, default=_usual))
+BATCH_GENERATED = product(
+    row("prompts", "rollout.batch_size", default=1024),
+    row("samples", "rollout.n_samples_per_prompt", default=1),
+    row("epochs", "train.max_epochs", default=1),
+    row("logprob_batch", SCORED, default=lambda keys: 8 if at(keys, SCORED) == OLD[SCORED] else 1),
+)
+BATCH_OWNED = dict.fromkeys(
+    (*BATCH_GENERATED.keys[:2], WHOLE, *BATCH_GENERATED.keys[2:3], MICRO, SCORED, DYNAMIC, MOST, SCORED_MOST)
+)
+
+
+def _batch_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    values: dict[str, Any] = {MICRO: facts.get("micro_batch") or 1}
+    if facts.get("global_batch"):
+        values[WHOLE] = facts["global_batch"]
+    if not _generates(keys):
+        return values
+    if keys.flag(DYNAMIC) is not None:
+        values |= {DYNAMIC: False, MOST: None, SCORED_MOST: None}
+    if not facts.get("global_batch") and facts.get("prompts"):
+        values[WHOLE] = facts["prompts"] * (facts.get("samples") or 1)
+    return values | BATCH_GENERATED.write(facts, keys)
+
+
+@reads(*tuple(BATCH_OWNED), facts=(*BATCH_ALWAYS.facts, *BATCH_GENERATED.facts, "logprob_tokens"), write=_batch_written)
+def _batch(keys: Keys) -> Facts:
     """Prompts of a step, sequences of an update and of a pass; with a dynamic batch as many as fill a number of tokens."""
-    always = product(row("global_batch", WHOLE, default=128), row("micro_batch", MICRO, default=_usual))
-    generated = product(
-        row("prompts", "rollout.batch_size", default=1024),
-        row("samples", "rollout.n_samples_per_prompt", default=1),
-        row("epochs", "train.max_epochs", default=1),
-        row("logprob_batch", SCORED, default=lambda keys: 8 if at(keys, SCORED) == OLD[SCORED] else 1),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts = always.read(keys)
-        if not _generates(keys):
-            return facts
-        facts |= generated.read(keys)
-        if keys.flag(DYNAMIC):
-            tokens = keys.whole(MOST) or 16_192
-            # At least one sequence is in a micro-batch, however long it is.
-            facts |= {"micro_batch": _filled(keys, tokens, facts["global_batch"]), "logprob_batch": None}
-            # A sequence that is longer makes a micro-batch of its own.
-            facts["logprob_tokens"] = max(keys.whole(SCORED_MOST) or tokens, _longest(keys))
+    facts = BATCH_ALWAYS.read(keys)
+    if not _generates(keys):
         return facts
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = {MICRO: facts.get("micro_batch") or 1}
-        if facts.get("global_batch"):
-            values[WHOLE] = facts["global_batch"]
-        if not _generates(keys):
-            return values
-        if keys.flag(DYNAMIC) is not None:
-            values |= {DYNAMIC: False, MOST: None, SCORED_MOST: None}
-        if not facts.get("global_batch") and facts.get("prompts"):
-            values[WHOLE] = facts["prompts"] * (facts.get("samples") or 1)
-        return values | generated.write(facts, keys)
-
-    owned = dict.fromkeys((*generated.keys[:2], WHOLE, *generated.keys[2:3], MICRO, SCORED, DYNAMIC, MOST, SCORED_MOST))
-    return Idea(keys=tuple(owned), facts=(*always.facts, *generated.facts, "logprob_tokens"), read=read, write=write)
+    facts |= BATCH_GENERATED.read(keys)
+    if keys.flag(DYNAMIC):
+        tokens = keys.whole(MOST) or 16_192
+        # At least one sequence is in a micro-batch, however long it is.
+        facts |= {"micro_batch": _filled(keys, tokens, facts["global_batch"]), "logprob_batch": None}
+        # A sequence that is longer makes a micro-batch of its own.
+        facts["logprob_tokens"] = max(keys.whole(SCORED_MOST) or tokens, _longest(keys))
+    return facts
 
 
-def _deepspeed() -> Idea:
-    """DeepSpeed: the ZeRO stage, the optimizer's states on the host, tensor parallelism, ring attention, and 16 bits."""
-    stage, overlap = "ds.zero_stage", "ds.overlap_comm"
-    inner = product(
-        row("zero", stage, minimum=0, default=2),
+DEEPSPEED_STAGE = "ds.zero_stage"
+
+
+def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wide = (facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1)
+    name, out = (facts.get("precision") or "bf16")[:4], facts.get("offload") or "none"
+    if wide or out == "all" or name not in ("bf16", "fp16"):
+        return {}
+    wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
+    packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
+    hidden = {at.overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
+    return at.inner.write(wanted, keys) | packed | hidden
+
+
+@reads(
+    facts="framework zero offload tp cp cp_comm precision overlap",
+    write=_deepspeed_written,
+    inner=product(
+        row("zero", DEEPSPEED_STAGE, minimum=0, default=2),
         row("offload", "ds.adam_offload", words={"true": "optimizer", "false": "none"}, default="none"),
         row("tp", "ds.tensor_parallel_size", default=1, quiet=1),
         row("cp", "ds.ring_attn_size", default=1, quiet=1),
         row("precision", "ds.param_dtype", words={"bf16": "bf16", "fp16": "fp16"}, default="bf16"),
-    )
-
-    def read(keys: Keys) -> Facts:
-        facts = {"framework": "deepspeed", **inner.read(keys)}
-        if facts["zero"] > 3:
-            raise keys.wrong(stage, f"must be 0, 1, 2 or 3, got {facts['zero']}")
-        beside = {"overlap": "cp,dp,pp,prefetch" if keys.flag(overlap) else None}
-        return facts | {"cp_comm": "ring" if facts["cp"] > 1 else None} | beside
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wide = (facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1)
-        name, out = (facts.get("precision") or "bf16")[:4], facts.get("offload") or "none"
-        if wide or out == "all" or name not in ("bf16", "fp16"):
-            return {}
-        wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
-        packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
-        hidden = {overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
-        return inner.write(wanted, keys) | packed | hidden
-
-    return Idea(
-        keys=(*inner.keys, overlap, "ds.packing_samples", "bf16"),
-        facts=names_in("framework zero offload tp cp cp_comm precision overlap"),
-        read=read,
-        write=write,
-    )
+    ),
+    overlap="ds.overlap_comm",
+    also=(
+        "ds.packing_samples",
+        "bf16",
+    ),
+)
+def _deepspeed(keys: Keys, at: Named) -> Facts:
+    """DeepSpeed: the ZeRO stage, the optimizer's states on the host, tensor parallelism, ring attention, and 16 bits."""
+    facts = {"framework": "deepspeed", **at.inner.read(keys)}
+    if facts["zero"] > 3:
+        raise keys.wrong(DEEPSPEED_STAGE, f"must be 0, 1, 2 or 3, got {facts['zero']}")
+    beside = {"overlap": "cp,dp,pp,prefetch" if keys.flag(at.overlap) else None}
+    return facts | {"cp_comm": "ring" if facts["cp"] > 1 else None} | beside
 
 
 RANK, FOUR = "ds.lora.rank", "ds.load_in_4bit"
@@ -499,50 +516,49 @@ def _only_four(word: str) -> Any:
     return lambda keys: word if keys.flag(FOUR) else None
 
 
-SWITCH = {"true": True, "false": False}
-
-
-def _kernels() -> Idea:
-    """Attention, recomputation, Liger's kernels, and logits that are upcast to float32 (`models/actor.py`)."""
-    attention, quick = "ds.attn_implementation", ("fa2", "flash", None)
-    inner = product(
-        row("attention", attention, words=ATTENTION, default="fa2"),
+@writes(
+    product(
+        row("attention", "ds.attn_implementation", words=ATTENTION, default="fa2"),
         row("recompute", "checkpointing", words={"true": "full", "false": "none"}, default="none"),
         row("kernels", "ds.use_liger_kernel", words={"true": "liger", "false": "native"}, default="native"),
         fixed("flash_attn", loss=lambda keys: None if trainer_of(keys) == "rm" else "float32"),
     )
+)
+def _kernels(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
+    """Attention, recomputation, Liger's kernels, and logits that are upcast to float32 (`models/actor.py`)."""
+    usual = {"attention": "flash", "recompute": "none", "kernels": "native"}
+    values = inner.write(usual | {name: value for name, value in facts.items() if value is not None}, keys)
+    # It runs FlashAttention-2 where nothing is said.
+    stated = facts.get("attention") not in ("fa2", "flash", None) or keys.has("ds.attn_implementation")
+    return values if stated else {key: value for key, value in values.items() if key != "ds.attn_implementation"}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        usual = {"attention": "flash", "recompute": "none", "kernels": "native"}
-        values = inner.write(usual | {name: value for name, value in facts.items() if value is not None}, keys)
-        # It runs FlashAttention-2 where nothing is said.
-        stated = facts.get("attention") not in quick or keys.has(attention)
-        return values if stated else {key: value for key, value in values.items() if key != attention}
 
-    return msgspec.structs.replace(inner, write=write)
+OPTIMIZER_KIND = "actor.optim"
+OPTIMIZER_SORTS = {"adam": "adamw", "muon": "muon"}
 
 
-def _optimizer() -> Idea:
-    kind, of_critic = "actor.optim", "critic.optim"
-    sorts = {"adam": "adamw", "muon": "muon"}
+def _named(keys: Keys) -> str:
+    return OPTIMIZER_KIND if _generates(keys) else OLD[OPTIMIZER_KIND]
 
-    def named(keys: Keys) -> str:
-        return kind if _generates(keys) else OLD[kind]
 
-    def read(keys: Keys) -> Facts:
-        own = keys.choice(named(keys), sorts) or "adamw"
-        if _generates(keys) and _estimator(keys) == "gae" and (keys.choice(of_critic, sorts) or "adamw") != own:
-            raise keys.wrong(of_critic, "is read where it is the actor's")
-        return {"optimizer": own}
+def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wanted = facts["optimizer"].partition("-")[0]
+    if wanted not in OPTIMIZER_SORTS.values():
+        return {}
+    word = "muon" if wanted == "muon" else "adam" if keys.has(_named(keys)) else None
+    return {_named(keys): word, at.of_critic: word if _generates(keys) else None}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["optimizer"].partition("-")[0]
-        if wanted not in sorts.values():
-            return {}
-        word = "muon" if wanted == "muon" else "adam" if keys.has(named(keys)) else None
-        return {named(keys): word, of_critic: word if _generates(keys) else None}
 
-    return Idea(keys=(kind, OLD[kind], of_critic), facts=("optimizer",), read=read, write=write)
+@reads(OPTIMIZER_KIND, OLD[OPTIMIZER_KIND], facts="optimizer", write=_optimizer_written, of_critic="critic.optim")
+def _optimizer(keys: Keys, at: Named) -> Facts:
+    own = keys.choice(_named(keys), OPTIMIZER_SORTS) or "adamw"
+    if (
+        _generates(keys)
+        and _estimator(keys) == "gae"
+        and (keys.choice(at.of_critic, OPTIMIZER_SORTS) or "adamw") != own
+    ):
+        raise keys.wrong(at.of_critic, "is read where it is the actor's")
+    return {"optimizer": own}
 
 
 def _begin(program: str) -> str:
@@ -551,15 +567,15 @@ def _begin(program: str) -> str:
 
 IDEAS = (
     row("model", "model", kind="word"),
-    _gpus(),
-    _task(),
-    when(_generates, product(_engine(), _moved)),
-    _lengths(),
-    _batch(),
-    _deepspeed(),
+    when(_generates, _gpus),
+    _task,
+    when(_generates, product(_engine, _moved)),
+    _lengths,
+    _batch,
+    _deepspeed,
     _adapter(),
-    _kernels(),
-    _optimizer(),
+    _kernels,
+    _optimizer,
 )
 OPENRLHF = Dialect(
     name="openrlhf",

@@ -8,8 +8,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import ATTENTION, Dialect, Document, Facts, Idea, Keys, fitted, lengths, names_in, row
+from loadgauge.job_files.ideas import (
+    ATTENTION,
+    Dialect,
+    Document,
+    Facts,
+    Keys,
+    Named,
+    fitted,
+    lengths,
+    names_in,
+    reads,
+    row,
+    served,
+)
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,
@@ -79,258 +91,263 @@ def devices(keys: Keys, key: str) -> set[int] | None:
     return numbers
 
 
-def _gpus() -> Idea:
-    own, theirs, each, late = f"{A}device_mapping", f"{G}device_mapping", "num_gpus_per_node", "async_generation_ratio"
-
-    def read(keys: Keys) -> Facts:
-        trains, generates = devices(keys, own), devices(keys, theirs)
-        if trains is None:
-            return {"gpus_per_node": keys.whole(each)}
-        facts: Facts = {"gpus": len(trains)}
-        if generates is not None and not trains & generates:
-            facts = {"gpus": len(trains | generates), "placement": f"split:{len(trains)}+{len(generates)}"}
-        elif generates is not None and len(generates) != len(trains):
-            keys.note(theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
-        if keys.real(late):
-            facts["staleness"] = 1 if "placement" in facts else None
-        per_node = keys.whole(each) or 8
-        return facts | {"gpus_per_node": per_node if facts["gpus"] % per_node == 0 else None}
-
-    return Idea(
-        keys=(own, theirs, each, late),
-        facts=names_in("gpus gpus_per_node placement staleness"),
-        read=read,
-        write=lambda facts, keys: (
-            {own: f"list(range(0,{facts['gpus']}))"} if "gpus" in facts and not facts.get("placement") else {}
-        ),
-    )
+@reads(
+    facts="gpus gpus_per_node placement staleness",
+    write=lambda facts, keys, at: (
+        {at.own: f"list(range(0,{facts['gpus']}))"} if "gpus" in facts and not facts.get("placement") else {}
+    ),
+    own=f"{A}device_mapping",
+    theirs=f"{G}device_mapping",
+    each="num_gpus_per_node",
+    late="async_generation_ratio",
+)
+def _gpus(keys: Keys, at: Named) -> Facts:
+    trains, generates = devices(keys, at.own), devices(keys, at.theirs)
+    if trains is None:
+        return {"gpus_per_node": keys.whole(at.each)}
+    facts: Facts = {"gpus": len(trains)}
+    if generates is not None and not trains & generates:
+        facts = {"gpus": len(trains | generates), "placement": f"split:{len(trains)}+{len(generates)}"}
+    elif generates is not None and len(generates) != len(trains):
+        keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
+    if keys.real(at.late):
+        facts["staleness"] = 1 if "placement" in facts else None
+    per_node = keys.whole(at.each) or 8
+    return facts | {"gpus_per_node": per_node if facts["gpus"] % per_node == 0 else None}
 
 
-def _layout() -> Idea:
+LAYOUT_FACTS = names_in("framework precision zero shards replicas offload gradient_sync")
+
+
+def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if facts.get("framework") == "megatron":
+        for idea in MEGATRON:
+            values |= idea.write({**dict.fromkeys(idea.facts), "offload": "none", **facts}, keys)
+        return values | {at.strategy: "megatron_train", at.distributed: bool(facts.get("zero"))}
+    return {
+        at.strategy: "fsdp2_train",
+        at.reshard: (facts.get("zero") or 0) == 3,
+        at.ranks: facts.get("cp") or 1,
+    }
+
+
+@reads(
+    facts=(*LAYOUT_FACTS, *tuple(name for idea in MEGATRON for name in idea.facts)),
+    write=_layout_written,
+    strategy=f"{A}strategy_args.strategy_name",
+    distributed=f"{S}use_distributed_optimizer",
+    ranks=f"{A}model_args.ulysses_size",
+    group=f"{S}fsdp_size",
+    reshard=f"{S}reshard_after_forward",
+    policy=f"{S}offload_policy",
+    ep=f"{S}ep_size",
+    once=f"{S}reduce_scatter_during_grad_accumulation",
+    narrow=f"{S}param_dtype",
+    off=f"{A}model_args.disable_gradient_checkpointing",
+    stage=f"{S}zero_optimization.stage",
+    dtype=f"{A}model_args.dtype",
+    also=(key for idea in MEGATRON for key in idea.keys),
+)
+def _layout(keys: Keys, at: Named) -> Facts:
     """Megatron-Core's arguments, or FSDP2 with Ulysses (`roll/distributed/strategy`), whose groups are of one GPU by default."""
-    strategy, distributed, ranks = (
-        f"{A}strategy_args.strategy_name",
-        f"{S}use_distributed_optimizer",
-        f"{A}model_args.ulysses_size",
+    engine = keys.choice(
+        at.strategy, {"megatron_train": "megatron", "fsdp2_train": "huggingface", "deepspeed_train": "deepspeed"}
     )
-    group, reshard, policy, ep = (
-        f"{S}{name}" for name in ("fsdp_size", "reshard_after_forward", "offload_policy", "ep_size")
+    word = {"fp32": "fp32", "fp16": "fp16"}.get(keys.word(at.dtype) or "", "bf16")
+    if engine == "megatron":
+        facts: Facts = {"framework": engine, "precision": word, "zero": 1 if keys.flag(at.distributed) else 0}
+        for idea in MEGATRON:
+            facts |= idea.read(keys)
+        return facts
+    full = "none" if keys.flag(at.off) else "full"
+    if engine == "deepspeed":
+        return {"framework": engine, "zero": keys.whole(at.stage, minimum=0), "recompute": full, "precision": word}
+    size, cp, split = keys.whole(at.group, minimum=-1) or 1, keys.whole(at.ranks) or 1, keys.whole(at.ep) or 1
+    trains = devices(keys, f"{A}device_mapping") or set()
+    loaded = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "float16": "fp16", "fp16": "fp16"}.get(
+        keys.word(at.narrow) or "", "bf16"
     )
-    once, narrow, off = (
-        f"{S}reduce_scatter_during_grad_accumulation",
-        f"{S}param_dtype",
-        f"{A}model_args.disable_gradient_checkpointing",
-    )
-    stage, dtype = f"{S}zero_optimization.stage", f"{A}model_args.dtype"
+    return {
+        "framework": "torchtitan" if split > 1 else "huggingface",
+        "zero": 2 if keys.flag(at.reshard) is False else 3,
+        "shards": None if size < 0 or size >= len(trains) else max(1, size // cp),
+        "cp": cp,
+        "ep": split,
+        "cp_comm": "all_to_all" if cp > 1 else None,
+        "offload": "all" if keys.flag(at.policy) else "none",
+        "gradient_sync": "last" if keys.flag(at.once) is False else "each",
+        "recompute": full,
+        "precision": loaded,
+    }
 
-    def read(keys: Keys) -> Facts:
-        engine = keys.choice(
-            strategy, {"megatron_train": "megatron", "fsdp2_train": "huggingface", "deepspeed_train": "deepspeed"}
-        )
-        word = {"fp32": "fp32", "fp16": "fp16"}.get(keys.word(dtype) or "", "bf16")
-        if engine == "megatron":
-            facts: Facts = {"framework": engine, "precision": word, "zero": 1 if keys.flag(distributed) else 0}
-            for idea in MEGATRON:
-                facts |= idea.read(keys)
-            return facts
-        full = "none" if keys.flag(off) else "full"
-        if engine == "deepspeed":
-            return {"framework": engine, "zero": keys.whole(stage, minimum=0), "recompute": full, "precision": word}
-        size, cp, split = keys.whole(group, minimum=-1) or 1, keys.whole(ranks) or 1, keys.whole(ep) or 1
-        trains = devices(keys, f"{A}device_mapping") or set()
-        loaded = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "float16": "fp16", "fp16": "fp16"}.get(
-            keys.word(narrow) or "", "bf16"
-        )
-        return {
-            "framework": "torchtitan" if split > 1 else "huggingface",
-            "zero": 2 if keys.flag(reshard) is False else 3,
-            "shards": None if size < 0 or size >= len(trains) else max(1, size // cp),
-            "cp": cp,
-            "ep": split,
-            "cp_comm": "all_to_all" if cp > 1 else None,
-            "offload": "all" if keys.flag(policy) else "none",
-            "gradient_sync": "last" if keys.flag(once) is False else "each",
-            "recompute": full,
-            "precision": loaded,
+
+def _sequences_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    values = {at.micro: facts.get("micro_batch") or 1, at.steps: facts.get("accumulation") or 1}
+    if "prompts" in facts:
+        values |= {
+            at.prompts: facts["prompts"],
+            at.count: facts.get("samples"),
+            at.epochs: facts.get("epochs"),
+            at.first: facts["prompt_len"],
         }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        if facts.get("framework") == "megatron":
-            for idea in MEGATRON:
-                values |= idea.write({**dict.fromkeys(idea.facts), "offload": "none", **facts}, keys)
-            return values | {strategy: "megatron_train", distributed: bool(facts.get("zero"))}
-        return {strategy: "fsdp2_train", reshard: (facts.get("zero") or 0) == 3, ranks: facts.get("cp") or 1}
-
-    owned = (strategy, distributed, ranks, group, reshard, policy, ep, once, narrow, off, stage, dtype)
-    facts = names_in("framework precision zero shards replicas offload gradient_sync")
-    inner = tuple(name for idea in MEGATRON for name in idea.facts)
-    return Idea(
-        keys=(*owned, *(key for idea in MEGATRON for key in idea.keys)), facts=(*facts, *inner), read=read, write=write
-    )
+    return values | ({at.longest: facts["seq_len"]} if facts.get("seq_len") else {})
 
 
-def _sequences() -> Idea:
+@reads(
+    facts="seq_len micro_batch accumulation prompt_len answers prompts samples global_batch epochs",
+    write=_sequences_written,
+    prompts="rollout_batch_size",
+    count="num_return_sequences_in_group",
+    epochs="ppo_epochs",
+    group="train_env_manager.group_size",
+    longest="sequence_length",
+    first="prompt_length",
+    rest="response_length",
+    micro=f"{A}training_args.per_device_train_batch_size",
+    steps=f"{A}training_args.gradient_accumulation_steps",
+    dynamic=f"{A}use_dynamic_batching_in_train",
+    most=f"{A}max_tokens_per_microbatch_in_train",
+)
+def _sequences(keys: Keys, at: Named) -> Facts:
     """Prompts with their answers, and the batches that they are trained in; an agentic pipeline counts whole trajectories."""
-    prompts, count, epochs, group = (
-        "rollout_batch_size",
-        "num_return_sequences_in_group",
-        "ppo_epochs",
-        "train_env_manager.group_size",
-    )
-    longest, first, rest = "sequence_length", "prompt_length", "response_length"
-    micro, steps = (
-        f"{A}training_args.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
-    dynamic, most = f"{A}use_dynamic_batching_in_train", f"{A}max_tokens_per_microbatch_in_train"
-
-    def read(keys: Keys) -> Facts:
-        length = keys.whole(longest) or (keys.whole(first) or 1024) + (keys.whole(rest) or 1024)
-        rows, accumulated = keys.whole(micro) or 8, keys.whole(steps) or 1
-        if _kind(keys) != "rl":
-            return {"seq_len": length, "micro_batch": rows, "accumulation": accumulated}
-        layout, trains = _layout().read(keys), devices(keys, f"{A}device_mapping")
-        split = (layout.get("tp") or 1) * (layout.get("pp") or 1) * (layout.get("cp") or 1)
-        samples = keys.whole(count) or keys.whole(group) or 1
-        whole = keys.whole(prompts) or 128
-        whole = whole if keys.has(count) or not keys.has(group) else max(1, whole // samples)
-        ranks = max(1, len(trains or ()) // split)
-        batch = min(rows * accumulated * ranks, whole * samples)
-        if whole * samples % batch:  # `adjust_batch` adds to a batch or takes from it
-            keys.note(
-                prompts,
-                f"{whole * samples} answers are no whole batches of {batch}, and counted as one batch",
-                "either",
-            )
-            batch = whole * samples
-        prompt = keys.whole(first) or 1024
-        first_part = prompt if prompt < length else max(1, length // 8)
-        facts = {
-            "seq_len": length,
-            **lengths(keys, first_part, length - first_part, taken=prompt >= length),
-            "prompts": whole,
-            "samples": samples,
-        }
-        own = batch // ranks if batch % ranks == 0 else None
-        tokens = keys.whole(most, minimum=0) if keys.flag(dynamic) else None
-        if tokens:
-            tokens = max(tokens * (layout.get("cp") or 1), length)
-            rows = fitted(keys, most, tokens / length, own, length, f"up to {tokens} tokens a micro-batch")
-        elif own is not None and own % rows:
-            rows = fitted(keys, micro, float(rows), own, length, "no whole micro-batches of a rank")
-        return facts | {"global_batch": batch, "micro_batch": rows, "epochs": keys.whole(epochs) or 1}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        values = {micro: facts.get("micro_batch") or 1, steps: facts.get("accumulation") or 1}
-        if "prompts" in facts:
-            values |= {
-                prompts: facts["prompts"],
-                count: facts.get("samples"),
-                epochs: facts.get("epochs"),
-                first: facts["prompt_len"],
-            }
-        return values | ({longest: facts["seq_len"]} if facts.get("seq_len") else {})
-
-    return Idea(
-        keys=(prompts, count, epochs, group, longest, first, rest, micro, steps, dynamic, most),
-        facts=names_in("seq_len micro_batch accumulation prompt_len answers prompts samples global_batch epochs"),
-        read=read,
-        write=write,
-    )
+    length = keys.whole(at.longest) or (keys.whole(at.first) or 1024) + (keys.whole(at.rest) or 1024)
+    rows, accumulated = keys.whole(at.micro) or 8, keys.whole(at.steps) or 1
+    if _kind(keys) != "rl":
+        return {"seq_len": length, "micro_batch": rows, "accumulation": accumulated}
+    layout, trains = _layout.read(keys), devices(keys, f"{A}device_mapping")
+    split = (layout.get("tp") or 1) * (layout.get("pp") or 1) * (layout.get("cp") or 1)
+    samples = keys.whole(at.count) or keys.whole(at.group) or 1
+    whole = keys.whole(at.prompts) or 128
+    whole = whole if keys.has(at.count) or not keys.has(at.group) else max(1, whole // samples)
+    ranks = max(1, len(trains or ()) // split)
+    batch = min(rows * accumulated * ranks, whole * samples)
+    if whole * samples % batch:  # `adjust_batch` adds to a batch or takes from it
+        keys.note(
+            at.prompts,
+            f"{whole * samples} answers are no whole batches of {batch}, and counted as one batch",
+            "either",
+        )
+        batch = whole * samples
+    prompt = keys.whole(at.first) or 1024
+    first_part = prompt if prompt < length else max(1, length // 8)
+    facts = {
+        "seq_len": length,
+        **lengths(keys, first_part, length - first_part, taken=prompt >= length),
+        "prompts": whole,
+        "samples": samples,
+    }
+    own = batch // ranks if batch % ranks == 0 else None
+    tokens = keys.whole(at.most, minimum=0) if keys.flag(at.dynamic) else None
+    if tokens:
+        tokens = max(tokens * (layout.get("cp") or 1), length)
+        rows = fitted(keys, at.most, tokens / length, own, length, f"up to {tokens} tokens a micro-batch")
+    elif own is not None and own % rows:
+        rows = fitted(keys, at.micro, float(rows), own, length, "no whole micro-batches of a rank")
+    return facts | {"global_batch": batch, "micro_batch": rows, "epochs": keys.whole(at.epochs) or 1}
 
 
-def _task() -> Idea:
+TASK_NAMES = {
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "utilization": "gpu_memory_utilization",
+    "static_fraction": "mem_fraction_static",
+    "context": "max_model_len",
+    "max_num_seqs": "max_num_seqs",
+    "max_batched_tokens": "max_num_batched_tokens",
+    "sleep": "sleep_level",
+}
+
+
+def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    rank = facts.get("lora_rank") or 0
+    return {
+        at.lora[1]: rank or None,
+        at.lora[0]: (facts.get("lora_targets") or "all-linear").replace("all", "all-linear") if rank else None,
+    }
+
+
+@reads(
+    facts="task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms"
+    " lora_rank lora_targets",
+    write=_task_written,
+    kind="adv_estimator",
+    kl="use_kl_loss",
+    weight="init_kl_coef",
+    on="enable_reference",
+    reward="reward_pretrain",
+    teacher=("teacher_pretrain", "teacher.model_args.model_name_or_path"),
+    ipo="ipo",
+    switches=("is_pure_opd", "use_opd"),
+    lora=(f"{A}model_args.lora_target", f"{A}model_args.lora_rank"),
+    engine=f"{G}strategy_args.strategy_name",
+    scored=(f"{A}infer_batch_size", f"{REF}infer_batch_size"),
+    again="enable_old_logprobs_recompute",
+    never="force_disable_old_logprobs_recompute",
+    eager=f"{E}enforce_eager",
+    prefix=f"{E}enable_prefix_caching",
+    served=f"{E}enable_expert_parallel",
+    likeliest="logits_topk",
+    also=(f"{E}{name}" for name in TASK_NAMES.values()),
+)
+def _task(keys: Keys, at: Named) -> Facts:
     """The task, its other models and the engine; with devices in common everything else leaves them in between."""
-    kind, kl, weight, on = "adv_estimator", "use_kl_loss", "init_kl_coef", "enable_reference"
-    reward, teacher, ipo = "reward_pretrain", ("teacher_pretrain", "teacher.model_args.model_name_or_path"), "ipo"
-    switches, lora = ("is_pure_opd", "use_opd"), (f"{A}model_args.lora_target", f"{A}model_args.lora_rank")
-    engine, scored = f"{G}strategy_args.strategy_name", (f"{A}infer_batch_size", f"{REF}infer_batch_size")
-    again, never = "enable_old_logprobs_recompute", "force_disable_old_logprobs_recompute"
-    names = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "utilization": "gpu_memory_utilization",
-             "static_fraction": "mem_fraction_static", "context": "max_model_len", "max_num_seqs": "max_num_seqs",
-             "max_batched_tokens": "max_num_batched_tokens", "sleep": "sleep_level"}  # fmt: skip
-    likeliest = "logits_topk"
-    eager, prefix, served = f"{E}enforce_eager", f"{E}enable_prefix_caching", f"{E}enable_expert_parallel"
-
-    def read(keys: Keys) -> Facts:
-        pipeline_of, apart = _kind(keys), "placement" in _gpus().read(keys)
-        adapts = keys.words(lora[0]) or []
-        facts: Facts = {"lora_rank": 0}
-        if adapts:
-            every = set(adapts) & {"all-linear", "all", "all-experts", "all-router"}
-            facts = {"lora_rank": keys.whole(lora[1]) or 8, "lora_targets": "all" if every else ",".join(adapts)}
-        if pipeline_of == "sft":
-            return facts
-        refers = {"reference": "adapter-off" if adapts else "model", "frozen_offload": not adapts}
-        if pipeline_of == "dpo":
-            return facts | refers | {"task": "ipo" if keys.flag(ipo) else "dpo"}
-        if pipeline_of == "distill":
-            if keys.whole(likeliest, minimum=0) != 0:
-                keys.note(likeliest, "keeps the teacher's likeliest tokens only; all are counted", "saves", "loss")
-            return facts | {
-                "task": "gkd",
-                "loss_terms": "forward-kl",
-                "teacher": keys.agreed(teacher, keys.word),
-                "on_policy": None,
-            }
-        task = "ppo" if (keys.word(kind) or "gae") == "gae" else "grpo"
-        penalty = keys.real(weight)
-        refers_to = keys.flag(kl) or keys.flag(on) or (0.2 if penalty is None else penalty) > 0
-        facts |= refers if refers_to else {"reference": "none"}
-        if any(keys.flag(name) for name in switches):
-            task, facts = (
-                "opd",
-                {**facts, "teacher": keys.agreed(teacher, keys.word), "reference": None, "frozen_offload": True},
-            )
-        chosen = keys.choice(engine, {"vllm": "vllm", "sglang": "sglang"}) or "vllm"
-        options: dict[str, Any] = {
-            option: value
-            for option, name in names.items()
-            if (
-                value := keys.real(f"{E}{name}")
-                if option in ("utilization", "static_fraction")
-                else keys.whole(f"{E}{name}")
-            )
-        }
-        options.pop("static_fraction" if chosen == "vllm" else "utilization", None)
-        if options.get("context", length := _sequences().read(keys)["seq_len"]) < length:
-            keys.note(f"{E}max_model_len", f"answers end at it, and are counted up to {length} tokens", "saves")
-            del options["context"]
-        if task == "ppo":
-            keys.note(kind, "actor and critic leave the GPUs while the other runs, and are counted together", "saves",
-                      "weights gradients optimizer", 0.5)  # fmt: skip
-        options = {"sleep": 1} | options | {"graphs": "false" if keys.flag(eager) else "true"}
-        options["prefix"] = "false" if keys.flag(prefix) is False else "true"
-        if keys.flag(served) and options.get("tp", 1) > 1:
-            options["ep"] = options["tp"]
-        words = ",".join(f"{name}={value}" for name, value in options.items())
+    pipeline_of, apart = _kind(keys), "placement" in _gpus.read(keys)
+    adapts = keys.words(at.lora[0]) or []
+    facts: Facts = {"lora_rank": 0}
+    if adapts:
+        every = set(adapts) & {"all-linear", "all", "all-experts", "all-router"}
+        facts = {"lora_rank": keys.whole(at.lora[1]) or 8, "lora_targets": "all" if every else ",".join(adapts)}
+    if pipeline_of == "sft":
+        return facts
+    refers = {"reference": "adapter-off" if adapts else "model", "frozen_offload": not adapts}
+    if pipeline_of == "dpo":
+        return facts | refers | {"task": "ipo" if keys.flag(at.ipo) else "dpo"}
+    if pipeline_of == "distill":
+        if keys.whole(at.likeliest, minimum=0) != 0:
+            keys.note(at.likeliest, "keeps the teacher's likeliest tokens only; all are counted", "saves", "loss")
         return facts | {
-            "task": task,
-            "critic": keys.word(reward) if task == "ppo" and keys.word(reward) != keys.word("pretrain") else None,
-            "rollout": Engine.parse(f"{chosen}:{words}").text(),
-            "rollout_offload": "none" if apart else "all",
-            "old_logprobs": "none" if keys.flag(never) and task != "opd" else None,
-            "logprob_batch": max((keys.whole(name) or 1 for name in scored), default=None),
+            "task": "gkd",
+            "loss_terms": "forward-kl",
+            "teacher": keys.agreed(at.teacher, keys.word),
+            "on_policy": None,
         }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        rank = facts.get("lora_rank") or 0
-        return {
-            lora[1]: rank or None,
-            lora[0]: (facts.get("lora_targets") or "all-linear").replace("all", "all-linear") if rank else None,
-        }
-
-    owned = (kind, kl, weight, on, reward, *teacher, ipo, *switches, *lora, engine, *scored, again, never, eager, prefix, served,
-             likeliest, *(f"{E}{name}" for name in names.values()))  # fmt: skip
-    return Idea(
-        keys=owned,
-        facts=names_in(
-            "task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms"
-            " lora_rank lora_targets"
-        ),
-        read=read,
-        write=write,
-    )
+    task = "ppo" if (keys.word(at.kind) or "gae") == "gae" else "grpo"
+    penalty = keys.real(at.weight)
+    refers_to = keys.flag(at.kl) or keys.flag(at.on) or (0.2 if penalty is None else penalty) > 0
+    facts |= refers if refers_to else {"reference": "none"}
+    if any(keys.flag(name) for name in at.switches):
+        task, facts = (
+            "opd",
+            {**facts, "teacher": keys.agreed(at.teacher, keys.word), "reference": None, "frozen_offload": True},
+        )
+    chosen = keys.choice(at.engine, {"vllm": "vllm", "sglang": "sglang"}) or "vllm"
+    options: dict[str, Any] = {
+        option: value
+        for option, name in TASK_NAMES.items()
+        if (
+            value := keys.real(f"{E}{name}")
+            if option in ("utilization", "static_fraction")
+            else keys.whole(f"{E}{name}")
+        )
+    }
+    options.pop("static_fraction" if chosen == "vllm" else "utilization", None)
+    if options.get("context", length := _sequences.read(keys)["seq_len"]) < length:
+        keys.note(f"{E}max_model_len", f"answers end at it, and are counted up to {length} tokens", "saves")
+        del options["context"]
+    if task == "ppo":
+        keys.note(at.kind, "actor and critic leave the GPUs while the other runs, and are counted together", "saves",
+                  "weights gradients optimizer", 0.5)  # fmt: skip
+    wide = options.get("tp", 1) if keys.flag(at.served) else 1
+    options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}
+    return facts | {
+        "task": task,
+        "critic": keys.word(at.reward) if task == "ppo" and keys.word(at.reward) != keys.word("pretrain") else None,
+        "rollout": served(chosen, options | {"ep": wide if wide > 1 else None}),
+        "rollout_offload": "none" if apart else "all",
+        "old_logprobs": "none" if keys.flag(at.never) and task != "opd" else None,
+        "logprob_batch": max((keys.whole(name) or 1 for name in at.scored), default=None),
+    }
 
 
 ROLL = Dialect(
@@ -343,10 +360,10 @@ ROLL = Dialect(
     blank={"yaml": "num_gpus_per_node: 8\nsft_train:\n  strategy_args:\n    strategy_name: megatron_train\n"},
     ideas=(
         row("model", "pretrain", f"{A}model_args.model_name_or_path", kind="model"),
-        _gpus(),
-        _layout(),
-        _sequences(),
-        _task(),
+        _gpus,
+        _layout,
+        _sequences,
+        _task,
         row(
             "attention",
             f"{A}model_args.attn_implementation",

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas import (
     Dialect,
     Facts,
     Idea,
     Keys,
+    Named,
     Unknown,
     engine,
     fitted,
     fixed,
     lengths,
-    names_in,
+    reads,
     row,
     split_of,
+    writes,
 )
 from loadgauge.job_files.pre_training.megatron import (
     ATTENTION,
@@ -52,47 +52,44 @@ def _supervised(keys: Keys) -> bool:
     return keys.word("loss_type") == "sft_loss"
 
 
-def _model() -> Idea:
+@reads(facts="model", write=lambda facts, keys, at: {at.key: facts.get("model")}, key="hf_checkpoint")
+def _model(keys: Keys, at: Named) -> Facts:
     """The model by the last part of its checkpoint's path; its sizes are in a script of slime's that names it too."""
-    key = "hf_checkpoint"
-
-    def read(keys: Keys) -> Facts:
-        value = keys.raw(key)
-        name = str(value[0] if isinstance(value, list) and value else value or "").rstrip("/")
-        last = name.rpartition("/")[2]
-        if name and "$" in last:
-            raise Unknown(f"{last[:40]!r} comes from outside the file", key=keys.document.shown(key), file=keys.file)
-        if not name.startswith(("/", ".", "~", "$")):
-            return {"model": name or None}  # on the hub
-        for ending in (*FORMATS, "-NVFP4"):
-            last = last.removesuffix(ending)
-        size = next((size for size in SIZED if last.startswith("GLM-") and last.endswith(size)), "")
-        return {"model": f"{last.removesuffix(size)}{SIZED.get(size, '')}" or None}
-
-    return Idea(keys=(key,), facts=("model",), read=read, write=lambda facts, keys: {key: facts.get("model")})
+    value = keys.raw(at.key)
+    name = str(value[0] if isinstance(value, list) and value else value or "").rstrip("/")
+    last = name.rpartition("/")[2]
+    if name and "$" in last:
+        raise Unknown(f"{last[:40]!r} comes from outside the file", key=keys.document.shown(at.key), file=keys.file)
+    if not name.startswith(("/", ".", "~", "$")):
+        return {"model": name or None}  # on the hub
+    for ending in (*FORMATS, "-NVFP4"):
+        last = last.removesuffix(ending)
+    size = next((size for size in SIZED if last.startswith("GLM-") and last.endswith(size)), "")
+    return {"model": f"{last.removesuffix(size)}{SIZED.get(size, '')}" or None}
 
 
-def _gpus() -> Idea:
-    each, nodes, together = "actor_num_gpus_per_node", "actor_num_nodes", "colocate"
+def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    split = split_of(facts.get("placement"))
+    trainer = facts["gpus"] if split is None else split[0]
+    whole = "nodes" in facts and split is None
+    sizes = machines(facts if whole else {"gpus": trainer}, facts.get("gpus_per_node"))
+    return {at.each: sizes[0], at.nodes: sizes[1]}
 
-    def read(keys: Keys) -> Facts:
-        rollout = 0 if keys.flag(together) or _supervised(keys) else _of_rollout(keys)
-        per_node, count = keys.whole(each) or 8, keys.whole(nodes) or 1
-        if not rollout:
-            return {"gpus_per_node": per_node, "nodes": count}
-        total = per_node * count + rollout
-        return {"gpus": total, "gpus_per_node": next(size for size in (8, 4, 2, 1) if total % size == 0)}
 
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "gpus" not in facts:
-            return {}
-        split = split_of(facts.get("placement"))
-        trainer = facts["gpus"] if split is None else split[0]
-        whole = "nodes" in facts and split is None
-        sizes = machines(facts if whole else {"gpus": trainer}, facts.get("gpus_per_node"))
-        return {each: sizes[0], nodes: sizes[1]}
-
-    return Idea(keys=(each, nodes), facts=names_in("gpus gpus_per_node nodes"), read=read, write=write)
+@reads(
+    facts="gpus gpus_per_node nodes",
+    write=_gpus_written,
+    needs="gpus",
+    each="actor_num_gpus_per_node",
+    nodes="actor_num_nodes",
+)
+def _gpus(keys: Keys, at: Named) -> Facts:
+    rollout = 0 if keys.flag("colocate") or _supervised(keys) else _of_rollout(keys)
+    per_node, count = keys.whole(at.each) or 8, keys.whole(at.nodes) or 1
+    if not rollout:
+        return {"gpus_per_node": per_node, "nodes": count}
+    total = per_node * count + rollout
+    return {"gpus": total, "gpus_per_node": next(size for size in (8, 4, 2, 1) if total % size == 0)}
 
 
 def _of_rollout(keys: Keys) -> int:
@@ -103,199 +100,190 @@ def _of_rollout(keys: Keys) -> int:
     return count
 
 
-def _placement() -> Idea:
-    together, count, all_off = "colocate", "rollout_num_gpus", "offload"
-    train, rollout, per_node = "offload_train", "offload_rollout", "num_gpus_per_node"
-
-    def read(keys: Keys) -> Facts:
-        if _supervised(keys):
-            return {}
-        late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
-        if keys.flag(together):
-            if late:
-                raise keys.wrong(together, "train_async.py generates beside the update, on GPUs of its own")
-            moved = keys.flag(train) is not False
-            return {"placement": "colocated", "rollout_offload": "all" if moved else "none"}
-        own = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
-        return {"placement": f"split:{own}+{_of_rollout(keys)}", "staleness": 1 if late else None}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "task" not in facts:
-            return {}
-        split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
-        if bool(facts.get("staleness")) != ("train_async.py" in program):
-            return {}
-        if facts.get("rollout_offload") in ("weights", "optimizer"):
-            return {together: split is None, count: None if split is None else split[1]}
-        stays = split is None and facts.get("rollout_offload") in (None, "none")
-        off = {f"no_{train}": True} if stays else {train: None, f"no_{train}": None}
-        return {together: split is None, count: None if split is None else split[1]} | off
-
-    return Idea(
-        keys=(together, count, all_off, train, rollout, per_node),
-        facts=names_in("placement staleness rollout_offload task"),
-        read=read,
-        write=write,
-    )
+def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
+    if bool(facts.get("staleness")) != ("train_async.py" in program):
+        return {}
+    if facts.get("rollout_offload") in ("weights", "optimizer"):
+        return {at.together: split is None, at.count: None if split is None else split[1]}
+    stays = split is None and facts.get("rollout_offload") in (None, "none")
+    off = {f"no_{at.train}": True} if stays else {at.train: None, f"no_{at.train}": None}
+    return {at.together: split is None, at.count: None if split is None else split[1]} | off
 
 
-def _task() -> Idea:
+@reads(
+    facts="placement staleness rollout_offload task",
+    write=_placement_written,
+    when=lambda keys: not _supervised(keys),
+    needs="task",
+    together="colocate",
+    count="rollout_num_gpus",
+    all_off="offload",
+    train="offload_train",
+    rollout="offload_rollout",
+    per_node="num_gpus_per_node",
+)
+def _placement(keys: Keys, at: Named) -> Facts:
+    late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
+    if keys.flag(at.together):
+        if late:
+            raise keys.wrong(at.together, "train_async.py generates beside the update, on GPUs of its own")
+        moved = keys.flag(at.train) is not False
+        return {"placement": "colocated", "rollout_offload": "all" if moved else "none"}
+    own = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
+    return {"placement": f"split:{own}+{_of_rollout(keys)}", "staleness": 1 if late else None}
+
+
+def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    task = facts["task"]
+    name = keys.word(at.kind)
+    same = name is not None and ESTIMATORS.get(name) == task
+    refers = facts.get("reference") not in (None, "none", "precomputed")
+    already = bool(keys.flag(at.switch) or keys.real(at.weight))
+    kept = {} if refers == already else {at.switch: refers, at.weight: None}
+    said = {at.engine_s: facts.get("old_logprobs") == "none"}
+    return {at.kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | said
+
+
+@reads(
+    facts="task reference frozen_offload old_logprobs",
+    write=_task_written,
+    needs="task",
+    can={"task": ("grpo", "gspo", "ppo", "dapo")},
+    kind="advantage_estimator",
+    switch="use_kl_loss",
+    weight="kl_coef",
+    loss="loss_type",
+    engine_s="use_rollout_logprobs",
+)
+def _task(keys: Keys, at: Named) -> Facts:
     """The task by its estimator of advantages; a reference is loaded where its weight or its switch is there, on the host."""
-    kind, switch, weight, loss = "advantage_estimator", "use_kl_loss", "kl_coef", "loss_type"
-    engine_s = "use_rollout_logprobs"
-
-    def read(keys: Keys) -> Facts:
-        if _supervised(keys):
-            return {"task": None}
-        keys.choice(loss, {"policy_loss": 1, "sft_loss": 1})
-        refers = bool(keys.flag(switch) or keys.real(weight))
-        return {
-            "task": keys.choice(kind, ESTIMATORS) or "grpo",
-            "reference": "model" if refers else "none",
-            "frozen_offload": True if refers else None,
-            "old_logprobs": "none" if keys.flag(engine_s) else None,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        task = facts.get("task")
-        if task not in ("grpo", "gspo", "ppo", "dapo"):
-            return {}
-        name = keys.word(kind)
-        same = name is not None and ESTIMATORS.get(name) == task
-        refers = facts.get("reference") not in (None, "none", "precomputed")
-        already = bool(keys.flag(switch) or keys.real(weight))
-        kept = {} if refers == already else {switch: refers, weight: None}
-        said = {engine_s: facts.get("old_logprobs") == "none"}
-        return {kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | said
-
-    return Idea(
-        keys=(kind, switch, weight, loss, engine_s),
-        facts=names_in("task reference frozen_offload old_logprobs"),
-        read=read,
-        write=write,
-    )
+    if _supervised(keys):
+        return {"task": None}
+    keys.choice(at.loss, {"policy_loss": 1, "sft_loss": 1})
+    refers = bool(keys.flag(at.switch) or keys.real(at.weight))
+    return {
+        "task": keys.choice(at.kind, ESTIMATORS) or "grpo",
+        "reference": "model" if refers else "none",
+        "frozen_offload": True if refers else None,
+        "old_logprobs": "none" if keys.flag(at.engine_s) else None,
+    }
 
 
-def _lengths() -> Idea:
+LENGTHS_PACKED = "max_tokens_per_gpu"
+
+
+def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if "prompt_len" not in facts:
+        return {LENGTHS_PACKED: facts["seq_len"] // (facts.get("cp") or 1)} if facts.get("seq_len") else {}
+    longest = str(facts.get("answers") or "")
+    if not longest.isdecimal():
+        return {at.prompt: facts["prompt_len"]}
+    total = facts["prompt_len"] + int(longest)
+    return {at.prompt: facts["prompt_len"], at.answer: int(longest), at.both: total if keys.has(at.both) else None}
+
+
+@reads(
+    facts="seq_len prompt_len answers cp",
+    write=_lengths_written,
+    prompt="rollout_max_prompt_len",
+    answer="rollout_max_response_len",
+    both="rollout_max_context_len",
+)
+def _lengths(keys: Keys, at: Named) -> Facts:
     """Tokens of prompt and answer; of supervised training, those that a GPU's micro-batch is packed to."""
-    prompt, answer, both, packed = (
-        "rollout_max_prompt_len",
-        "rollout_max_response_len",
-        "rollout_max_context_len",
-        "max_tokens_per_gpu",
-    )
-
-    def read(keys: Keys) -> Facts:
-        if _supervised(keys):
-            tokens = keys.whole(packed) or keys.whole("seq_length")
-            return {"seq_len": None if tokens is None else tokens * (keys.whole("context_parallel_size") or 1)}
-        most, whole, first = keys.whole(answer), keys.whole(both), keys.whole(prompt)
-        if most is None and whole is None:
-            raise keys.wrong(answer, "says how many tokens an answer has at most")
-        if most is None:
-            most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
-        if whole is not None and most >= whole:
-            raise keys.wrong(answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
-        unsaid = not first and (whole is None or keys.whole(answer) is None)
-        first = first or (PROMPT if whole is None else max(1, whole - most))
-        return lengths(keys, first, most, taken=unsaid)
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if "prompt_len" not in facts:
-            return {packed: facts["seq_len"] // (facts.get("cp") or 1)} if facts.get("seq_len") else {}
-        longest = str(facts.get("answers") or "")
-        if not longest.isdecimal():
-            return {prompt: facts["prompt_len"]}
-        total = facts["prompt_len"] + int(longest)
-        return {prompt: facts["prompt_len"], answer: int(longest), both: total if keys.has(both) else None}
-
-    return Idea(keys=(prompt, answer, both), facts=names_in("seq_len prompt_len answers cp"), read=read, write=write)
+    if _supervised(keys):
+        tokens = keys.whole(LENGTHS_PACKED) or keys.whole("seq_length")
+        return {"seq_len": None if tokens is None else tokens * (keys.whole("context_parallel_size") or 1)}
+    most, whole, first = keys.whole(at.answer), keys.whole(at.both), keys.whole(at.prompt)
+    if most is None and whole is None:
+        raise keys.wrong(at.answer, "says how many tokens an answer has at most")
+    if most is None:
+        most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
+    if whole is not None and most >= whole:
+        raise keys.wrong(at.answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
+    unsaid = not first and (whole is None or keys.whole(at.answer) is None)
+    first = first or (PROMPT if whole is None else max(1, whole - most))
+    return lengths(keys, first, most, taken=unsaid)
 
 
-def _batch() -> Idea:
+def _own_batch(keys: Keys, batch: int) -> int:
+    """Sequences of an update on one data-parallel rank."""
+    try:
+        gpus = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
+    except Unknown:
+        split = split_of(keys.given.get("placement"))
+        gpus = split[0] if split else keys.given.get("gpus") or 8
+    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    for name in sizes:
+        gpus = max(1, gpus // (keys.whole(name) or 1))
+    return min(1024, max(1, batch // gpus))
+
+
+def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    number = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
+    batch = facts.get("global_batch") or number or None
+    values: dict[str, Any] = {at.whole: batch, at.steps: None}
+    if "prompts" in facts:
+        values |= {at.prompts: facts["prompts"], at.samples: facts.get("samples")}
+    elif batch:
+        values |= {at.prompts: batch, at.samples: None}
+    tokens, longest = facts.get("logprob_tokens"), str(facts.get("answers") or "")
+    if tokens is not None and longest.isdecimal() and facts.get("prompt_len"):
+        ranks, length = facts.get("cp") or 1, facts["prompt_len"] + int(longest)
+        both = (facts.get("micro_batch") or 1) * length, tokens
+        if all(one % ranks == 0 for one in both):
+            return values | {at.dynamic: True, at.most: both[0] // ranks, at.scored: both[1] // ranks, at.micro: None}
+    if "prompts" not in facts and (facts.get("micro_batch") or 1) == 1:
+        return values | {at.dynamic: True}
+    return values | {at.dynamic: False, at.most: None, at.scored: None, at.micro: facts.get("micro_batch") or 1}
+
+
+@reads(
+    facts="global_batch micro_batch prompts samples logprob_tokens cp",
+    write=_batch_written,
+    prompts="rollout_batch_size",
+    samples="n_samples_per_prompt",
+    steps="num_steps_per_rollout",
+    whole="global_batch_size",
+    micro="micro_batch_size",
+    dynamic="use_dynamic_batch_size",
+    most="max_tokens_per_gpu",
+    scored="log_probs_max_tokens_per_gpu",
+)
+def _batch(keys: Keys, at: Named) -> Facts:
     """Sequences of an update and of a micro-batch; with a dynamic one as many as fill a number of tokens of each GPU."""
-    prompts, samples, steps, whole = (
-        "rollout_batch_size",
-        "n_samples_per_prompt",
-        "num_steps_per_rollout",
-        "global_batch_size",
-    )
-    micro, dynamic, most, scored = (
-        "micro_batch_size",
-        "use_dynamic_batch_size",
-        "max_tokens_per_gpu",
-        "log_probs_max_tokens_per_gpu",
-    )
-
-    def read(keys: Keys) -> Facts:
-        first, each = keys.whole(prompts), keys.whole(samples) or 1
-        if first is None and _supervised(keys):
-            first, each = keys.whole(whole) or 1, 1
-        if first is None:
-            raise keys.wrong(prompts, "says how many prompts a step has")
-        count, batch = keys.whole(steps), keys.whole(whole)
-        if count is not None:
-            found, left = divmod(first * each, count)
-            if left or (batch is not None and batch != found):
-                raise keys.wrong(
-                    steps, f"{count} updates of {first} x {each} sequences are not of {batch or found} each"
-                )
-            batch = found
-        facts: Facts = {"global_batch": batch, "micro_batch": keys.whole(micro) or 1}
-        if _supervised(keys):
-            return facts | ({"micro_batch": 1} if keys.flag(dynamic) else {})
-        facts |= {"prompts": first, "samples": each}
-        if not keys.flag(dynamic):
-            return facts
-        tokens = keys.whole(most)
-        if tokens is None:
-            raise keys.wrong(most, "says how many tokens a dynamic micro-batch has")
-        ranks = keys.whole("context_parallel_size") or 1
-        both = _lengths().read(keys)
-        longest = both["prompt_len"] + int(both["answers"])
-        # A sequence that is longer makes a micro-batch of its own.
-        facts["logprob_tokens"] = max((keys.whole(scored) or tokens) * ranks, longest)
-        said = f"{tokens * ranks} tokens of a micro-batch"
-        own = _own_batch(keys, batch or first * each)
-        facts["micro_batch"] = fitted(keys, most, max(1.0, tokens * ranks / longest), own, longest, said)
+    first, each = keys.whole(at.prompts), keys.whole(at.samples) or 1
+    if first is None and _supervised(keys):
+        first, each = keys.whole(at.whole) or 1, 1
+    if first is None:
+        raise keys.wrong(at.prompts, "says how many prompts a step has")
+    count, batch = keys.whole(at.steps), keys.whole(at.whole)
+    if count is not None:
+        found, left = divmod(first * each, count)
+        if left or (batch is not None and batch != found):
+            raise keys.wrong(
+                at.steps, f"{count} updates of {first} x {each} sequences are not of {batch or found} each"
+            )
+        batch = found
+    facts: Facts = {"global_batch": batch, "micro_batch": keys.whole(at.micro) or 1}
+    if _supervised(keys):
+        return facts | ({"micro_batch": 1} if keys.flag(at.dynamic) else {})
+    facts |= {"prompts": first, "samples": each}
+    if not keys.flag(at.dynamic):
         return facts
-
-    def _own_batch(keys: Keys, batch: int) -> int:
-        """Sequences of an update on one data-parallel rank."""
-        try:
-            gpus = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
-        except Unknown:
-            split = split_of(keys.given.get("placement"))
-            gpus = split[0] if split else keys.given.get("gpus") or 8
-        sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        for name in sizes:
-            gpus = max(1, gpus // (keys.whole(name) or 1))
-        return min(1024, max(1, batch // gpus))
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        number = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
-        batch = facts.get("global_batch") or number or None
-        values: dict[str, Any] = {whole: batch, steps: None}
-        if "prompts" in facts:
-            values |= {prompts: facts["prompts"], samples: facts.get("samples")}
-        elif batch:
-            values |= {prompts: batch, samples: None}
-        tokens, longest = facts.get("logprob_tokens"), str(facts.get("answers") or "")
-        if tokens is not None and longest.isdecimal() and facts.get("prompt_len"):
-            ranks, length = facts.get("cp") or 1, facts["prompt_len"] + int(longest)
-            both = (facts.get("micro_batch") or 1) * length, tokens
-            if all(one % ranks == 0 for one in both):
-                return values | {dynamic: True, most: both[0] // ranks, scored: both[1] // ranks, micro: None}
-        if "prompts" not in facts and (facts.get("micro_batch") or 1) == 1:
-            return values | {dynamic: True}
-        return values | {dynamic: False, most: None, scored: None, micro: facts.get("micro_batch") or 1}
-
-    return Idea(
-        keys=(prompts, samples, steps, whole, micro, dynamic, most, scored),
-        facts=names_in("global_batch micro_batch prompts samples logprob_tokens cp"),
-        read=read,
-        write=write,
-    )
+    tokens = keys.whole(at.most)
+    if tokens is None:
+        raise keys.wrong(at.most, "says how many tokens a dynamic micro-batch has")
+    ranks = keys.whole("context_parallel_size") or 1
+    both = _lengths.read(keys)
+    longest = both["prompt_len"] + int(both["answers"])
+    # A sequence that is longer makes a micro-batch of its own.
+    facts["logprob_tokens"] = max((keys.whole(at.scored) or tokens) * ranks, longest)
+    said = f"{tokens * ranks} tokens of a micro-batch"
+    own = _own_batch(keys, batch or first * each)
+    facts["micro_batch"] = fitted(keys, at.most, max(1.0, tokens * ranks / longest), own, longest, said)
+    return facts
 
 
 WIDTH, STAGES, EXPERTS = "rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size"
@@ -308,43 +296,46 @@ OLDER = {
 MOST = {"max_num_seqs": "sglang_max_running_requests", "max_batched_tokens": "sglang_chunked_prefill_size"}
 
 
-def _ranks() -> Idea:
+def _ranks_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    tp, pp, ep = facts["tp"], facts["pp"], facts["ep"]
+    groups, plain = ep // tp if ep > tp else 1, Engine.parse("sglang")
+    most = {key: facts[name] for name, key in MOST.items() if facts[name] != getattr(plain, name)}
+    return {
+        WIDTH: max(tp, ep) * pp,
+        STAGES: pp if pp > 1 else None,
+        EXPERTS: ep if ep > 1 else None,
+        GROUPS: groups if groups > 1 else None,
+        JOINED: groups > 1,
+        **dict.fromkeys(MOST.values()),
+        **{key: size * groups for key, size in most.items()},
+    }
+
+
+@reads(
+    WIDTH,
+    STAGES,
+    EXPERTS,
+    GROUPS,
+    JOINED,
+    *MOST.values(),
+    *OLDER.values(),
+    facts=("tp", "pp", "ep", *MOST),
+    write=_ranks_written,
+)
+def _ranks(keys: Keys) -> Facts:
     """Ranks of an engine, whose attention may be data-parallel, and what all of these groups have together."""
-
-    def read(keys: Keys) -> Facts:
-        gpus = keys.whole(WIDTH) or 1
-        stages, ranks, groups = (keys.agreed((key, OLDER[key]), keys.whole) or 1 for key in (STAGES, EXPERTS, GROUPS))
-        if gpus % stages:
-            raise keys.wrong(STAGES, f"{stages} stages do not divide {gpus} GPUs of an engine")
-        tp = gpus // stages
-        if groups > 1 and not keys.flag(JOINED):
-            raise keys.wrong(GROUPS, f"is read with {keys.document.shown(JOINED)}")
-        if tp % groups:
-            raise keys.wrong(GROUPS, f"{groups} does not divide {tp} ranks of an engine")
-        most = {name: size and max(1, size // groups) for name, key in MOST.items() for size in [keys.whole(key)]}
-        # Experts are on all ranks, whole ones or parts of each.
-        return {"tp": tp // groups, "pp": stages, "ep": tp if groups > 1 else ranks} | most
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        tp, pp, ep = facts["tp"], facts["pp"], facts["ep"]
-        groups, plain = ep // tp if ep > tp else 1, Engine.parse("sglang")
-        most = {key: facts[name] for name, key in MOST.items() if facts[name] != getattr(plain, name)}
-        return {
-            WIDTH: max(tp, ep) * pp,
-            STAGES: pp if pp > 1 else None,
-            EXPERTS: ep if ep > 1 else None,
-            GROUPS: groups if groups > 1 else None,
-            JOINED: groups > 1,
-            **dict.fromkeys(MOST.values()),
-            **{key: size * groups for key, size in most.items()},
-        }
-
-    return Idea(
-        keys=(WIDTH, STAGES, EXPERTS, GROUPS, JOINED, *MOST.values(), *OLDER.values()),
-        facts=("tp", "pp", "ep", *MOST),
-        read=read,
-        write=write,
-    )
+    gpus = keys.whole(WIDTH) or 1
+    stages, ranks, groups = (keys.agreed((key, OLDER[key]), keys.whole) or 1 for key in (STAGES, EXPERTS, GROUPS))
+    if gpus % stages:
+        raise keys.wrong(STAGES, f"{stages} stages do not divide {gpus} GPUs of an engine")
+    tp = gpus // stages
+    if groups > 1 and not keys.flag(JOINED):
+        raise keys.wrong(GROUPS, f"is read with {keys.document.shown(JOINED)}")
+    if tp % groups:
+        raise keys.wrong(GROUPS, f"{groups} does not divide {tp} ranks of an engine")
+    most = {name: size and max(1, size // groups) for name, key in MOST.items() for size in [keys.whole(key)]}
+    # Experts are on all ranks, whole ones or parts of each.
+    return {"tp": tp // groups, "pp": stages, "ep": tp if groups > 1 else ranks} | most
 
 
 def _checkpoint(keys: Keys) -> str:
@@ -354,15 +345,16 @@ def _checkpoint(keys: Keys) -> str:
     return next((word for ending, word in FORMATS.items() if name.endswith(ending)), "bf16")
 
 
-def _rollout() -> Idea:
-    """SGLang's engines; on the trainer's GPUs they keep nothing meanwhile. Attention may be data-parallel within an engine."""
-    caches = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
-    inner = engine(
+CACHES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
+
+
+@writes(
+    engine(
         "sglang",
-        _ranks(),
+        _ranks,
         row("static_fraction", "sglang_mem_fraction_static", kind="real", default=0.85),
         row("context", "sglang_context_length"),
-        row("kv", "sglang_kv_cache_dtype", words=caches, default="bf16", off="bf16"),
+        row("kv", "sglang_kv_cache_dtype", words=CACHES, default="bf16", off="bf16"),
         row("graphs", "sglang_disable_cuda_graph", words={"true": False, "false": True}, default=True),
         row("prefix", "sglang_disable_radix_cache", words={"true": False, "false": True}, default=True),
         fixed(
@@ -372,49 +364,54 @@ def _rollout() -> Idea:
         test=lambda keys: not _supervised(keys),
         plain=("bf16",),
     )
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = Engine.parse(facts.get("rollout") or "sglang")
-        if wanted.kind != "sglang" or wanted.weights != "bf16" or wanted.accepted or wanted.turns > 1:
-            return {}
-        stays = split_of(facts.get("placement")) is None and not wanted.sleep
-        return inner.write(facts, keys) | {"no_offload_rollout": True if stays else None}
-
-    return msgspec.structs.replace(inner, write=write)
-
-
-def _precision() -> Idea:
-    """16-bit weights, whose gradients are summed in float32 where that is asked for."""
-    wide, half, plain = "accumulate_allreduce_grads_in_fp32", "fp16", "bf16"
-    eight = ("fp8_format", "fp8_recipe", "fp8_param_gather")
-
-    def read(keys: Keys) -> Facts:
-        if keys.has(eight[0]):
-            name = keys.choice(eight[1], FP8) or "fp8-delayed"
-            return {"precision": f"{name}-primary" if keys.flag(eight[2]) else name}
-        name = "fp16" if keys.flag(half) else "bf16"
-        return {"precision": name if keys.flag(wide) is not False else f"{name}-mixed-16"}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        asked = facts.get("precision") or "bf16"
-        name, _, kind = asked.partition("-")
-        if name in ("bf16", "fp16") and kind in ("", "mixed-18"):
-            return {half: name == "fp16", wide: True, **dict.fromkeys(eight)}
+)
+def _rollout(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
+    """SGLang's engines; on the trainer's GPUs they keep nothing meanwhile. Attention may be data-parallel within an engine."""
+    wanted = Engine.parse(facts.get("rollout") or "sglang")
+    if wanted.kind != "sglang" or wanted.weights != "bf16" or wanted.accepted or wanted.turns > 1:
         return {}
+    stays = split_of(facts.get("placement")) is None and not wanted.sleep
+    return inner.write(facts, keys) | {"no_offload_rollout": True if stays else None}
 
-    return Idea(keys=(wide, half, plain, *eight), facts=("precision",), read=read, write=write)
+
+def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    asked = facts.get("precision") or "bf16"
+    name, _, kind = asked.partition("-")
+    if name in ("bf16", "fp16") and kind in ("", "mixed-18"):
+        return {at.half: name == "fp16", at.wide: True, **dict.fromkeys(at.eight)}
+    return {}
 
 
-def _loss() -> Idea:
+@reads(
+    facts="precision",
+    write=_precision_written,
+    wide="accumulate_allreduce_grads_in_fp32",
+    half="fp16",
+    plain="bf16",
+    eight=("fp8_format", "fp8_recipe", "fp8_param_gather"),
+)
+def _precision(keys: Keys, at: Named) -> Facts:
+    """16-bit weights, whose gradients are summed in float32 where that is asked for."""
+    if keys.has(at.eight[0]):
+        name = keys.choice(at.eight[1], FP8) or "fp8-delayed"
+        return {"precision": f"{name}-primary" if keys.flag(at.eight[2]) else name}
+    name = "fp16" if keys.flag(at.half) else "bf16"
+    return {"precision": name if keys.flag(at.wide) is not False else f"{name}-mixed-16"}
+
+
+LOSS_CHUNK = "log_probs_chunk_size"
+LOSS_WRITTEN: dict[Any, dict[str, Any]] = {
+    "chunked": {LOSS_CHUNK: 1024},
+    "auto": {LOSS_CHUNK: None},
+    "inplace": {LOSS_CHUNK: None},
+}
+
+
+@reads(LOSS_CHUNK, facts="loss", write=lambda facts, keys: LOSS_WRITTEN.get(facts["loss"], {}))
+def _loss(keys: Keys) -> Facts:
     """Log-probabilities of float32 logits, all at once or some rows at a time."""
-    chunk = "log_probs_chunk_size"
-
-    def read(keys: Keys) -> Facts:
-        size = keys.whole(chunk, minimum=-1)
-        return {"loss": "chunked" if size is not None and size > 0 else None}
-
-    written: dict[Any, dict[str, Any]] = {"chunked": {chunk: 1024}, "auto": {chunk: None}, "inplace": {chunk: None}}
-    return Idea(keys=(chunk,), facts=("loss",), read=read, write=lambda facts, keys: written.get(facts["loss"], {}))
+    size = keys.whole(LOSS_CHUNK, minimum=-1)
+    return {"loss": "chunked" if size is not None and size > 0 else None}
 
 
 SLIME = Dialect(
@@ -432,22 +429,22 @@ SLIME = Dialect(
     },
     blanks=dict.fromkeys(("grpo", "gspo", "ppo", "dapo"), "python3 train.py \\\n   --attention-dropout 0.0 --hidden-dropout 0.0\n"),
     ideas=(
-        _model(),
+        _model,
         *LAYOUT,
-        _gpus(),
-        _placement(),
-        _task(),
-        _lengths(),
-        _batch(),
-        _rollout(),
+        _gpus,
+        _placement,
+        _task,
+        _lengths,
+        _batch,
+        _rollout,
         # slime always distributes the optimizer (`set_default_megatron_args`).
         fixed("use_distributed_optimizer", framework="megatron", zero=1),
         recompute(switch="recompute_activations"),
-        _precision(),
-        optimizer(),
+        _precision,
+        optimizer,
         overlap(),
         offload(),
         ATTENTION,
-        _loss(),
+        _loss,
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas import Facts, Keys, Named, product, reads, row, served
 
 A = "actor_rollout_ref.actor."
 R, REF, C = "actor_rollout_ref.rollout.", "actor_rollout_ref.ref.", "critic."
@@ -41,192 +41,164 @@ def on_its_own(keys: Keys) -> str:
     return "late" if "one_step_off" in words or keys.has("rollout.nnodes", "rollout.n_gpus_per_node") else ""
 
 
-def task() -> Idea:
+def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wanted = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo", "dapo": "grpo", "gspo": "grpo"}.get(facts.get("task") or "")
+    if wanted is None:
+        return {}
+    same = keys.has(at.estimator) and ADVANTAGES.get(keys.word(at.estimator) or "") == ADVANTAGES[wanted]
+    refers = facts.get("reference") not in (None, "none", "precomputed")
+    already = bool(keys.flag(at.kl) or keys.flag(at.in_reward))
+    kept = (
+        {}
+        if refers == already
+        else {at.kl: refers, at.in_reward: None if refers else False if keys.has(at.in_reward) else None}
+    )
+    scores = facts.get("reward_model")
+    return {
+        at.estimator: keys.word(at.estimator) if same else wanted,
+        at.critic: facts.get("critic") or keys.word(at.critic),
+        at.bypassed: True if facts.get("old_logprobs") == "none" else False if keys.has(at.bypassed) else None,
+        **dict(zip(at.scored, (scores, None), strict=True)),
+        **dict(zip(at.switch, (True if scores else None, None), strict=True)),
+    } | kept
+
+
+@reads(
+    facts="task reference critic reward_model old_logprobs",
+    write=_task_written,
+    when=trains_answers,
+    estimator="algorithm.adv_estimator",
+    kl=f"{A}use_kl_loss",
+    in_reward="algorithm.use_kl_in_reward",
+    critic=f"{C}model.path",
+    bypassed="algorithm.rollout_correction.bypass_mode",
+    scored=("reward.reward_model.model_path", "reward_model.model.path"),
+    switch=("reward.reward_model.enable", "reward_model.enable"),
+    trained=f"{C}enable",
+    apart=("reward.reward_model.enable_resource_pool", "reward_model.enable_resource_pool"),
+    teaches=("distillation.enabled", "distillation.enable"),
+    loss="distillation.distillation_loss.loss_mode",
+)
+def task(keys: Keys, at: Named) -> Facts:
     """The task by its estimator of advantages, and the models beside the actor.
 
     A teacher (`distillation`) has GPUs of its own, where an engine scores what the actor has answered.
     """
-    estimator, kl, in_reward = "algorithm.adv_estimator", f"{A}use_kl_loss", "algorithm.use_kl_in_reward"
-    bypassed = "algorithm.rollout_correction.bypass_mode"
-    critic, scored = f"{C}model.path", ("reward.reward_model.model_path", "reward_model.model.path")
-    trained, apart = f"{C}enable", ("reward.reward_model.enable_resource_pool", "reward_model.enable_resource_pool")
-    teaches, loss = ("distillation.enabled", "distillation.enable"), "distillation.distillation_loss.loss_mode"
-    rank, path, switch = (
-        "actor_rollout_ref.model.lora_rank",
-        "actor_rollout_ref.model.path",
-        ("reward.reward_model.enable", "reward_model.enable"),
-    )
-
-    def read(keys: Keys) -> Facts:
-        if not trains_answers(keys):
-            return {}
-        word = keys.word(estimator) or "gae"
-        chosen = ADVANTAGES.get(word)
-        if chosen is None:
-            keys.note(estimator, "advantages made in a way of its own, counted as GRPO's", "either")
-        if word == "remax":
-            keys.note(estimator, "one more answer to each prompt, which is not trained on", "costs")
-        # `need_critic` of trainer/ppo/utils.py
-        asked = keys.flag(trained)
-        chosen = "ppo" if asked else "grpo" if chosen is None or (asked is False and chosen == "ppo") else chosen
-        refers = keys.flag(kl) or keys.flag(in_reward)
-        for name, on in zip(scored, switch, strict=True):
-            if keys.flag(on) and keys.word(name) is None:
-                raise keys.wrong(on, f"is on, and {name} does not say which model scores")
-        if any(keys.flag(key) for key in teaches):
-            keys.note(
-                teaches[keys.has(teaches[1])], "a teacher scores on GPUs of its own, which are not counted", "either"
-            )
-            if "topk" in (keys.word(loss) or ""):
-                keys.note(loss, "logarithms of all probabilities in float32", "costs", "loss", 3.0)
-        adapts = keys.whole(rank, minimum=0)
-        if any(keys.flag(key) for key in apart):
-            keys.note(
-                next(key for key in apart if keys.flag(key)),
-                "a reward model on GPUs of its own, which are not counted",
-                "either",
-            )
-        of_critic = keys.model(critic) if chosen == "ppo" else None
-        return {
-            "task": chosen,
-            "reference": ("adapter-off" if adapts else "model") if refers else "none",
-            "critic": None if of_critic == keys.model(path) else of_critic,
-            "old_logprobs": "none" if keys.flag(bypassed) else None,
-            # On GPUs of its own it is not counted.
-            "reward_model": next(
-                (keys.model(name) for name, on in zip(scored, switch, strict=True) if keys.flag(on)), None
-            )
-            if not any(keys.flag(key) for key in apart)
-            else None,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo", "dapo": "grpo", "gspo": "grpo"}.get(
-            facts.get("task") or ""
+    word = keys.word(at.estimator) or "gae"
+    chosen = ADVANTAGES.get(word)
+    if chosen is None:
+        keys.note(at.estimator, "advantages made in a way of its own, counted as GRPO's", "either")
+    if word == "remax":
+        keys.note(at.estimator, "one more answer to each prompt, which is not trained on", "costs")
+    # `need_critic` of trainer/ppo/utils.py
+    asked = keys.flag(at.trained)
+    chosen = "ppo" if asked else "grpo" if chosen is None or (asked is False and chosen == "ppo") else chosen
+    refers = keys.flag(at.kl) or keys.flag(at.in_reward)
+    for name, on in zip(at.scored, at.switch, strict=True):
+        if keys.flag(on) and keys.word(name) is None:
+            raise keys.wrong(on, f"is on, and {name} does not say which model scores")
+    if any(keys.flag(key) for key in at.teaches):
+        keys.note(
+            at.teaches[keys.has(at.teaches[1])], "a teacher scores on GPUs of its own, which are not counted", "either"
         )
-        if wanted is None:
-            return {}
-        same = keys.has(estimator) and ADVANTAGES.get(keys.word(estimator) or "") == ADVANTAGES[wanted]
-        refers = facts.get("reference") not in (None, "none", "precomputed")
-        already = bool(keys.flag(kl) or keys.flag(in_reward))
-        kept = (
-            {}
-            if refers == already
-            else {kl: refers, in_reward: None if refers else False if keys.has(in_reward) else None}
+        if "topk" in (keys.word(at.loss) or ""):
+            keys.note(at.loss, "logarithms of all probabilities in float32", "costs", "loss", 3.0)
+    adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
+    if any(keys.flag(key) for key in at.apart):
+        keys.note(
+            next(key for key in at.apart if keys.flag(key)),
+            "a reward model on GPUs of its own, which are not counted",
+            "either",
         )
-        scores = facts.get("reward_model")
-        return {
-            estimator: keys.word(estimator) if same else wanted,
-            critic: facts.get("critic") or keys.word(critic),
-            bypassed: True if facts.get("old_logprobs") == "none" else False if keys.has(bypassed) else None,
-            **dict(zip(scored, (scores, None), strict=True)),
-            **dict(zip(switch, (True if scores else None, None), strict=True)),
-        } | kept
-
-    return Idea(
-        keys=(estimator, kl, in_reward, critic, bypassed, *scored, *switch, trained, *apart, *teaches, loss),
-        facts=names_in("task reference critic reward_model old_logprobs"),
-        read=read,
-        write=write,
-    )
+    of_critic = keys.model(at.critic) if chosen == "ppo" else None
+    return {
+        "task": chosen,
+        "reference": ("adapter-off" if adapts else "model") if refers else "none",
+        "critic": None if of_critic == keys.model("actor_rollout_ref.model.path") else of_critic,
+        "old_logprobs": "none" if keys.flag(at.bypassed) else None,
+        # On GPUs of its own it is not counted.
+        "reward_model": next(
+            (keys.model(name) for name, on in zip(at.scored, at.switch, strict=True) if keys.flag(on)), None
+        )
+        if not any(keys.flag(key) for key in at.apart)
+        else None,
+    }
 
 
-def engine() -> Idea:
+RANKS = product(
+    row("tp", f"{R}tensor_model_parallel_size", default=2),
+    row("pp", f"{R}pipeline_model_parallel_size", default=1),
+    row("ep", f"{R}expert_parallel_size", default=1),
+    row("max_num_seqs", f"{R}max_num_seqs", default=lambda keys: 256 if keys.since(0, 6) else 1024),
+    row("max_batched_tokens", f"{R}max_num_batched_tokens", default=8192),
+)
+OPTIONS = product(
+    row("graphs", f"{R}enforce_eager", words={"true": False, "false": True}, default=True),
+    row("context", f"{R}max_model_len"),
+    row("prefix", f"{R}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
+)
+
+
+def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    wanted = Engine.parse(facts["rollout"])
+    if wanted.kv not in ("bf16", "fp8") or wanted.accepted or wanted.turns > 1 or wanted.weights not in ("bf16", "fp8"):
+        return {}
+    if wanted.kind == "hf":
+        return {at.name: "hf", at.micro: wanted.batch}
+    options = {name: getattr(wanted, name) for name in (*RANKS.facts, *OPTIONS.facts)}
+    return {
+        **RANKS.write(options, keys),
+        at.name: wanted.kind,
+        at.share: wanted.utilization if wanted.kind == "vllm" else wanted.static_fraction,
+        at.freed: wanted.sleep > 0,
+        **OPTIONS.write(options, keys),
+        at.quantised: "fp8" if wanted.weights == "fp8" else None,
+        at.data: wanted.ep // wanted.tp if wanted.ep > wanted.tp else None,
+        at.held[wanted.kind == "sglang"]: "fp8" if wanted.kv == "fp8" else None,
+    }
+
+
+@reads(
+    *RANKS.keys,
+    facts="rollout",
+    write=_engine_written,
+    when=trains_answers,
+    name=f"{R}name",
+    share=f"{R}gpu_memory_utilization",
+    freed=f"{R}free_cache_engine",
+    more=OPTIONS.keys[:2],
+    quantised=f"{R}quantization",
+    prefixes=OPTIONS.keys[2],
+    data=f"{R}data_parallel_size",
+    micro=f"{R}micro_batch_size",
+    held=tuple(f"{R}engine_kwargs.{kind}.kv_cache_dtype" for kind in ("vllm", "sglang")),
+)
+def engine(keys: Keys, at: Named) -> Facts:
     """The rollout's engine: its ranks, its share of the card, and whether it sleeps meanwhile.
 
     vLLM sleeps at level 2, with adapters at 1 (`_resolve_sleep_level` of workers/rollout/vllm_rollout); for SGLang the same share
     is `mem_fraction_static`.
     """
-    sizes = {
-        "tp": (f"{R}tensor_model_parallel_size", 2),
-        "pp": (f"{R}pipeline_model_parallel_size", 1),
-        "ep": (f"{R}expert_parallel_size", 1),
-        "max_num_seqs": (f"{R}max_num_seqs", 256),
-        "max_batched_tokens": (f"{R}max_num_batched_tokens", 8192),
+    kind = keys.choice(at.name, ENGINES) or "vllm"
+    if kind == "hf":
+        return {"rollout": served("hf", {"batch": keys.whole(at.micro)})}
+    options, ranks = RANKS.read(keys) | OPTIONS.read(keys), keys.whole(at.data) or 1
+    adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
+    free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
+    word = keys.word(at.quantised) or "none"
+    if word.lower() not in ("fp8", "none", "null"):
+        keys.note(at.quantised, "the engine's weights are quantised, and counted in 16 bits", "either")
+    if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
+        raise keys.wrong(RANKS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
+    if ranks > 1 and options["ep"] == 1:
+        keys.note(at.data, "ranks of one engine, counted as engines of their own", "either")
+    share = {"utilization" if kind == "vllm" else "static_fraction": keys.real(at.share, 0.5)}
+    formats = {
+        "weights": "fp8" if word == "fp8" else None,
+        "kv": "fp8" if any(str(keys.raw(key)).startswith("fp8") for key in at.held) else None,
+        "sleep": 0 if not free else 1 if adapts and kind == "vllm" else 2,
     }
-    name, share, freed, eager = f"{R}name", f"{R}gpu_memory_utilization", f"{R}free_cache_engine", f"{R}enforce_eager"
-    longest, quantised, prefixes = f"{R}max_model_len", f"{R}quantization", f"{R}enable_prefix_caching"
-    data, micro = f"{R}data_parallel_size", f"{R}micro_batch_size"
-    held = tuple(f"{R}engine_kwargs.{kind}.kv_cache_dtype" for kind in ("vllm", "sglang"))
-
-    def read(keys: Keys) -> Facts:
-        if not trains_answers(keys):
-            return {}
-        kind = keys.choice(name, ENGINES) or "vllm"
-        if kind == "hf":
-            batch = keys.whole(micro)
-            return {"rollout": "hf" if batch is None else f"hf:batch={batch}"}
-        older = not keys.since(0, 6)  # which had 1024
-        options: dict[str, Any] = {
-            option: keys.whole(key) or (1024 if option == "max_num_seqs" and older else default)
-            for option, (key, default) in sizes.items()
-        }
-        used = keys.real(share)
-        options["utilization" if kind == "vllm" else "static_fraction"] = 0.5 if used is None else used
-        adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
-        free = keys.flag(freed) if keys.has(freed) else not on_its_own(keys)  # its trainers' own defaults
-        options["sleep"] = 0 if not free else 1 if adapts and kind == "vllm" else 2
-        if any(str(keys.raw(key)).startswith("fp8") for key in held):
-            options["kv"] = "fp8"
-        options["graphs"] = "false" if keys.flag(eager) else "true"
-        options["prefix"] = "false" if keys.flag(prefixes) is False else "true"
-        if length := keys.whole(longest):
-            options["context"] = length
-        word = keys.word(quantised)
-        if word == "fp8":
-            options["weights"] = "fp8"
-        elif (word or "none").lower() not in ("none", "null"):
-            keys.note(quantised, "the engine's weights are quantised, and counted in 16 bits", "either")
-        ranks = keys.whole(data) or 1
-        if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
-            raise keys.wrong(sizes["ep"][0], f"{options['ep']} is not tensor x data parallel ranks of the engine")
-        if ranks > 1 and options["ep"] == 1:
-            keys.note(data, "ranks of one engine, counted as engines of their own", "either")
-        return {"rollout": Engine.parse(f"{kind}:" + ",".join(f"{key}={one}" for key, one in options.items())).text()}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = Engine.parse(facts["rollout"])
-        if (
-            wanted.kv not in ("bf16", "fp8")
-            or wanted.accepted
-            or wanted.turns > 1
-            or wanted.weights not in ("bf16", "fp8")
-        ):
-            return {}
-        if wanted.kind == "hf":
-            return {name: "hf", micro: wanted.batch}
-        used = wanted.utilization if wanted.kind == "vllm" else wanted.static_fraction
-        values: dict[str, Any] = {key: getattr(wanted, option) for option, (key, _) in sizes.items()}
-        return values | {
-            name: wanted.kind,
-            share: used,
-            freed: wanted.sleep > 0,
-            eager: not wanted.graphs,
-            longest: wanted.context,
-            quantised: "fp8" if wanted.weights == "fp8" else None,
-            prefixes: None if wanted.prefix else False,
-            data: wanted.ep // wanted.tp if wanted.ep > wanted.tp else None,
-            held[wanted.kind == "sglang"]: "fp8" if wanted.kv == "fp8" else None,
-        }
-
-    return Idea(
-        keys=(
-            *(key for key, _ in sizes.values()),
-            name,
-            share,
-            freed,
-            eager,
-            longest,
-            quantised,
-            prefixes,
-            data,
-            micro,
-            *held,
-        ),
-        facts=("rollout",),
-        read=read,
-        write=write,
-    )
+    return {"rollout": served(kind, options | share | formats)}
 
 
 def sharing(keys: Keys) -> int:
@@ -246,127 +218,118 @@ def ulysses(keys: Keys) -> int:
     return older if older > 1 else keys.whole(f"{A}fsdp_config.ulysses_sequence_parallel_size") or 1
 
 
-def log_probs() -> Idea:
+LOG_PROBS_NAMES = ("log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")
+LOG_PROBS_BOTH = [tuple(f"{section}{name}" for name in LOG_PROBS_NAMES) for section in (R, REF)]
+
+
+def _log_probs_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
+    ranks = sharing(keys)
+    if tokens is not None and tokens % ranks:
+        return {}
+    values: dict[str, Any] = {}
+    for each, dynamic, most in LOG_PROBS_BOTH:
+        values |= {
+            each: rows,
+            dynamic: tokens is not None,
+            most: None if tokens is None else tokens // ranks,
+        }
+    return values
+
+
+@reads(
+    *tuple(key for section in LOG_PROBS_BOTH for key in section),
+    facts="logprob_tokens logprob_batch",
+    write=_log_probs_written,
+    when=trains_answers,
+)
+def log_probs(keys: Keys) -> Facts:
     """Sequences, or tokens, of a forward pass that scores; of the old log-probs' and the reference's the larger."""
-    names = ("log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")
-    both = [tuple(f"{section}{name}" for name in names) for section in (R, REF)]
-
-    def read(keys: Keys) -> Facts:
-        if not trains_answers(keys):
-            return {}
-        refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
-        rows: list[int] = []
-        tokens: list[int] = []
-        for each, dynamic, most in both if refers else both[:1]:
-            asked = keys.flag(dynamic)
-            if asked is None:
-                asked = keys.flag(f"{A}use_dynamic_bsz")
-            if asked:
-                number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
-                tokens.append(number * sharing(keys))
-            elif (said := keys.whole(each)) is not None:
-                rows.append(said)
-        if tokens and rows:
-            length = sum(keys.whole(f"data.max_{part}_length") or 512 for part in ("prompt", "response"))
-            tokens, rows = [*tokens, *(each * length for each in rows)], []
-        return {"logprob_tokens": max(tokens, default=None), "logprob_batch": max(rows, default=None)}
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
-        ranks = sharing(keys)
-        if tokens is not None and tokens % ranks:
-            return {}
-        values: dict[str, Any] = {}
-        for each, dynamic, most in both:
-            values |= {
-                each: rows,
-                dynamic: tokens is not None,
-                most: None if tokens is None else tokens // ranks,
-            }
-        return values
-
-    return Idea(
-        keys=tuple(key for section in both for key in section),
-        facts=("logprob_tokens", "logprob_batch"),
-        read=read,
-        write=write,
-    )
+    refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
+    rows: list[int] = []
+    tokens: list[int] = []
+    for each, dynamic, most in LOG_PROBS_BOTH if refers else LOG_PROBS_BOTH[:1]:
+        asked = keys.flag(dynamic, keys.flag(f"{A}use_dynamic_bsz"))
+        if asked:
+            number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
+            tokens.append(number * sharing(keys))
+        elif (said := keys.whole(each)) is not None:
+            rows.append(said)
+    if tokens and rows:
+        length = sum(keys.whole(f"data.max_{part}_length") or 512 for part in ("prompt", "response"))
+        tokens, rows = [*tokens, *(each * length for each in rows)], []
+    return {"logprob_tokens": max(tokens, default=None), "logprob_batch": max(rows, default=None)}
 
 
-def moved() -> Idea:
+MOVED_INNER = {
+    word: (f"{A}fsdp_config.{word}_offload", f"{A}megatron.{word}_offload") for word in ("param", "optimizer")
+}
+
+
+def _megatron(keys: Keys) -> bool:
+    return str(getattr(keys.document, "variant", "")).endswith((" megatron", " mlite"))
+
+
+def _moved_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    which, out = int(_megatron(keys)), facts.get("rollout_offload") or "none"
+    loaded = {"float32": "fp32", "bfloat16": "bf16"}.get(facts.get("frozen_weights") or "")
+    return {
+        MOVED_INNER["param"][which]: out in ("weights", "all"),
+        MOVED_INNER["optimizer"][which]: out in ("optimizer", "all"),
+        at.frozen[which]: bool(facts["frozen_offload"]) if facts.get("frozen_offload") is not None else None,
+        at.dtype: loaded if not which else None,
+    }
+
+
+@reads(
+    *MOVED_INNER["param"],
+    *MOVED_INNER["optimizer"],
+    facts="rollout_offload frozen_offload frozen_weights",
+    write=_moved_written,
+    when=trains_answers,
+    frozen=(f"{REF}fsdp_config.param_offload", f"{REF}megatron.param_offload"),
+    gradients=f"{A}megatron.grad_offload",
+    dtype=f"{REF}fsdp_config.model_dtype",
+)
+def moved(keys: Keys, at: Named) -> Facts:
     """Return what is on the host between its phases: the actor's states, and a reference, which FSDP always offloads
     (`_build_fsdp_module` of workers/engine/fsdp/transformer_impl.py)."""
-    inner = {word: (f"{A}fsdp_config.{word}_offload", f"{A}megatron.{word}_offload") for word in ("param", "optimizer")}
-    frozen = (f"{REF}fsdp_config.param_offload", f"{REF}megatron.param_offload")
-    gradients, dtype = f"{A}megatron.grad_offload", f"{REF}fsdp_config.model_dtype"
-
-    def megatron(keys: Keys) -> bool:
-        return str(getattr(keys.document, "variant", "")).endswith((" megatron", " mlite"))
-
-    def read(keys: Keys) -> Facts:
-        if not trains_answers(keys):
-            return {}
-        which = int(megatron(keys))
-        weights, states = (bool(keys.flag(inner[word][which])) for word in ("param", "optimizer"))
-        if keys.flag(gradients) and not weights:
-            keys.note(gradients, "gradients alone are moved to the host between their updates", "saves", "gradients")
-        held = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
-        # The engines of 0.9 load a reference as the actor is loaded; before, in bfloat16 (workers/fsdp_workers.py).
-        usual = "float32" if keys.since(0, 9) else "bfloat16"
-        refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
-        offloaded = True if not which else bool(keys.flag(frozen[1]) or (not keys.has(frozen[1]) and weights))
-        return {
-            "rollout_offload": "all"
-            if weights and states
-            else "weights"
-            if weights
-            else "optimizer"
-            if states
-            else "none",
-            "frozen_offload": offloaded if refers else None,
-            "frozen_weights": None if which or not refers else keys.choice(dtype, held) or usual,
-        }
-
-    def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        which, out = int(megatron(keys)), facts.get("rollout_offload") or "none"
-        loaded = {"float32": "fp32", "bfloat16": "bf16"}.get(facts.get("frozen_weights") or "")
-        return {
-            inner["param"][which]: out in ("weights", "all"),
-            inner["optimizer"][which]: out in ("optimizer", "all"),
-            frozen[which]: bool(facts["frozen_offload"]) if facts.get("frozen_offload") is not None else None,
-            dtype: loaded if not which else None,
-        }
-
-    return Idea(
-        keys=(*inner["param"], *inner["optimizer"], *frozen, gradients, dtype),
-        facts=names_in("rollout_offload frozen_offload frozen_weights"),
-        read=read,
-        write=write,
-    )
+    which = int(_megatron(keys))
+    weights, states = (bool(keys.flag(MOVED_INNER[word][which])) for word in ("param", "optimizer"))
+    if keys.flag(at.gradients) and not weights:
+        keys.note(at.gradients, "gradients alone are moved to the host between their updates", "saves", "gradients")
+    held = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+    # The engines of 0.9 load a reference as the actor is loaded; before, in bfloat16 (workers/fsdp_workers.py).
+    usual = "float32" if keys.since(0, 9) else "bfloat16"
+    refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
+    offloaded = True if not which else bool(keys.flag(at.frozen[1]) or (not keys.has(at.frozen[1]) and weights))
+    return {
+        "rollout_offload": "all" if weights and states else "weights" if weights else "optimizer" if states else "none",
+        "frozen_offload": offloaded if refers else None,
+        "frozen_weights": None if which or not refers else keys.choice(at.dtype, held) or usual,
+    }
 
 
-def critic_batch() -> Idea:
+@reads(
+    facts="critic_batch",
+    write=lambda facts, keys, at: {
+        at.each: facts.get("critic_batch"),
+        at.dynamic: False if keys.has(at.dynamic) else None,
+    },
+    each=f"{C}ppo_micro_batch_size_per_gpu",
+    dynamic=f"{C}use_dynamic_bsz",
+    most=f"{C}ppo_max_token_len_per_gpu",
+    forward=f"{C}forward_micro_batch_size_per_gpu",
+)
+def critic_batch(keys: Keys, at: Named) -> Facts:
     """Sequences of the critic's micro-batch."""
-    each, dynamic, most = f"{C}ppo_micro_batch_size_per_gpu", f"{C}use_dynamic_bsz", f"{C}ppo_max_token_len_per_gpu"
-    forward = f"{C}forward_micro_batch_size_per_gpu"
-
-    def read(keys: Keys) -> Facts:
-        if not trains_answers(keys) or (keys.word("algorithm.adv_estimator") or "gae") != "gae":
-            return {}
-        asked = keys.flag(dynamic)
-        if asked is None:
-            asked = keys.flag(f"{A}use_dynamic_bsz")
-        if not asked:
-            return {"critic_batch": keys.whole(each)}
-        length = (keys.whole("data.max_prompt_length") or 512) + (keys.whole("data.max_response_length") or 512)
-        tokens = (keys.whole(most) or 32_768) * (keys.whole(f"{C}ulysses_sequence_parallel_size") or 1)
-        if tokens < length:
-            raise keys.wrong(most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses")
-        return {"critic_batch": tokens // length}
-
-    return Idea(
-        keys=(each, dynamic, most, forward),
-        facts=("critic_batch",),
-        read=read,
-        write=lambda facts, keys: {each: facts.get("critic_batch"), dynamic: False if keys.has(dynamic) else None},
-    )
+    if not trains_answers(keys) or (keys.word("algorithm.adv_estimator") or "gae") != "gae":
+        return {}
+    asked = keys.flag(at.dynamic, keys.flag(f"{A}use_dynamic_bsz"))
+    if not asked:
+        return {"critic_batch": keys.whole(at.each)}
+    length = (keys.whole("data.max_prompt_length") or 512) + (keys.whole("data.max_response_length") or 512)
+    tokens = (keys.whole(at.most) or 32_768) * (keys.whole(f"{C}ulysses_sequence_parallel_size") or 1)
+    if tokens < length:
+        raise keys.wrong(at.most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses")
+    return {"critic_batch": tokens // length}
