@@ -116,10 +116,7 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
     tried += [whole] * (unsaid and sharded) + again + [whole] * (sharded and not unsaid)
     if sharded:
         tried += [[*whole, more] for more in _recomputed(setup, FRAMEWORKS[BY_ZERO[3]])]
-    if unsaid:
-        tried += _within_nodes(setup)
-    elif failed and job.pp is None:
-        tried += [[*changes, *stages] for stages in _stages(job)]
+    tried += _within_nodes(setup) if unsaid else ()
 
     def changed(fields: dict[str, Any]) -> Setup:
         return resolve(job.replace(**fields), setup.model)
@@ -167,19 +164,10 @@ def _within_nodes(setup: Setup) -> Iterator[list[Assumption]]:
         spread = [("ep", node, str(node), "1")]
     spread.append(("zero", 1, "1", "0"))
     yield spread
-    yield [*spread, *_recomputed_whole(setup.job)]
-    for stages in _stages(setup.job):
-        yield [*spread, *stages]
-
-
-def _recomputed_whole(job: Job) -> list[Assumption]:
-    return [("recompute", "full", "full", "none")] if job.recompute is None else []
-
-
-def _stages(job: Job) -> Iterator[list[Assumption]]:
-    """Yield the stages of a run that says nothing of them, with full recomputation where it says nothing of that."""
+    full: list[Assumption] = [("recompute", "full", "full", "none")] if setup.job.recompute is None else []
+    yield [*spread, *full]
     for stages in (2, 4, 8, 16):
-        yield [("pp", stages, str(stages), "1"), *_recomputed_whole(job)]
+        yield [*spread, ("pp", stages, str(stages), "1"), *full]
 
 
 def larger(setup: Setup) -> Iterator[Setup]:

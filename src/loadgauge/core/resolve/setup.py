@@ -87,8 +87,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             chosen = nearest.setup._filled(its), nearest.flags
         if chosen is None:
             return own
-        if "--pp" in (flag for flag, *_ in chosen[1]) and chosen[0].memory.verdict == "tight":
-            chosen = next((run for run in runs if run[0].memory.verdict != "tight"), chosen)  # more stages are as mild
         there, flags = chosen
         things = (
             Unsaid(flag, value, (Alternative(usual, before.allocated - there.memory.allocated),))
