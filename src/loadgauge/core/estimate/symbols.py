@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from loadgauge.core.base import NotModelled, Size
+from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
 from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS
 from loadgauge.core.layers import View
@@ -181,8 +182,8 @@ def symbolic_view(view: View, *, ragged: bool = False, captured: bool = False) -
     if ragged:
         changes |= {"tokens": letter("T"), "pairs": letter("P")}
         numbers |= {"T": view.tokens, "P": view.pairs}
-    for name, axis in (("t", "tp"), ("c", "cp"), ("e", "ep"), ("t_e", "etp")):
-        ranks = getattr(view, axis)
+    for axis in STAGE_AXES:
+        name, ranks = AXES[axis].symbol, getattr(view, axis)
         if not captured and (not isinstance(ranks, int) or ranks > 1):
             changes[axis], numbers[name] = letter(name), ranks
     if "c" in numbers and not ragged:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, same
+from loadgauge.core.definitions.layout.axes import LANE_OF
 from loadgauge.core.estimate.time.roofline import OperationTime
 from loadgauge.core.layers.operations.operations import Collective, Layer
 
@@ -59,11 +60,10 @@ def on_network(whole: Mapping[str, Size], lanes: Mapping[str, Size], crossing: M
     """
     exposed: Size = 0
     all_: Size = 0
-    experts = whole.get("ep", 0) + whole.get("etp", 0)
     for axis, value in whole.items():
-        lane, of_lane = ("ep", experts) if axis in ("ep", "etp") else (axis, value)
+        of_lane = sum(whole[other] for other in whole if LANE_OF[other] == LANE_OF[axis])
         all_ = all_ + crossing[axis] * value
-        exposed = exposed + crossing[axis] * lanes[lane] * value / maximum(of_lane, TINY)
+        exposed = exposed + crossing[axis] * lanes[LANE_OF[axis]] * value / maximum(of_lane, TINY)
     return exposed, all_
 
 

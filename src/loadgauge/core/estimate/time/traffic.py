@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.core.base import ConfigError, LayoutError, Size, same, shard, sums, where
-from loadgauge.core.definitions.layout.axes import FACTORS, RANK_ORDER
+from loadgauge.core.definitions.layout.axes import FACTORS, LANE_OF, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel, Stage
@@ -216,7 +216,7 @@ def entry(
         seconds=whole,
         exposed_seconds=whole * exposed,
         hidden=isinstance(exposed, int) and exposed == 0,
-        lane=lane or {"etp": "ep"}.get(group.axis, group.axis),
+        lane=lane or LANE_OF.get(group.axis, group.axis),
     )
 
 
@@ -266,7 +266,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
     """Yield what the operations of the layers, of the embedding and of the head exchange."""
     batches = memory.layout.num_microbatches
     overlap = memory.training.overlap
-    shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
+    shown = {axis: not getattr(overlap, axis, False) for axis in BY_AXIS}
     calls_of: dict[tuple[str, str, str, Size, Size, Size], Size] = {}
 
     def add(collectives: Iterable[Collective], count: int, what: str) -> None:
