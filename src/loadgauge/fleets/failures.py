@@ -99,24 +99,24 @@ def failures(text: str) -> Failures:
     try:
         body = Path(text).read_text(encoding="utf-8") if own else read_data(f"failures/{text}.toml")
     except (OSError, UnicodeDecodeError):
-        known = ("none", *failures_ids())
-        hint = "" if own else suggest(text, known) or f" (known: {', '.join(known)}, or hours such as 50000h)"
+        names = ("none", *failures_ids())
+        hint = "" if own else suggest(text, names) or f" (known: {', '.join(names)}, or hours such as 50000h)"
         raise ConfigError(f"no failures {text!r}{hint}", key="failures") from None
     try:
-        found = msgspec.convert(tomllib.loads(body), _File)
+        parsed = msgspec.convert(tomllib.loads(body), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{text}: {error}", key="failures") from None
-    if not found.parts or min(part.count for part in found.parts) <= 0:
+    if not parsed.parts or min(part.count for part in parsed.parts) <= 0:
         raise ConfigError(f"{text}: needs parts with counts above 0", key="failures")
-    if found.per_thousand_node_days is not None:
-        low, high = (rate / 1000 / NODE / DAY for rate in found.per_thousand_node_days)
-    elif found.gpus and found.days:
-        low = high = sum(part.count for part in found.parts) / found.gpus / (found.days * DAY)
+    if parsed.per_thousand_node_days is not None:
+        low, high = (rate / 1000 / NODE / DAY for rate in parsed.per_thousand_node_days)
+    elif parsed.gpus and parsed.days:
+        low = high = sum(part.count for part in parsed.parts) / parsed.gpus / (parsed.days * DAY)
     else:
         raise ConfigError(f"{text}: needs gpus and days, or per_thousand_node_days", key="failures")
     if not 0 < low <= high:
         raise ConfigError(f"{text}: rates must be positive and rise", key="failures")
-    return Failures(id=Path(text).stem, name=found.name, source=found.source, low=low, high=high, parts=found.parts)
+    return Failures(id=Path(text).stem, name=parsed.name, source=parsed.source, low=low, high=high, parts=parsed.parts)
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

@@ -296,15 +296,15 @@ def kinds(model: ModelSpec) -> tuple[str, ...]:
     described = [_features(block) for block in model.blocks]
     names = []
     for index, features in enumerate(described):
-        own = [word for place, word in features.items() if word and _tells_apart(place, described)]
+        own = [word for feature, word in features.items() if word and _tells_apart(feature, described)]
         names.append(f"layer with {' and '.join(own)}" if own else f"layer of kind {index + 1}")
     return tuple(names)
 
 
-def _tells_apart(place: str, described: list[dict[str, str]]) -> bool:
-    words = {features[place] for features in described}
+def _tells_apart(feature: str, described: list[dict[str, str]]) -> bool:
+    words = {features[feature] for features in described}
     # Where one kind of layer has an MLP and the other has experts, its width says nothing more.
-    return len(words - {""} if place == "width" else words) > 1
+    return len(words - {""} if feature == "width" else words) > 1
 
 
 def _trained(block: Block) -> str:

@@ -166,7 +166,7 @@ def next_token_layers(reader: Reader) -> int:
 
 
 def layer_types(
-    reader: Reader, count: int, known: Sequence[str] = ("full_attention", "sliding_attention")
+    reader: Reader, count: int, allowed: Sequence[str] = ("full_attention", "sliding_attention")
 ) -> tuple[str, ...] | None:
     """Return `layer_types`, one of `known` for each of `count` layers; None where the config has none.
 
@@ -180,7 +180,7 @@ def layer_types(
     # transformers renames the first to the second as it reads.
     renamed = tuple("full_attention" if kind == "attention" else kind for kind in types)
     for kind in renamed:
-        if kind not in known:
+        if kind not in allowed:
             raise reader.unmodelled("layer_types", f"{shown(kind)} is not modelled for this family")
     return renamed
 

@@ -40,7 +40,7 @@ def cached(name: str) -> str | None:
     folder = os.path.join(cache_folder(), f"models--{name.replace('/', '--')}")
     snapshots = os.path.join(folder, "snapshots")
     try:
-        revisions = sorted(os.listdir(snapshots), key=lambda one: os.path.getmtime(os.path.join(snapshots, one)))
+        revisions = sorted(os.listdir(snapshots), key=lambda commit: os.path.getmtime(os.path.join(snapshots, commit)))
         with open(os.path.join(folder, "refs", "main"), encoding="utf-8") as file:
             revisions.append(file.read(64).strip())
     except (OSError, UnicodeDecodeError):

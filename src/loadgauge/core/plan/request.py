@@ -123,7 +123,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpu_prices: dict[str, float] = {}
 
     @classmethod
-    def of(cls, model: str, given: Mapping[str, Any]) -> PlanRequest:
+    def of(cls, model: str, flags: Mapping[str, Any]) -> PlanRequest:
         """Reads a request; raises `ConfigError` for what cannot be read, is unknown, or does not go together.
 
         given: values by the name of a field of `Job` or of a question, as text or as what the field holds (None: not
@@ -132,7 +132,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         job: dict[str, Any] = {}
         asked: dict[str, Any] = {}
         locks: dict[str, tuple[Any, ...]] = {}
-        for name, value in given.items():
+        for name, value in flags.items():
             if value is None:
                 continue
             if name in OPEN_AXES:
@@ -165,24 +165,24 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_dates(self) -> None:
         """Refuses tokens, days and utilisation where they answer nothing."""
-        given = {name for name in ("tokens", "days") if getattr(self, name) is not None}
+        dates = {name for name in ("tokens", "days") if getattr(self, name) is not None}
         wanted = {
             "days": {"tokens"},
             "tokens": {"days"},
-            **dict.fromkeys(("gpus", "gpu"), {"tokens", "days"} if given else set()),
+            **dict.fromkeys(("gpus", "gpu"), {"tokens", "days"} if dates else set()),
             **{name: {"tokens"} for name in fleet_finds()},
         }.get(self.find or "", set())
-        for name in sorted(wanted - given):
+        for name in sorted(wanted - dates):
             raise ConfigError(f"is needed by --find {self.find}", key=name)
-        for name in sorted(given - wanted):
+        for name in sorted(dates - wanted):
             needs = {"tokens": "--gpus (how long?) or --days (on how many GPUs?)", "days": "--gpus or --tokens"}[name]
             raise ConfigError(f"says nothing to --find {self.find}" if self.find else f"needs {needs}", key=name)
         if self.mfu is not None and self.hfu is not None:
             raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
         for name in ("mfu", "hfu"):
-            if getattr(self, name) is not None and (not given or self.find in fleet_finds()):
+            if getattr(self, name) is not None and (not dates or self.find in fleet_finds()):
                 raise ConfigError(
-                    f"says nothing to --find {self.find}" if given else "goes with --tokens or --days", key=name
+                    f"says nothing to --find {self.find}" if dates else "goes with --tokens or --days", key=name
                 )
         if self.find in ("days", "tokens", *fleet_finds()) and not self.gpus:
             raise ConfigError(f"is needed by --find {self.find}", key="gpus")
@@ -251,7 +251,7 @@ def _read(name: str, field: Field, value: Any) -> Any:
         raise ConfigError(str(error), key=name) from None
 
 
-def read_values(name: str, given: Any) -> tuple[Any, ...]:
+def read_values(name: str, raw: Any) -> tuple[Any, ...]:
     """The values of an open axis or of `gpus`, each once: a text with commas between them (semicolons for `recompute`,
     whose values have commas), one value, or several.
 
@@ -259,10 +259,10 @@ def read_values(name: str, given: Any) -> tuple[Any, ...]:
     ((4, 8), (3,), ('1f1b', 'zb-v'))
     """
     field = fields()[name]
-    if isinstance(given, str):
-        given = given.split(";" if name == "recompute" else ",")
-    elif not isinstance(given, tuple | list):
-        given = (given,)
+    if isinstance(raw, str):
+        raw = raw.split(";" if name == "recompute" else ",")
+    elif not isinstance(raw, tuple | list):
+        raw = (raw,)
     if name == "schedule":
         field = msgspec.structs.replace(field, choices=(*field.choices, ALL))
 
@@ -271,7 +271,7 @@ def read_values(name: str, given: Any) -> tuple[Any, ...]:
             return str(value).strip()
         return _read(name, field, value.strip() if isinstance(value, str) else value)
 
-    return tuple(dict.fromkeys(map(read, given)))
+    return tuple(dict.fromkeys(map(read, raw)))
 
 
 def _pairs(text: str) -> dict[str, tuple[Any, ...]]:
@@ -410,8 +410,8 @@ def _with_usual_batch(job: Job) -> tuple[Job, str]:
     seq_len = resolve_job(job.replace(gpus=None, cp_comm=None)).layout.seq_len
     batch = max(1, USUAL_BATCH // seq_len)
     millions = USUAL_BATCH // 2**20
-    said = f"{batch} or the multiple of the GPUs nearest to it ({millions} M tokens, as GPT-3's and LLaMA's)"
-    return job.replace(global_batch=batch), said
+    reason = f"{batch} or the multiple of the GPUs nearest to it ({millions} M tokens, as GPT-3's and LLaMA's)"
+    return job.replace(global_batch=batch), reason
 
 
 def file_estimate(request: PlanRequest) -> Estimate | None:

@@ -238,8 +238,8 @@ def search(
         cases=tuple(cases),
         objective=objective,
         margin=margin,
-        layouts=Estimates(min(top, len(rows)), lambda place: ranked.at(place) if place else ranged),
-        pareto=Estimates(len(front), lambda place: exact(front[place])),
+        layouts=Estimates(min(top, len(rows)), lambda index: ranked.at(index) if index else ranged),
+        pareto=Estimates(len(front), lambda index: exact(front[index])),
         evaluated=evaluated,
         valid=best.valid,
         counted=best.fitting if best.seen == best.valid else None,
@@ -285,9 +285,9 @@ def _least(cases: Sequence[Case]) -> tuple[Layout, int]:
 
 def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
     """What is minimised, for each layout of a batch; with goodput, longer where a host that fails takes more GPUs with it."""
-    found = _score(objective, case, batch.step, batch.memory)
+    scores = _score(objective, case, batch.step, batch.memory)
     if objective != "goodput":
-        return found
+        return scores
     import numpy
 
     rows, _, copies = numpy.unravel_index(batch.places, batch.grid.dims)
@@ -295,7 +295,7 @@ def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
     group = batch.grid.rows["tp"][rows] * batch.grid.rows["cp"][rows] * pp
     if zero == 3 or (zero == 2 and case.training.framework.fully_shards):
         group = case.space.gpus / batch.grid.replicas[copies]
-    return found / need("OBJECTIVES").replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
+    return scores / need("OBJECTIVES").replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
 
 
 def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
@@ -347,13 +347,13 @@ def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
 
 
 def _tighter(
-    cases: Sequence[Case], objective: Objective, exact: Callable[[Row], Estimate], found: Best, best: Estimate
+    cases: Sequence[Case], objective: Objective, exact: Callable[[Row], Estimate], leaders: Best, best: Estimate
 ) -> Estimate | None:
     """The best of the tight layouts, where it is better than the best, which fits."""
-    if not found.sure.rows or not found.tight.rows:
+    if not leaders.sure.rows or not leaders.tight.rows:
         return None
     own = score(objective, case_of(cases, best), best)
-    row = min(found.tight.rows, key=lambda row: row[:4])
+    row = min(leaders.tight.rows, key=lambda row: row[:4])
     return tight if score(objective, cases[row.case], tight := exact(row)) < own else None
 
 

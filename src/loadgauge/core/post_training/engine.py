@@ -94,8 +94,8 @@ def on_card(
     running = min(engine.max_num_seqs or engine.batch or sequences, sequences)
     asked = _asked(engine, running, longest, most)
     stages = split(model, asked)
-    found = max((_stage(model, engine, asked, stage) for stage in stages), key=lambda one: one[0] + one[1])
-    weights, profile, stage = found
+    heaviest = max((_stage(model, engine, asked, stage) for stage in stages), key=lambda part: part[0] + part[1])
+    weights, profile, stage = heaviest
     # Blocks of a prompt that another sequence has are taken from it, in the same step too.
     tokens = min(unique * prompt, most)
     serving = _stage(model, engine, _asked(engine, running, longest, tokens), stage)[1]
@@ -139,7 +139,7 @@ def on_card(
         token=token,
         running=max(1, min(running, fitting)),
         asked=running,
-        asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))),
+        asleep=Assumed(*(part + groups + workspace for part in msgspec.structs.astuple(PROCESS))),
         copy=weights if engine.sleep == 1 else 0.0,
         unstarted=unstarted,
         needed=needed,

@@ -97,7 +97,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         if (
             kind != "split"
             or len(parts) != 2
-            or not all(one.isascii() and one.isdecimal() and len(one) < 8 for one in parts)
+            or not all(number.isascii() and number.isdecimal() and len(number) < 8 for number in parts)
         ):
             raise ConfigError(f"must be colocated or like split:16+16, got {text!r}", key="placement")
         trainer, rollout = map(int, parts)
@@ -165,9 +165,9 @@ def replicas_of(engine: Engine, placement: Placement) -> int:
             size=gpus,
             ranks=engine.replica,
         )
-    found = gpus // engine.replica
-    if engine.dp is not None and engine.dp != found:
+    replicas = gpus // engine.replica
+    if engine.dp is not None and engine.dp != replicas:
         raise ConfigError(
             f"dp={engine.dp} replicas of {engine.replica} GPUs are not the {gpus} of the rollout", key="rollout"
         )
-    return found
+    return replicas

@@ -134,13 +134,13 @@ def _log_none(starts: Any, alive: Any, bins: int) -> Any:
     """
     import numpy
 
-    found = numpy.zeros(bins)
+    log_share = numpy.zeros(bins)
     for lag, share in enumerate(numpy.minimum(alive, 1 - 1e-15)):
         begun = starts[: bins - lag]
-        found[lag:] += numpy.where(
+        log_share[lag:] += numpy.where(
             begun < 1, numpy.log1p(-numpy.minimum(begun, 1) * share), begun * numpy.log1p(-share)
         )
-    return found
+    return log_share
 
 
 def _steps(step: Step, running: Any, context: Any) -> Any:

@@ -181,7 +181,7 @@ def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
         for name in ("frozen_offload", "frozen_weights"):
             if getattr(job, name) not in (None, False):
                 raise ConfigError("changes nothing: this run has no frozen model beside the trained one", key=name)
-    if not any(one.does == "forward" and one.within is None for one in task.passes):
+    if not any(each.does == "forward" and each.within is None for each in task.passes):
         for name in ("logprob_batch", "logprob_tokens"):
             if getattr(job, name) is not None:
                 raise ConfigError(
@@ -201,12 +201,12 @@ def _passes(job: Job, task: Task) -> Task:
     passes = task.passes
     if job.loss_terms in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
         passes = tuple(
-            msgspec.structs.replace(one, within="update") if one.role == "teacher" else one for one in passes
+            msgspec.structs.replace(each, within="update") if each.role == "teacher" else each for each in passes
         )
     if job.old_logprobs == "none":
-        passes = tuple(one for one in passes if one.phase != "old log-probs")
+        passes = tuple(each for each in passes if each.phase != "old log-probs")
     if job.loss_terms == "no-kl":
-        passes = tuple(msgspec.structs.replace(one, times=1) for one in passes if one.phase != "KL log-probs")
+        passes = tuple(msgspec.structs.replace(each, times=1) for each in passes if each.phase != "KL log-probs")
     return msgspec.structs.replace(task, passes=passes)
 
 
@@ -382,9 +382,9 @@ def _reference(job: Job, task: Task, setup: Setup, assumed: dict[str, str]) -> A
         return None
     adapts = setup.training.lora is not None
     if job.reference is None:
-        found = "adapter-off" if adapts else task.reference
-        assumed["--reference"] = f"{found}{' (the policy without its adapters)' if adapts else ''}"
-        return found
+        reference = "adapter-off" if adapts else task.reference
+        assumed["--reference"] = f"{reference}{' (the policy without its adapters)' if adapts else ''}"
+        return reference
     if job.reference in ("adapter", "adapter-off") and not adapts:
         raise ConfigError(f"{job.reference} needs adapters (--lora-rank)", key="reference")
     return None if job.reference == "none" else job.reference
@@ -453,20 +453,20 @@ def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | Non
 
     model: that of the job, where it was read before
     """
-    found: list[Tried] = []
+    remedies_tried: list[Tried] = []
     moves: Moves = _moves(job, before.engine is not None and bool(before.engine.unstarted))
     adapters: Moves = [("lora_rank", (16,))]
     for more, every in ((moves, moves), (adapters, moves + adapters))[: 1 if job.adapts else 2]:
-        found += _alone(job, before, more, model)
-        if not _fitting(found) and (together := _together(job, before, every, model)) is not None:
-            found.append(together)
-        if _fitting(found):
+        remedies_tried += _alone(job, before, more, model)
+        if not _fitting(remedies_tried) and (together := _together(job, before, every, model)) is not None:
+            remedies_tried.append(together)
+        if _fitting(remedies_tried):
             break
-    return sorted(found, key=lambda one: one[1].verdict != "fits")[:most]
+    return sorted(remedies_tried, key=lambda item: item[1].verdict != "fits")[:most]
 
 
-def _fitting(found: list[Tried]) -> bool:
-    return any(tried.verdict == "fits" for _, tried in found)
+def _fitting(tries: list[Tried]) -> bool:
+    return any(tried.verdict == "fits" for _, tried in tries)
 
 
 def _better(before: PostMemory, tried: PostMemory | None) -> bool:
@@ -498,7 +498,7 @@ def _flags(job: Job, settings: Settings) -> str:
 
 def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> list[Tried]:
     """Of each setting the mildest value with which the run fits, or the last with which it may."""
-    found: list[Tried] = []
+    tries: list[Tried] = []
     for name, values in moves:
         best: list[Tried] = []
         for value in values:
@@ -507,8 +507,8 @@ def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) 
                 best = [(_flags(job, {name: value}), tried)]
                 if tried.verdict == "fits":
                     break
-        found += best
-    return found
+        tries += best
+    return tries
 
 
 def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> Tried | None:
@@ -540,12 +540,12 @@ def _moves(job: Job, starved: bool = False) -> Moves:
     """Settings that may make a phase smaller, the mildest first. starved: the engine's share is too small for it"""
     task = TASKS[job.task or ""]
     engine = Engine.parse(job.rollout or "vllm")
-    known, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
+    server, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
     colocated = task.rollout and not engine.inside and job.placement in (None, "colocated")
     micro, stage = job.micro_batch or 1, job.zero or 0
     several = (job.gpus or 1) > 1 and (job.pp or 1) == 1
     moves: list[tuple[str, tuple[Any, ...], bool]] = [
-        ("rollout.sleep", (1,), colocated and known.sleeps and not engine.sleep),
+        ("rollout.sleep", (1,), colocated and server.sleeps and not engine.sleep),
         ("logprob_batch", (1,), (job.logprob_batch or micro) > 1),
         ("micro_batch", tuple(micro >> power for power in range(1, micro.bit_length())), micro > 1),
         ("zero", tuple(range(stage + 1, 4)), several),
@@ -554,7 +554,7 @@ def _moves(job: Job, starved: bool = False) -> Moves:
         ("loss", ("chunked:16",), job.loss is None),
         ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
         (
-            f"rollout.{known.share}",
+            f"rollout.{server.share}",
             tuple(
                 round(other, 2)
                 for step in (0.1, 0.2, 0.3, 0.4)

@@ -114,8 +114,8 @@ def run(job: Job) -> tuple[Job, str, str]:
         raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
     same = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if name not in ("measured", *WHOLE_RUN)}
     try:
-        given = {} if product is None else {"measured": f"{PRODUCT}={product}"}
-        there = Job.of(job.model, {**same, **{name: value or None for name, value in others.items()}, **given})
+        measured = {} if product is None else {"measured": f"{PRODUCT}={product}"}
+        there = Job.of(job.model, {**same, **{name: value or None for name, value in others.items()}, **measured})
     except ConfigError as error:
         raise ConfigError(str(error), key="measured") from None
     return there, measures[0], words[measures[0]]
@@ -233,8 +233,8 @@ def evidence_text(result: Estimate, measured: Mapping[str, str], torch: str = ""
     }
     if result.time is not None:
         predicted["step"] = f"{result.time.step:.4g}s"
-    made = {"gpu": result.gpu, "date": datetime.date.today().isoformat(), "torch": torch}
-    return tomlkit.dumps(made | {"run": run, "predicted": predicted})
+    about = {"gpu": result.gpu, "date": datetime.date.today().isoformat(), "torch": torch}
+    return tomlkit.dumps(about | {"run": run, "predicted": predicted})
 
 
 @functools.lru_cache

@@ -72,8 +72,8 @@ def asks_for_files(job: Job) -> bool:
     >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
     (False, True)
     """
-    said = (job.beside, job.dialect, job.base_model)
-    return any(one is not None for one in said) or names_job_file(job.model)
+    stated = (job.beside, job.dialect, job.base_model)
+    return any(value is not None for value in stated) or names_job_file(job.model)
 
 
 def names_job_file(model: str) -> bool:
@@ -103,9 +103,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")
     if model is None and asks_for_files(job):
         dialects = need("DIALECTS")  # only then are they imported
-        said = {name for name in POSTTRAIN if getattr(job, name) is not None}
+        posttrain_flags = {name for name in POSTTRAIN if getattr(job, name) is not None}
         job, model, file, uncounted, _ = dialects.from_job_file(job)
-        if not said and job.task is not None:
+        if not posttrain_flags and job.task is not None:
             job, beside = dialects.update_alone(job)
             uncounted = (*beside, *uncounted)
     for name in POSTTRAIN:
@@ -141,7 +141,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
         usual = "bf16-pure" if chosen.dtype in ("bfloat16", "float16") else "fp32"
-    given: dict[str, Any] = {
+    recipe: dict[str, Any] = {
         "framework": fill("framework", *_framework(job, chosen)),
         "precision": fill("precision", usual),
         "optimizer": optimizer_of_own(job, fill("optimizer", "adamw"), assumed),
@@ -156,7 +156,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "checkpoint": chosen.dtype,
         "stack": (stack := Stack.parse(job.version)),
     }
-    kind = _with_engine(job, chosen, training(**given))
+    kind = _with_engine(job, chosen, training(**recipe))
     if job.end_units is not None:
         if not kind.framework.fully_shards:
             raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="end_units")
@@ -237,7 +237,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
                 overlap=kind.overlap,
                 kernels=msgspec.structs.replace(other.kernels, flash=kind.kernels.flash),
             )
-            for other in others(job, given, kind, chosen, stack, assumed)
+            for other in others(job, recipe, kind, chosen, stack, assumed)
         )
         if not file
         else (),
@@ -273,21 +273,21 @@ def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
 
 def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
     """The model of a job, and the job with how the copy that it names is stored; what was taken is noted in `assumed`."""
-    found = found_model(job)
-    if found.how:
-        assumed["model"] = f"{found.spec.name} ({found.how})"
-    for name, value in found.usual:
-        assumed[f"--{name.replace('_', '-')}"] = f"{value} (as {found.spec.name}'s trainers do)"
-    job = job.replace(**dict(found.usual))
-    if not found.stored or job.qlora is not None:
-        return found.spec, job
-    if found.stored not in BASE_FORMATS:
+    source = found_model(job)
+    if source.how:
+        assumed["model"] = f"{source.spec.name} ({source.how})"
+    for name, value in source.usual:
+        assumed[f"--{name.replace('_', '-')}"] = f"{value} (as {source.spec.name}'s trainers do)"
+    job = job.replace(**dict(source.usual))
+    if not source.stored or job.qlora is not None:
+        return source.spec, job
+    if source.stored not in BASE_FORMATS:
         raise NotModelled(
-            f"training on {job.model}, whose weights are stored in {found.stored}: known are {', '.join(BASE_FORMATS)};"
+            f"training on {job.model}, whose weights are stored in {source.stored}: known are {', '.join(BASE_FORMATS)};"
             " --no-qlora trains the model it was made from, in 16 bits"
         )
-    assumed["--qlora"] = f"the copy that is named is stored in {found.stored}"
-    return found.spec, job.replace(qlora=True, base=job.base or found.stored)
+    assumed["--qlora"] = f"the copy that is named is stored in {source.stored}"
+    return source.spec, job.replace(qlora=True, base=job.base or source.stored)
 
 
 def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
@@ -378,10 +378,10 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
     elif adapter is None and (usual := usual_network(card)) is not None:
         adapter = usual[0]
     try:
-        found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
+        machines = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
         anchor = anchor_of(job, card)
         kernels = None if anchor is None else anchor.kernels
-        return msgspec.structs.replace(found, sustained=sustained(job), kernels=kernels), ""
+        return msgspec.structs.replace(machines, sustained=sustained(job), kernels=kernels), ""
     except NotStated as error:
         return None, str(error)
 

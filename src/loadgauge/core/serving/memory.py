@@ -80,8 +80,8 @@ def stored(weight: Weight, name: str) -> float:
     (True, 2)
     """
     usual = 4 if name == "fp32" else 2
-    known = BASE_FORMATS.get(name)
-    if weight.kind != "matrix" or (known is not None and known.experts_only and not weight.expert):
+    base = BASE_FORMATS.get(name)
+    if weight.kind != "matrix" or (base is not None and base.experts_only and not weight.expert):
         return usual
     return WEIGHT_FORMATS[name]
 
@@ -115,7 +115,7 @@ def memory(
     model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu | None, drafted: Drafted = UNAIDED
 ) -> Memory:
     """Return the memory of the fullest stage. drafted: of a draft beside it"""
-    return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda one: one.total)
+    return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda held: held.total)
 
 
 def captured(sequences: int) -> int:

@@ -149,9 +149,9 @@ def leaders(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         if row["code"] != 0:
             continue
-        place = row["model"], row.get("gpus"), row.get("objective")
-        if place not in best or _score(row) < _score(best[place]):
-            best[place] = row
+        group = row["model"], row.get("gpus"), row.get("objective")
+        if group not in best or _score(row) < _score(best[group]):
+            best[group] = row
     return list(best.values())
 
 

@@ -125,8 +125,8 @@ def _before(stock: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> t
 def _seen(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> Seen:
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    given = frozenset(name for name, value in kwargs.items() if value is not None)
-    return Seen(getattr(mask, "made_by", None), mask is not None, bool(causal), given)
+    arguments = frozenset(name for name, value in kwargs.items() if value is not None)
+    return Seen(getattr(mask, "made_by", None), mask is not None, bool(causal), arguments)
 
 
 @cache

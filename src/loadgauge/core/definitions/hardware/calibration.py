@@ -216,18 +216,18 @@ def of_cluster(cluster: Cluster) -> Efficiencies:
 
     Raises `ConfigError` for a sustained rate that no long 16-bit product of such a GPU has.
     """
-    known: Efficiencies = cluster.kernels or efficiencies(cluster.gpu.id)
+    measured: Efficiencies = cluster.kernels or efficiencies(cluster.gpu.id)
     if cluster.sustained is None:
-        return known
+        return measured
     peak = cluster.gpu.peak("bf16" if cluster.gpu.bf16 and cluster.gpu.peaks.bf16 is not None else "fp16")
-    throttle = cluster.sustained / (peak * known.matmul)
+    throttle = cluster.sustained / (peak * measured.matmul)
     if not LEAST_POWER <= throttle <= MOST_POWER:
         raise ConfigError(
             f"gemm={cluster.sustained / 1e12:g}TFLOP/s is {cluster.sustained / peak:.0%} of the dense 16-bit peak of"
-            f" {cluster.gpu.name}, where long products reach {known.matmul * known.throttle:.0%}",
+            f" {cluster.gpu.name}, where long products reach {measured.matmul * measured.throttle:.0%}",
             key="measured",
         )
-    return msgspec.structs.replace(known, throttle=throttle)
+    return msgspec.structs.replace(measured, throttle=throttle)
 
 
 def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -69,18 +69,18 @@ def cluster(
     domain = link_domain or domain_of(gpu, gpus_per_node)
     if link_domain is None and domain > GPUS_PER_NODE:
         domain = evenly(gpus, domain)
-    known = efficiencies(gpu.id)
+    measured = efficiencies(gpu.id)
     size = min(domain, gpus)
     # A GPU that no fast link joins to others is a domain of its own, as fast inside as its memory.
     links = [Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1)]
     if size > 1:
-        links = [Link(bandwidth=link_bandwidth or gpu.link_bandwidth, latency=known.inner_latency, domain=size)]
+        links = [Link(bandwidth=link_bandwidth or gpu.link_bandwidth, latency=measured.inner_latency, domain=size)]
     if gpus > domain:
         if nic_bandwidth is None and gpu.nic.bandwidth is None:
             raise NotStated(
                 f"{gpu.name}: no trusted source states the network adapter's bandwidth; give --nic-bandwidth"
             )
-        links.append(Link(bandwidth=nic_bandwidth or gpu.nic_bandwidth, latency=known.outer_latency, domain=gpus))
+        links.append(Link(bandwidth=nic_bandwidth or gpu.nic_bandwidth, latency=measured.outer_latency, domain=gpus))
     node = min(gpus_per_node or min(domain, GPUS_PER_NODE), gpus)
     if gpus % node:
         raise ConfigError(f"{gpus} GPUs are not whole nodes of {node}; give --gpus-per-node", key="gpus_per_node")
@@ -92,14 +92,14 @@ def _on(topology: Topology, gpu: Gpu, gpus: int) -> Cluster:
     domain = topology.domain
     if domain > GPUS_PER_NODE and gpus > domain:
         domain = evenly(gpus, domain)
-    found = topology.cut(gpus, domain)
-    known = efficiencies(gpu.id)
+    cut = topology.cut(gpus, domain)
+    measured = efficiencies(gpu.id)
     links = [Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1)]
     if domain > 1:
-        inner = Link(bandwidth=topology.tiers[0].bandwidth, latency=known.inner_latency, domain=min(domain, gpus))
+        inner = Link(bandwidth=topology.tiers[0].bandwidth, latency=measured.inner_latency, domain=min(domain, gpus))
         links = [inner]
     if gpus > domain:
-        links.append(Link(bandwidth=found.beyond[0].bandwidth, latency=known.outer_latency, domain=gpus))
+        links.append(Link(bandwidth=cut.beyond[0].bandwidth, latency=measured.outer_latency, domain=gpus))
     node = min(domain, GPUS_PER_NODE, gpus)
     if gpus % node:
         raise ConfigError(f"{gpus:,} GPUs are not whole nodes of {node}, which {topology.name} has", key="gpus")

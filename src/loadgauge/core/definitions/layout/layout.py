@@ -240,9 +240,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         held: dict[tuple[int, int], tuple[int, int]] = {}
         for route in self.routes:
             start = 0
-            for place, (stage, chunk) in enumerate(route):
+            for hop, (stage, chunk) in enumerate(route):
                 # With DualPipe a stage of the other direction holds what the stage at the same place holds.
-                whole, left = divmod(layers[place if self.copies == 2 else stage], parts)
+                whole, left = divmod(layers[hop if self.copies == 2 else stage], parts)
                 size = whole + int(chunk % parts < left)
                 held[stage, chunk] = (start, start + size)
                 start += size
@@ -326,8 +326,8 @@ def shared_out(layers: int, pp: int, parts: int = 1, mtp: int = 0) -> tuple[int,
     chunks = pp * parts
     each, left = divmod(layers + 2 + mtp, chunks)
     sizes = [each] * chunks
-    for place in range(left):
-        sizes[(chunks - left) // 2 + place] += 1
+    for extra in range(left):
+        sizes[(chunks - left) // 2 + extra] += 1
     first, last = min(1, sizes[0]), min(1 + mtp, sizes[-1])
     sizes[0] -= first
     sizes[-1] -= last
@@ -364,14 +364,14 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
         yield f"replicas = {layout.replicas}: without ZeRO all data-parallel ranks are replicas"
     yield from _uneven(layout.dp, layout.replicas, "dp over replicas")
     layers, parts = model.num_hidden_layers, layout.chunks // layout.copies
-    given = layout.stage_layers
-    if given is None:
+    counts = layout.stage_layers
+    if counts is None:
         over = "2 pp" if layout.schedule in V_SHAPED else "pp x vpp"
         yield from _uneven(
             layers, layout.pp * parts, f"num_hidden_layers over {over} (or give the layers of each stage)"
         )
-    elif len(given) != layout.pp or sum(given) != layers or min(given) < 0:
-        yield f"stage layers {given} must be {layout.pp} counts that add up to {layers}"
+    elif len(counts) != layout.pp or sum(counts) != layers or min(counts) < 0:
+        yield f"stage layers {counts} must be {layout.pp} counts that add up to {layers}"
     if layout.pp > 1 and any(block.shares_weights for block in model.blocks):
         yield f"pp = {layout.pp}: the layers share one set of weights, which more than one stage would have to hold"
     if layout.pp > 1 and model.partly:

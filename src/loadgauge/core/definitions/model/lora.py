@@ -215,10 +215,10 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
         """Return what is trained. ``Lora(rank=8).words == "adapters of rank 8"``"""
         if self.method not in TUNERS:
             return f"adapters of rank {self.rank}"
-        known = TUNERS[self.method]
-        if known.virtual:
-            return f"{self.virtual} virtual tokens ({known.title})"
-        return f"{known.title}'s weights{f' ({known.size} {self.rank})' if known.size else ''}"
+        tuner = TUNERS[self.method]
+        if tuner.virtual:
+            return f"{self.virtual} virtual tokens ({tuner.title})"
+        return f"{tuner.title}'s weights{f' ({tuner.size} {self.rank})' if tuner.size else ''}"
 
     @property
     def wide_residual(self) -> bool:

@@ -547,8 +547,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def streams(self) -> Size:
         """Residual streams, each `hidden_size` wide."""
-        found = self.blocks[0].streams if self.blocks else None
-        return 1 if found is None else found.count
+        first_streams = self.blocks[0].streams if self.blocks else None
+        return 1 if first_streams is None else first_streams.count
 
     @property
     def stream_size(self) -> Size:

@@ -107,7 +107,7 @@ def spread(stack: str, *, adapters: bool = False, card: bool = False, split: boo
     True
     """
     name = class_of(stack, adapters=adapters, card=card, split=split)
-    return next(one for one in memory_range().spread if one.stack == name)
+    return next(row for row in memory_range().spread if row.stack == name)
 
 
 def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False) -> str:

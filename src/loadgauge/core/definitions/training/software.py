@@ -121,7 +121,7 @@ def factor(*, experts: bool = False, low_precision: bool = False, graphs: bool =
     (True, True)
     """
     kind = (hosted(experts=experts, graphs=graphs), low_precision)
-    return next(one for one in software().factors if (one.experts, one.low_precision) == kind)
+    return next(row for row in software().factors if (row.experts, row.low_precision) == kind)
 
 
 @functools.cache

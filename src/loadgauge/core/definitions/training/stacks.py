@@ -40,7 +40,7 @@ class Stack(msgspec.Struct, frozen=True):
         Traceback (most recent call last):
         loadgauge.core.base.errors.ConfigError: version: unknown library 'transformer'; did you mean 'transformers'?
         """
-        given: dict[str, Release] = {}
+        releases: dict[str, Release] = {}
         for word in filter(None, (part.strip() for part in (text or "").split(","))):
             name, equals, release = (part.strip() for part in re.sub("==", "=", word).partition("="))
             name = name.lower().replace("_", "-")
@@ -51,10 +51,10 @@ class Stack(msgspec.Struct, frozen=True):
             numbers = re.match(r"\d+(\.\d+)*", release)
             if not equals or numbers is None or len(release) > 30:
                 raise ConfigError(f"must be library=release, such as {name}=4.57, got {word[:60]!r}", key="version")
-            if name in given:
+            if name in releases:
                 raise ConfigError(f"{name} is given twice", key="version")
-            given[name] = tuple(int(number) for number in numbers[0].split("."))
-        return cls(tuple(given.items()))
+            releases[name] = tuple(int(number) for number in numbers[0].split("."))
+        return cls(tuple(releases.items()))
 
     def release(self, library: str) -> Release:
         """Return the release of a library that the job runs on."""
@@ -117,11 +117,11 @@ class Habit(msgspec.Struct, frozen=True):
         >>> LOADED_DTYPE.possible(Stack()), LOADED_DTYPE.possible(Stack.parse("transformers=5"))
         (('auto', 'float32'), ('auto',))
         """
-        given, values = dict(stack.given), []
+        releases, values = dict(stack.given), []
         for change in self.changes:
-            if all(library not in given or stack.at_least(library, *release) for library, release in change.since):
+            if all(library not in releases or stack.at_least(library, *release) for library, release in change.since):
                 values.append(change.value)
-                if all(library in given for library, _ in change.since):
+                if all(library in releases for library, _ in change.since):
                     break
         return tuple(dict.fromkeys(values))
 

@@ -87,20 +87,20 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             that cards show as much more as where lengths change
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
-        known = memory_range()
+        measured = memory_range()
         whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
         # DeepSpeed's gradients are tensors until shared out.
-        fragmentation = known.static if framework.gradients_persist and framework.engine is None else known.fixed
-        idle = (known.dynamic if gathers else fragmentation).reserved.usual
-        fragmentation = known.dynamic if ragged else fragmentation
+        fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
+        idle = (measured.dynamic if gathers else fragmentation).reserved.usual
+        fragmentation = measured.dynamic if ragged else fragmentation
         if pools.most and framework.engine is None:
             fragmentation = msgspec.structs.replace(
-                fragmentation, reserved=(known.expandable if expandable else known.sharded).reserved
+                fragmentation, reserved=(measured.expandable if expandable else measured.sharded).reserved
             )
         if not ragged and framework.stack == "fine-tuning":
             # Data are padded to the longest of each batch unless something packs them; what is left idle then is reserved.
             reserved = msgspec.structs.replace(
-                fragmentation.reserved, high=max(known.fixed.reserved.high, known.dynamic.reserved.high)
+                fragmentation.reserved, high=max(measured.fixed.reserved.high, measured.dynamic.reserved.high)
             )
             fragmentation = msgspec.structs.replace(fragmentation, reserved=reserved)
         return cls(

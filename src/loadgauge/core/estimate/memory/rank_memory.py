@@ -64,7 +64,9 @@ class LayerFacts(msgspec.Struct, frozen=True):
         working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
         """
         kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
-        entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
+        entering = next(
+            (tensor.nbytes for operation in layer for tensor in operation.inputs if tensor.name == "input"), 0
+        )
         return cls(
             layer,
             recompute,
@@ -457,8 +459,8 @@ class MemoryModel:
                 sums[2 * group] += whole
                 sums[2 * group + 1] += waits
             # Gradients allocated layer by layer include those of all later layers.
-            place = work.chunk if self.lazy else groups[work.chunk]
-            flights.add((work.forward, place, work.splits, tuple(sums)))
+            of_chunk = work.chunk if self.lazy else groups[work.chunk]
+            flights.add((work.forward, of_chunk, work.splits, tuple(sums)))
         return make_up, frozenset(flights)
 
     def weights(self, counts: dict[Key, int]) -> RankWeights:
@@ -514,9 +516,9 @@ class MemoryModel:
             gradients = [self.training.precision.gradient * tied.all.trainable if stage.last else 0, 0]
         elif optimizer.one_block:
             states = States(states.weights, *self.block_states(counts))
-        found = self.units(stage), weights, states, *gradients
-        self._weighed[key] = found
-        return found
+        weights_of_stage = self.units(stage), weights, states, *gradients
+        self._weighed[key] = weights_of_stage
+        return weights_of_stage
 
     def block_states(self, counts: dict[Key, int]) -> tuple[Size, Size]:
         """Return the bytes of gradients and optimizer states where one layer is trained at a time: of the largest of `counts`.
@@ -564,7 +566,7 @@ class MemoryModel:
 
     def positions(self, stage: Stage, chunk: Chunk, order: str) -> Iterator[tuple[Key, int]]:
         """Yield kind and position of the last (or first) layer of each kind in a chunk; `order`: "last" or "first"."""
-        kinds = len(self.counts(stage, chunk.start, chunk.stop))
+        distinct = len(self.counts(stage, chunk.start, chunk.stop))
         seen: set[Key] = set()
         places = range(chunk.start, chunk.stop)
         for position in reversed(places) if order == "last" else places:
@@ -572,7 +574,7 @@ class MemoryModel:
             if key not in seen:
                 seen.add(key)
                 yield key, position
-            if len(seen) == kinds:
+            if len(seen) == distinct:
                 return
 
     def states(self, count: RankWeights) -> States:

@@ -77,15 +77,15 @@ def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
     >>> [(stage.first, stage.last) for stage in stages(model, Layout(pp=2, schedule="dualpipev", seq_len=1))]
     [(True, True), (False, False)]
     """
-    begins, finishes = ({route[place] for route in layout.routes} for place in (0, -1))
+    begins, finishes = ({route[hop] for route in layout.routes} for hop in (0, -1))
     start = 0
     for index, slices in enumerate(layout.chunks_of(model)):
         chunks: list[Chunk] = []
         pattern: tuple[int, ...] = ()
         stop = start
         for number, (begin, end) in enumerate(slices):
-            place = index, number
-            chunks.append(Chunk(stop, stop + end - begin, place in begins, place in finishes))
+            position = index, number
+            chunks.append(Chunk(stop, stop + end - begin, position in begins, position in finishes))
             pattern += model.pattern[begin:end]
             stop += end - begin
         first, last = any(chunk.first for chunk in chunks), any(chunk.last for chunk in chunks)

@@ -296,7 +296,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 if row.stage == step.stage:
                     yield row
             elif key in left:
-                yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
+                yield from (other for other in by_stage[left.pop(key)] if _asks(other) == key)
 
     def compute(self, memory: MemoryModel, machine: Machine, step: StepTime) -> Compute:
         """Return the compute of a step on its slowest stage [s]; a third of the ends' compute is forward."""
@@ -320,13 +320,13 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Yield what each axis needs, with the traffic of one axis, link and moment taken together."""
         together: dict[tuple[str, Purpose, str, float], list[Traffic]] = {}
         for row in traffic:
-            what, beside = self.beside(row, compute)
-            together.setdefault((row.axis, what, row.link, beside), []).append(row)
-        for (axis, what, link, beside), rows in together.items():
+            purpose, beside = self.beside(row, compute)
+            together.setdefault((row.axis, purpose, row.link, beside), []).append(row)
+        for (axis, purpose, link, beside), rows in together.items():
             outer = link == "outer"
             yield Need(
                 axis=axis,
-                what=what,
+                what=purpose,
                 link=link,
                 stage=rows[0].stage,
                 ranks=max(row.ranks for row in rows),
@@ -440,8 +440,8 @@ def largest_tp(setup: NetworkCase) -> int | None:
     while tp <= ranks:
         other = msgspec.structs.replace(layout, tp=tp, dp=ranks // tp, sequence_parallel=shared)
         if ranks % tp == 0 and not other.valid(model):
-            found = msgspec.structs.replace(setup, layout=other).answer()
-            fits = all(need.enough for need in found.needs if need.axis == "tp")
+            answer = msgspec.structs.replace(setup, layout=other).answer()
+            fits = all(need.enough for need in answer.needs if need.axis == "tp")
             best = tp if fits else best or 1
         tp *= 2
     return best

@@ -93,7 +93,7 @@ def _across(fabric: Fabric, kind: str, timed: Measured) -> Fabric:
     low, high = 1e-6, 1e3
     for _ in range(80):
         share = (low * high) ** 0.5
-        found = msgspec.structs.replace(fabric, outer_efficiency=share)
-        slow = seconds(kind, timed.nbytes, Group("dp", timed.ranks, 1), found) > timed.seconds
+        slower = msgspec.structs.replace(fabric, outer_efficiency=share)
+        slow = seconds(kind, timed.nbytes, Group("dp", timed.ranks, 1), slower) > timed.seconds
         low, high = (share, high) if slow else (low, share)
     return msgspec.structs.replace(fabric, outer_efficiency=high)

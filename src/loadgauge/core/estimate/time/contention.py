@@ -45,7 +45,7 @@ def added(first: Links, second: Links, times: Size = 1) -> Links:
     """
     if second is NOTHING:
         return first
-    ahead, all_ahead, back, all_back = (one + times * other for one, other in zip(first, second, strict=True))
+    ahead, all_ahead, back, all_back = (total + times * other for total, other in zip(first, second, strict=True))
     return ahead, all_ahead, back, all_back
 
 
@@ -80,8 +80,8 @@ def beside_gradients(layer: Layer, times: Sequence[OperationTime]) -> Iterator[t
                 continue
             source = (operation.outputs if entry else operation.inputs)[0].name
             readers = [
-                time for one, time in zip(layer, times, strict=True)
-                if one.gemms and one.inputs and one.inputs[0].name == source
+                time for reader, time in zip(layer, times, strict=True)
+                if reader.gemms and reader.inputs and reader.inputs[0].name == source
             ]  # fmt: skip
             gathers = collective.kind == "all_gather"
-            yield collective, sum(one.input_gradient if gathers else one.weight_gradient for one in readers)
+            yield collective, sum(reader.input_gradient if gathers else reader.weight_gradient for reader in readers)

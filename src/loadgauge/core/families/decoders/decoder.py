@@ -174,12 +174,12 @@ def read(reader: Reader, family: Decoder) -> ModelSpec:
 
     windows = family.windows(reader, count)
     layers = list(zip(windows, family.rotated(reader, windows), moes, strict=True))
-    made = {kind: block(*kind) for kind in dict.fromkeys(layers)}
+    built = {kind: block(*kind) for kind in dict.fromkeys(layers)}
     following = parts.next_token_layers(reader) if family.next_tokens else 0
     return parts.assembled(
         reader,
         hidden_size,
-        [made[kind] for kind in layers],
+        [built[kind] for kind in layers],
         max_position_embeddings=reader.optional_whole(*family.positions),
         rotary_tables=len(set(windows)) if family.own_angles else 1,
         embedding_dropout=reader.rate(family.embedding_dropout) if family.embedding_dropout else 0.0,

@@ -144,10 +144,10 @@ def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[To
     inner: dict[str, Any] = around if isinstance(around, dict) else {}
     stated: dict[str, Any] = {}
     for key in KEYS:
-        place = f"thinker_config.{key}" if not config.get(key) and inner.get(key) else key
+        section = f"thinker_config.{key}" if not config.get(key) and inner.get(key) else key
         value = config.get(key) or inner.get(key)
         if value or (beside and key in ALWAYS):
-            stated[place] = value
+            stated[section] = value
     return tuple(_tower(name, value, config, model_type) for name, value in stated.items())
 
 

@@ -30,8 +30,8 @@ def activate(build: Builder, name: str, x: Tensor, activation: str) -> Tensor:
     if activation == "xielu":
         return _xielu(build, name, x)
     if activation not in KEPT_INSIDE:
-        known = ", ".join(sorted((*KEPT_INSIDE, "xielu")))
-        raise NotModelled(f"activation {activation!r} is not modelled (known: {known})")
+        names = ", ".join(sorted((*KEPT_INSIDE, "xielu")))
+        raise NotModelled(f"activation {activation!r} is not modelled (known: {names})")
     if activation == "gelu_new" and not build.kernels.written_gelu:
         activation = "gelu"
     if activation == "gelu_new" and build.kernels.activation == "unfused":

@@ -231,11 +231,11 @@ class Recompute(msgspec.Struct, frozen=True):
             return self
         needed: frozenset[str] = frozenset()
         for index, operation in reversed(tuple(enumerate(layer))):
-            made = {tensor.name for tensor in operation.inputs}
+            available = {tensor.name for tensor in operation.inputs}
             inside = operation.name in self.checkpointed and operation.keeps
             if inside:
-                own = any(tensor.name not in made for tensor in operation.keeps)
-                needed = frozenset(one.name for one in layer.operations[: index + own])
+                own = any(tensor.name not in available for tensor in operation.keeps)
+                needed = frozenset(earlier.name for earlier in layer.operations[: index + own])
                 break
         return Recompute(self.checkpointed & needed, self.discarded)
 

@@ -73,8 +73,8 @@ def _try(setup: Setup, fields: dict[str, Any], why: str) -> Tried | None:
     own = _unsaid(trial.result)
     if not own or own.keys() & fields.keys():
         return trial
-    said = try_change(setup, {**fields, **own}, "; ".join(filter(None, (why, "the rest is as assumed"))))
-    return said if said is not None and said.result.memory.fits else trial
+    as_assumed = try_change(setup, {**fields, **own}, "; ".join(filter(None, (why, "the rest is as assumed"))))
+    return as_assumed if as_assumed is not None and as_assumed.result.memory.fits else trial
 
 
 def _price(trial: Tried, own: Estimate) -> int:
@@ -105,7 +105,7 @@ def _pairs(setup: Setup, assumed: dict[str, Any], alone: list[Change], enough: i
     """Two changes together, where neither does it alone, the mildest first; a few are enough."""
     pairs: list[Tried] = []
     ranked = sorted(combinations(range(len(alone)), 2), key=lambda pair: (sum(pair), pair))
-    for first, second in ((alone[one], alone[other]) for one, other in ranked):
+    for first, second in ((alone[first_index], alone[other]) for first_index, other in ranked):
         if first.fields.keys() & second.fields.keys():
             continue
         both = _try(setup, assumed | first.fields | second.fields, f"{first.why}; {second.why}")

@@ -148,8 +148,8 @@ class Best:
         # A little quicker than they may be, so that those seen already and their equals are among them.
         before = least * (1 - CLOSE)
         lowest = score(before, memory)
-        found = self.sure.contenders(lowest, memory, before)
-        return found & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else found
+        may_win = self.sure.contenders(lowest, memory, before)
+        return may_win & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else may_win
 
     def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
         """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""

@@ -204,8 +204,8 @@ class ArrayStage(StageAtWork):
         _, index, inverse = numpy.unique(flat, axis=1, return_index=True, return_inverse=True)
         inverse = inverse.reshape(picks.shape[1:])
         return [
-            Choice(inverse == number, {ByIdentity(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every})
-            for number, place in enumerate(index)
+            Choice(inverse == number, {ByIdentity(self.works[n]): float(sizes[n].reshape(-1)[index_of]) for n in every})
+            for number, index_of in enumerate(index)
         ]
 
     def gathered(self, point: At) -> Size:

@@ -103,13 +103,13 @@ def _axes(
 ) -> dict[str, list[Value]]:
     """The values of each key of one table."""
     axes: dict[str, list[Value]] = {}
-    for word, given in table.items():
+    for word, content in table.items():
         name, where = word.replace("-", "_"), _where(file, text, word, number)
         if name not in flags:
             raise ConfigError(f"unknown key{_hint(name, flags)}", key=word, file=where)
         if name in axes:
             raise ConfigError("is there twice", key=word, file=where)
-        values = given if isinstance(given, list) else [given]
+        values = content if isinstance(content, list) else [content]
         if not values:
             raise ConfigError("is an empty list, and so leaves no cell", key=word, file=where)
         for value in values:
