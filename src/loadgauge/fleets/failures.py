@@ -1,4 +1,4 @@
-"""What fails how often, and how long it takes to run again, as data (`data/failures`, or a file of the user's own).
+"""Failure rates and the time to run again, as data (`data/failures`, or a file of the user's own).
 
 A rate is counted (so many in so many days on so many GPUs) or a range between published fleets, out of which each simulated run
 draws its own. Times of recovery are ranges too: they belong to whoever runs the fleet.

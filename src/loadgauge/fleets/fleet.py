@@ -26,7 +26,7 @@ RUNS = 1000
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked about a fleet, as text; each is a flag of `loadgauge fleet`."""
+    """Questions about a fleet, as text; each field is a flag of `loadgauge fleet`."""
 
     failures: str = "studies"
     spares: str = "1%"

@@ -14,7 +14,7 @@ PAIRS = ("all_to_all", "gather", "scatter")
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU's share of a tier carries in a step [bytes], at which bandwidth [byte/s], and the share of the step it is busy."""
+    """Bytes that a GPU's share of a tier carries in a step, at which bandwidth [byte/s], and the share of the step it is busy."""
 
     tier: str
     span: int

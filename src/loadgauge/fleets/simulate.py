@@ -22,7 +22,7 @@ NAMES = (
     "progress", "slow machines", "without a replica", "checkpoints", "work done twice", "noticing", "diagnosing", "swapping hosts",
     "waiting for a host", "restarting", "warming up", "maintenance", "idle spares",
 )  # fmt: skip
-"""What a second of a GPU can be."""
+"""Uses of a GPU-second."""
 MOST_FAILURES = 8000
 """Of one run, on average: of a longer one a part is simulated, and the rest goes on as that part did."""
 MOST_TURNS = 10 * MOST_FAILURES

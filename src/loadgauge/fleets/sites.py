@@ -27,7 +27,7 @@ OUTER_BYTES = 8
 
 
 OPTIONS = ("inner_steps", "between", "delta_bits", "sparse", "stale", "site_speeds")
-"""What is asked about sites beside their number; each is a flag of `loadgauge fleet`."""
+"""Options of sites beside their number; each is a flag of `loadgauge fleet`."""
 
 
 class Sites(msgspec.Struct, frozen=True, kw_only=True):

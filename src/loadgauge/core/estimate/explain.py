@@ -289,7 +289,7 @@ READERS: dict[str, Callable[[Ledger, str], dict[str, Any]]] = {
     "evaluation": _evaluation,
     "outside": _outside,
 }
-"""What there is to say of each part beside its entries: rule, formulas, tensors, sources, notes."""
+"""Rule, formulas, tensors, sources and notes of each part, beside its entries."""
 
 
 def closed_form(title: str, expression: Any, numbers: dict[str, Size], nbytes: Size) -> Formula:

@@ -50,13 +50,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cluster: Cluster | None = None
     basis: dict[str, Basis]
     assumed: dict[str, str] = {}
-    """What the job did not say, by flag, and the sizes that its config did not state."""
+    """Assumed values by flag, and the sizes that the config did not state."""
     left_out: tuple[str, ...] = ()
-    """What the numbers do not count, in words."""
+    """Costs that the numbers leave out, in words."""
     untimed: str = ""
     """Why there is no time, where there is none."""
     unmodelled: tuple[str, ...] = ()
-    """What a job file asks for that the numbers do not count, in words."""
+    """Requests of a job file that the numbers leave out, in words."""
 
     @cached_property
     def workings(self) -> Workings:

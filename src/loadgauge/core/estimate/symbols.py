@@ -51,7 +51,7 @@ MEANING = {
     "t_e": "tensor-parallel ranks of one expert",
     "r": "rank of the LoRA adapters",
 }
-"""What each letter stands for. In the equation of model states, `d` is data-parallel ranks."""
+"""Meaning of each letter. In the equation of model states, `d` is data-parallel ranks."""
 
 
 def letter(name: str) -> Any:

@@ -19,7 +19,7 @@ MOST_LAYERS = 10_000
 """Each layer has its entry in `ModelSpec.pattern`, so a slip here would fill the memory of this machine."""
 
 LANGUAGE, CLASSIFY, BODY = "language", "classify", "body"
-"""What follows the last block: logits over the vocabulary, over labels, or nothing of its own."""
+"""Kinds of head: logits over the vocabulary, over labels, or none."""
 
 
 Switch: TypeAlias = bool | str
@@ -317,6 +317,6 @@ def interleaved(spec: ModelSpec, types: Sequence[str], mixer: LinearMixer) -> Mo
 
 
 def language(prefix: str, *, classifier: bool = False) -> dict[str, str]:
-    """As `decoder_classes`, without the class for classification, which most hybrids do not have."""
+    """Return what `decoder_classes` returns, without the class for classification, which most hybrids do not have."""
     names = decoder_classes(prefix)
     return names if classifier else {name: use for name, use in names.items() if use != CLASSIFY}

@@ -68,7 +68,7 @@ def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
 
 
 End = Literal["high", "total"]
-"""What must fit: the upper end of the range, or the memory as predicted."""
+"""Memory that must fit: the upper end of the range, or the predicted total."""
 
 
 def surest(ask: Callable[[End], Answer]) -> Answer:

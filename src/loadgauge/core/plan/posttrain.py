@@ -247,7 +247,7 @@ class _Search:
         return self.held[order]
 
     def least(self, job: Job) -> float:
-        """What the largest phase of a candidate needs at the least, at its upper end [bytes]: as with fewer sequences at once."""
+        """Return a lower bound of what the largest phase of a candidate needs [bytes]: its memory with fewer sequences at once."""
         keys = _keys(job).values()
         return max(
             (
@@ -398,8 +398,8 @@ def _side(phase: str) -> str:
 
 
 def _keys(job: Job) -> dict[str, tuple[Any, int]]:
-    """What the memory of a phase depends on: of a sleeping engine, not on its share of the card; and how many sequences it has at
-    once, with which it grows. Without an engine the frozen roles run while tensors of the update are kept.
+    """Return, for each phase, the fields that its memory depends on (not the memory share of an engine that sleeps), and its
+    sequences at once, with which it grows. Without an engine the frozen roles run while tensors of the update are kept.
 
     Every phase is of the rank on which the update is the largest, and with stages that is another one by what is recomputed. A
     teacher may run in the midst of the update.

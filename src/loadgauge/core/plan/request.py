@@ -40,7 +40,7 @@ FINDS = {
     "link": ("link_bandwidth",),
     "batch": ("global_batch",),
 }
-"""What `find` looks for, and the fields that would state it already."""
+"""Quantities that `find` looks for, and the fields that would state each already."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
 JOB_FIELDS = tuple(name for name in fields() if name not in ("model", *AROUND, *WHOLE_RUN, *POSTTRAIN))

@@ -284,7 +284,7 @@ def _least(cases: Sequence[Case]) -> tuple[Layout, int]:
 
 
 def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
-    """What is minimised, for each layout of a batch; with goodput, longer where a host that fails takes more GPUs with it."""
+    """Return the quantity to minimise for each layout of a batch. For goodput it grows with the GPUs that a failed host idles."""
     scores = _score(objective, case, batch.step, batch.memory)
     if objective != "goodput":
         return scores

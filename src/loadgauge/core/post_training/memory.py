@@ -289,8 +289,9 @@ def frozen_itemsize(member: Member) -> int:
 def _resting(
     trained: dict[str, _Trained], frozen: dict[str, Member], busy: str, offload: str = "none"
 ) -> list[Resident]:
-    """What all roles hold while one is at work. busy: the role whose pass it is, which holds its weights whatever is offloaded
+    """Return the tensors of all roles while one works.
 
+    busy: the role whose pass it is, which holds its weights whatever is offloaded
     offload: what the trainer has moved to the host
     """
     residents: list[Resident] = []

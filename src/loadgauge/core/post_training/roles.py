@@ -15,7 +15,7 @@ from loadgauge.core.definitions.training.tasks import Reference, Role, Task
 from loadgauge.core.definitions.training.training import Training
 
 Offload = str
-"""What a trainer moves to host memory while answers are generated: none, weights, optimizer or all."""
+"""Tensors that a trainer moves to host memory while answers are generated: none, weights, optimizer or all."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return next(iter(self.members.values()))
 
     def pads(self, member: Member) -> bool:
-        """Whether a member's micro-batches are as wide as their longest sequence: those of transformers' trainers, unless said."""
+        """Return whether a member pads micro-batches to their longest sequence, as transformers' trainers do by default."""
         if self.padding is not None:
             return self.padding != "free"
         return member.training.framework.peft or member.training.kernels.attention != "flash"

@@ -178,7 +178,7 @@ def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) 
 
 
 def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str, str]) -> Draft | None:
-    """What proposes tokens. Raises `ConfigError`."""
+    """Return the model or heads that propose tokens, None without speculation. Raises `ConfigError`."""
     kind = "mtp" if job.mtp else flags.get("draft")
     for name in DRAFTED:
         if flags.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")):

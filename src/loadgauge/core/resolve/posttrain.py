@@ -59,7 +59,7 @@ SHARED = "shared"
 SECOND = "adapter"
 """`--reward-model`: a second set of adapters on the actor, of the same shape, and a value of each token beside its logits."""
 PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
-"""What is assumed of a step where nothing is said."""
+"""Assumed sizes of a step: prompts, answers to each, tokens of a prompt and of an answer."""
 
 
 def scalar(model: ModelSpec, columns: int = 1) -> ModelSpec:
@@ -241,9 +241,11 @@ def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str)
 
 
 def _widens(setup: Setup) -> bool:
-    """Whether a loss outside the model sees float32 logits: TRL's take them as they come, accelerate widens what a model returns
-    under autocast, and does not of one that FSDP2 shards (as traced; accelerate 1.15, `Accelerator.prepare_model`), nor of
-    DeepSpeed's, which runs in 16 bits without autocast (`_prepare_deepspeed`)."""
+    """Return whether a loss outside the model sees float32 logits, as TRL's losses do not convert them.
+
+    Under autocast accelerate makes a model's outputs float32 (1.15, `Accelerator.prepare_model`), but not where FSDP2 shards it
+    (as traced), nor under DeepSpeed, which runs in 16 bits without autocast (`_prepare_deepspeed`).
+    """
     training, layout = setup.training, setup.layout
     if training.framework.engine is not None:
         return False

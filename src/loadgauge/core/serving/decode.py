@@ -27,13 +27,13 @@ from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
 from loadgauge.core.serving.time import Clock
 
 RANK = 0.15
-"""What each rank beyond two adds to an all-reduce of few bytes, of what it takes between two."""
+"""Time that each rank beyond two adds to a small all-reduce, as a share of the time between two ranks."""
 RING = 2
 """Bytes that a rank sends in an all-reduce over those of the tensor, in a large group."""
 
 
 SUMS = ("dense", "dense_flops", "experts", "expert_flops", "head", "head_flops", "moved", "cache", "kernels")
-"""What `Work` has of the operations of a pass."""
+"""Fields of `Work` that sum over the operations of a pass."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ NOT_COUNTED = (
 )
 
 OF_SERVER = "paged blocks, prefix caches, how requests arrive, servers that only read prompts"
-"""What the times of a server leave out."""
+"""Costs that the times of a server leave out."""
 
 
 class Range(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from loadgauge.core.plan.space.grid import KINDS, LONGEST_FILE, Cell, Kind, Row,
 from loadgauge.core.resolve.reproduce import layout_flags
 
 OUTCOMES = {0: "fits", 1: "nothing fits", 2: "cannot tell"}
-"""What the exit code of a single plan means."""
+"""Outcome of a single plan by its exit code."""
 SIZES = ("dp", *(name for name in OPEN_AXES if fields()[name].kind == "whole"), "num_microbatches")
 """Sizes of the best layout."""
 NUMBERS = (

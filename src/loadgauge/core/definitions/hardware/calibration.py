@@ -162,7 +162,7 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wires: dict[str, Wire] = {}
     nvls: float = 0.0
     gpus: tuple[str, ...] = ()
-    """Those that were measured."""
+    """GPUs that were measured."""
 
 
 def chip_of(card: Gpu) -> str:

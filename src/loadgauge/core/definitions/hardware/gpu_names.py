@@ -13,7 +13,7 @@ _WORDS = re.compile(
     r"|\b(graphics|generation|gpu|(workstation|server) edition|blackwell)\b"
 )
 _PREFIXES = ("", "rtx", "gtx", "rx", "arc", "tpu")
-"""What may be left out before a name: 4090, 7900 XTX, a770, v5e."""
+"""Prefixes that a name may leave out: 4090, 7900 XTX, a770, v5e."""
 
 
 def plain(text: str) -> str:

@@ -165,14 +165,14 @@ class Measured(_Section, frozen=True):
 
 Vendor = Literal["nvidia", "amd", "google", "intel", "huawei", "aws", "apple", "other"]
 Segment = Literal["datacenter", "workstation", "consumer", "laptop", "unified"]
-"""What a card is sold for; `unified`: its memory is that of the system."""
+"""Market of a card; `unified`: its memory is that of the system."""
 Form = Literal["", "card", "sxm", "oam", "laptop", "soc", "superchip"]
 YOURS = "yours"
 """Citation key of figures that the user gives."""
 LARGEST_FILE = 100_000
 """Bytes of a GPU file of the user's."""
 DRIVER_SHARE, DRIVER_BYTES = 0.016, 128 * 2**20
-"""What a driver keeps of the memory for itself, at most: a share and a constant. No card of the catalogue with a reported
+"""Upper bound of the memory that a driver reserves: a share and a constant. No card of the catalogue with a reported
 figure reports less than its chips less these."""
 
 

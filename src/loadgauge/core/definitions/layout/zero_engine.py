@@ -84,7 +84,7 @@ SETTINGS = {
 FILLED_IN: Mapping[str, Callable[[int], int]] = {
     "bucket": lambda hidden: hidden**2, "prefetch": lambda hidden: int(0.9 * hidden**2), "whole": lambda hidden: 10 * hidden,
 }  # fmt: skip
-"""What transformers puts for `auto`, by the hidden size of the model."""
+"""Values that transformers fills in for `auto`, from the hidden size of the model."""
 
 
 def _number(name: str, value: str) -> int:

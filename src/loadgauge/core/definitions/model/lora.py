@@ -227,7 +227,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def widens(self) -> bool:
-        """Whether 4-bit layers make the residual stream float32 within the blocks, as autocast's LayerNorms give them such rows."""
+        """Return whether 4-bit layers make the residual stream float32 within the blocks, as autocast's LayerNorms do."""
         return self.wide_norms and self.casts and self.stored is not None and not self.experts_only
 
     @property

@@ -60,7 +60,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of the rotary tables that transformers' module makes in each layer, and keeps, since it turns channels
     that are neighbours (GLM and ERNIE 4.5: 2, GPT-J: 4)."""
     tables_float32: bool = False
-    """Those copies are in float32 whatever the dtype (ERNIE 4.5)."""
+    """True where the copies of the tables are float32 whatever the dtype (ERNIE 4.5)."""
     query_scale: Literal["none", "native", "float32"] = "none"
     """Queries are multiplied by a factor of their position, and in which dtype (Ministral 3; Llama 4, float32)."""
     repeats_kv: bool = False
@@ -125,7 +125,7 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     norm: Norm = Norm("rmsnorm")
     """Over each latent."""
     rotary: bool = True
-    """Whether the `qk_rope_head_dim` channels are rotated (not in Kimi Linear)."""
+    """False where the `qk_rope_head_dim` channels are not rotated (Kimi Linear)."""
     index_topk: Size | None = None
     """Tokens that a query looks at, chosen by the indexer of this layer, or of one before it where it has none (GLM-5).
     transformers' module masks the others; None: all."""
@@ -390,7 +390,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     attention: Mixer | None
-    """What mixes the tokens; None in a block that is an MLP alone (Nemotron-H)."""
+    """Mixer of tokens; None in a block that is an MLP alone (Nemotron-H)."""
     mlp: Mlp | Moe | None
     """None in a block that is a mixer alone (Mamba-2, Nemotron-H)."""
     norm: Norm
@@ -419,11 +419,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     trained: frozenset[str] | None = None
     """The operations whose weights get gradients, where not all do (`loadgauge.core.resolve.trained`)."""
     reached: bool = True
-    """Whether its input needs a gradient: something before it is trained."""
+    """True where its input needs a gradient, as something before it is trained."""
     adapted: bool = True
-    """Whether adapters lie in it, where the model is trained by adapters (PEFT's `layers_to_transform`)."""
+    """False where it has no adapters in a model that is trained by adapters (PEFT's `layers_to_transform`)."""
     listed: Any = None
-    """What writes its operations, where they were captured from its code (`capture.listed.Kind`)."""
+    """Writer of its operations, where they were captured from its code (`capture.listed.Kind`)."""
     tower: Part | None = None
     """Where it lies in a tower of pictures; None: in the language model."""
 
@@ -523,9 +523,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     trained: frozenset[str] | None = None
     """Of the embedding's and the head's operations, those whose weights get gradients, where not all do."""
     reached: bool = True
-    """Whether the head's input needs a gradient."""
+    """True where the head's input needs a gradient."""
     listed: Any = None
-    """What writes the operations around the blocks, where they were captured from its code (`capture.listed.Family`)."""
+    """Writer of the operations around the blocks, where they were captured from its code (`capture.listed.Family`)."""
 
     @property
     def partly(self) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from loadgauge.core.base import ConfigError, read_table
 
 Counter = Literal["allocated", "active", "reserved", "nvidia-smi"]
-"""What a peak is read from: `torch.cuda.max_memory_allocated`, `active_bytes.all.peak` of `memory_stats`,
+"""Counter that a peak is read from: `torch.cuda.max_memory_allocated`, `active_bytes.all.peak` of `memory_stats`,
 `max_memory_reserved`, and what the driver shows for the process. Each holds all that the one before holds."""
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 Stack = Literal["pretraining", "FSDP", "fine-tuning"]

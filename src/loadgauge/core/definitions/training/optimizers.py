@@ -294,7 +294,7 @@ KNOWN = {
 """Optimizers that are known and not modelled, with what is in the way."""
 
 OPTIONS = ("in-backward",)
-"""What every optimizer takes: to be stepped tensor by tensor in backward (torchtune's `optimizer_in_bwd`)."""
+"""Option of every optimizer: to be stepped tensor by tensor in backward (torchtune's `optimizer_in_bwd`)."""
 
 
 def parse(text: str) -> Optimizer:

@@ -159,7 +159,7 @@ KEPT_INPUT = Habit(
         Change("yes", "bitsandbytes 0.43.1: autograd/_functions.py, MatMul4Bit"),
     )
 )
-"""Whether a 4-bit layer keeps its input for backward, which nothing reads where the matrix is frozen."""
+"""Releases in which a 4-bit layer keeps its input for backward, which nothing reads where the matrix is frozen."""
 
 NON_REENTRANT = "torch.utils.checkpoint without use_reentrant, which stops at the last tensor that backward needs"
 RERUNS = Habit(
@@ -170,7 +170,7 @@ RERUNS = Habit(
         Change("whole", "transformers 4.57.6: modeling_utils.py, gradient_checkpointing_enable"),
     )
 )
-"""Whether a checkpointed layer runs again as a `whole`, or up to the last tensor that backward needs, without its last product."""
+"""How a checkpointed layer runs again: as a `whole`, or up to the last tensor that backward needs, without its last product."""
 
 TABLE_REPLACED = Habit(
     (
@@ -178,8 +178,8 @@ TABLE_REPLACED = Habit(
         Change("no", "litgpt 0.4.13: finetune/lora.py"),
     )
 )
-"""Whether quantised training has a new token table beside the old one, which a variable holds. The new one is trained for
-autograd, and the optimizer does not have it: its gradient stays."""
+"""Releases in which quantised training replaces the token table. A variable keeps the old one alive, and the optimizer does not
+know the new one, so that its gradient is never freed."""
 
 ADAPTER_WEIGHTS = Habit(
     (
@@ -199,7 +199,7 @@ BRANCHING = Habit(
         Change("yes", "bitsandbytes 0.47: csrc/kernels.cu, dDequantizeNF4"),
     )
 )
-"""Whether the kernel that makes 16 bits of 4 branches on each bit."""
+"""Releases whose kernel that unpacks 4 bits to 16 branches on each bit."""
 
 EXPERTS_QUANTISED = Habit(
     (
@@ -209,7 +209,7 @@ EXPERTS_QUANTISED = Habit(
         Change("yes", "transformers 4.57.6: integrations/bitsandbytes.py, replace_with_bnb_linear"),
     )
 )
-"""Whether bitsandbytes quantises routed experts: only what is an `nn.Linear`, and transformers 5 holds them in one tensor."""
+"""Releases in which bitsandbytes quantises routed experts: those before transformers 5, which has no `nn.Linear` of an expert."""
 
 BEFORE_ONE_TENSOR = "transformers=4.57"
 """The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
@@ -232,7 +232,7 @@ END_UNITS = Habit(
         Change("root", "accelerate 1.13: utils/fsdp_utils.py, fsdp2_prepare_model"),
     )
 )
-"""Whether FSDP2 shards an embedding, and a head with its norm, as units of their own, or as what is left of the model."""
+"""FSDP2 units of the embedding, and of the head with its norm: their own, or the rest of the model."""
 
 LOSS_SFT = Habit(
     (
@@ -256,4 +256,4 @@ UPCAST_SFT = Habit(
         Change("all", "peft 0.21: utils/other.py, prepare_model_for_kbit_training"),
     )
 )
-"""What is cast to float32 before QLoRA: PEFT's preparation, which TRL does not call any more."""
+"""Weights that are cast to float32 before QLoRA, by PEFT's preparation, which newer TRL does not call."""

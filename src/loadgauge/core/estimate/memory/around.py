@@ -24,7 +24,7 @@ from loadgauge.core.layers import View
 from loadgauge.core.layers.attention.cache import kept_by
 
 Items = tuple[tuple[str, Size], ...]
-"""What a moment holds beside the model states and gathered copies, in words and bytes."""
+"""Names and bytes of what a moment holds beside the model states and gathered copies."""
 
 
 def evaluated(layout: Layout, training: Training) -> Layout:

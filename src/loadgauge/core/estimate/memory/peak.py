@@ -27,7 +27,7 @@ STRETCHES: dict[Phase, When] = {
     Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step", Phase.EVALUATION: "evaluation",
     Phase.GENERATION: "evaluation", Phase.SAVING: "saving", Phase.SETUP: "setup",
 }  # fmt: skip
-"""What a phase counts as in `When`; all others are part of the backward."""
+"""Phases and the `When` that each counts as; a phase that is missing here counts as backward."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of host memory while a checkpoint is saved: of the first rank for a full one, of each for a sharded one."""
     margins: Margins
     unsaid: tuple[Unsaid, ...] = ()
-    """What the job leaves open, each far from what is assumed; the range is that of the run as assumed."""
+    """Open choices of the job whose other outcome is far from the assumed one; the range is that of the run as assumed."""
     nearby: dict[str, float] = {}
     """How wide each small thing that is not said makes the range [bytes], by its flag, or its key in a job file."""
     workspaces: float = 0.0

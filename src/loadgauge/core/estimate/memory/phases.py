@@ -48,7 +48,7 @@ class Phase(StrEnum):
     REDUCTION = "reduction"
     """The reduction of the gradients that are whole until the end of backward (FSDP)."""
     CLIP = "clip"
-    """What is done with the gradients between backward and the optimizer step (DeepSpeed)."""
+    """Phase between backward and the optimizer step, in which DeepSpeed clips the gradients."""
     STEP = "step"
     """The optimizer step."""
     EVALUATION = "evaluation"

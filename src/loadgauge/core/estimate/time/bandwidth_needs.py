@@ -50,7 +50,7 @@ class Purpose(StrEnum):
 OF_LAYERS = {
     Carries.ACTIVATIONS: Purpose.ACTIVATIONS, Carries.KEYS_AND_VALUES: Purpose.KEYS_AND_VALUES, Carries.TOKENS: Purpose.TOKENS,
 }  # fmt: skip
-"""What the layers' own collectives are for."""
+"""Purpose of the layers' own collectives, by axis."""
 
 
 def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
@@ -143,7 +143,7 @@ def efficiency(share: Size) -> Size:
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """What each axis needs and reaches, from the traffic of a step.
+    """Bandwidth that each axis needs and reaches, from the traffic of a step.
 
     stage: the slowest pipeline stage, whose compute is given; traffic: over each axis, that of a GPU of the stage where it
     takes longest (inner stages send both ways, the last one has the head's); exposed seconds are those of the step

@@ -65,11 +65,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     fp8_peak: float | None = None
     low: LowPrecision | None = None
     graphs: bool = False
-    """Whether CUDA graphs hide the launches."""
+    """True where CUDA graphs hide the launches."""
     one_kernel: bool = False
-    """Whether the products of all experts on a rank are one kernel, and not launched one by one."""
+    """True where one kernel multiplies for all experts of a rank; else each expert has launches of its own."""
     fuses_dropout: bool = False
-    """Whether dropout is part of the residual sum's kernel."""
+    """True where the kernel of the residual sum also drops out."""
     stored: BaseFormat | None = None
     """How a frozen base is stored, whose matrices are made in 16 bits for each product."""
     dequantise: float = DEQUANTISE
@@ -85,7 +85,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     host: float = 0.0
     """Seconds in which the host launches an operation, in each direction (`core/definitions/training/software.py`)."""
     plain: bool = False
-    """Whether products run without tensor cores (float32), which no power limit slows down."""
+    """True where products run without tensor cores (float32), which no power limit slows down."""
     tf32: float = 0.0
     """Peak of convolutions in float32 over that of products, where tensor cores run them; 0: they do not."""
     single: float = 1.0
@@ -187,8 +187,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _one_kernel(gpu: Gpu, training: Training) -> bool:
-    """Whether experts' products are one kernel: PyTorch's `grouped_mm`, which loops on cards before Hopper; and in a CUDA graph of
-    the whole step, in which no host is left to launch as many as there turn out to be. Transformer Engine launches each.
+    """Return whether one kernel multiplies for all experts: PyTorch's `grouped_mm` from Hopper on (it loops on older cards), and
+    a CUDA graph of the whole step, which cannot launch a number that only routing decides. Transformer Engine launches each.
 
     (source: pytorch, `aten/native/cuda/GroupedBlas.cpp`; megatron-lm, `full_iteration` graphs of dropless experts)
     """

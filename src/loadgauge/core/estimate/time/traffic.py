@@ -83,7 +83,7 @@ BY_AXIS = {
     "ep": (Carries.TOKENS, "tokens to experts and back"),
     "etp": (Carries.TOKENS, "tokens among an expert's ranks"),
 }
-"""What the layers' own collectives carry, by axis, and the words for it."""
+"""Data that the layers' own collectives carry, by axis, and the words for it."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +270,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict
     calls_of: dict[tuple[str, str, str, Size, Size, Size], Size] = {}
 
     def add(collectives: Iterable[Collective], count: int, label: str) -> None:
-        """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
+        """Count the collectives of `count` layers. label: a text in which `{}` stands for what the axis carries."""
         for collective in collectives:
             _, words = BY_AXIS[collective.axis]
             key = (

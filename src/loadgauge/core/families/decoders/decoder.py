@@ -69,7 +69,7 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Norm | None = None
     qk_norm_over: Literal["head", "own", "all"] = "head"
     qk_normed: Switch = True
-    """Whether a family that can norm its queries and keys does so."""
+    """Switch of the norms of queries and keys, in a family that can have them."""
     rotated_only: bool = False
     """Layers that do not rotate have no norm of queries and keys (Llama 4)."""
     clip_key: str = ""

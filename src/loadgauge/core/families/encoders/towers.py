@@ -13,7 +13,7 @@ from loadgauge.core.definitions.model.model import Attention, Block, Mlp, Norm, 
 KEYS = ("vision_config", "audio_config", "talker_config", "code2wav_config")
 """Where configs have them, at the top or in `thinker_config`."""
 ALWAYS = ("vision_config",)
-"""Those that a model of text and images has also where its config leaves them to the class."""
+"""Sections that a model of text and images has even where its config leaves them to the class."""
 LAYER_NORM, RMS = Norm("layernorm", bias=True), Norm("rmsnorm")
 GEMMA = Norm("rmsnorm", gain_float32=True, root_kept=True)
 

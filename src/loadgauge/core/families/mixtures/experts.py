@@ -34,7 +34,7 @@ def after_first(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def stepped(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: each `decoder_sparse_step`-th, except those in `mlp_only_layers` (Qwen)."""
+    """Return for each of `count` layers whether it has experts: each `decoder_sparse_step`-th, but for `mlp_only_layers` (Qwen)."""
     dense = set(reader.wholes("mlp_only_layers") or ())
     step = reader.whole("decoder_sparse_step")
     return [i not in dense and not (i + 1) % step for i in range(count)]
@@ -104,7 +104,7 @@ def counted(key: str) -> Shared:
 
 
 def counted_as(*keys: str) -> Shared:
-    """As `counted`, where the number has several names."""
+    """Return what `counted` returns, for a number with several accepted keys."""
 
     def shared(reader: Reader, width: int) -> int:
         return width * (reader.optional_whole(*keys, minimum=0) or 0)

@@ -31,7 +31,7 @@ CORE = frozenset(
     | {"attention.query_float32", "attention.key_float32", "attention.floored", "attention.exchanged"}
     | {"attention.unpad_q", "attention.unpad_k", "attention.unpad_v", "attention.pad"}
 )
-"""What selective recomputation runs again: from queries, keys and values to the context."""
+"""Operations that selective recomputation runs again: from queries, keys and values to the context."""
 
 
 BORROWED = "attention.borrowed_"

@@ -24,7 +24,7 @@ PASSES = {
 """How often the bytes of the full tensor travel around a ring (times (n-1)/n)."""
 
 Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index"]
-"""What a tensor is for, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
+"""Use of a tensor, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
 
 LYING = "entry.inputs", "entry.buffers", "entry.held"
 """Operations of captured layers that only stand for what lies there in the whole step, that of the optimizer too."""
@@ -33,7 +33,7 @@ OperationKind = Literal[
     "gemm", "router", "attention", "convolution", "scan", "solve", "norm", "elementwise", "residual_dropout", "lookup",
     "loss", "collective", "view", "quantise",
 ]  # fmt: skip
-"""What an operation does, as far as its time or memory depends on it.
+"""Kind of an operation, as far as its time or memory depends on it.
 
 `router`: the product that scores the experts; `residual_dropout`: the dropout of what is added to the residual stream,
 which some frameworks run in one kernel with the sum; `view`: moves nothing; `quantise`: makes the 8-bit or 4-bit copy
@@ -249,7 +249,7 @@ class Layer(msgspec.Struct, frozen=True):
     name: str
     operations: tuple[Operation, ...]
     profile: Profile | None = None
-    """What was seen alive while its code ran, where it was captured; None: it is walked (`estimate.memory.liveness`)."""
+    """Live tensors as recorded while its code ran; None: they follow from the operations (`estimate.memory.liveness`)."""
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)

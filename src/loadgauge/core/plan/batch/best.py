@@ -152,7 +152,7 @@ class Best:
         return may_win & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else may_win
 
     def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
-        """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""
+        """Return whether the exact time of each layout can matter: by its least time it may be among the best, or on the front."""
 
         def contenders(memory: Any, high: Any, least: Any) -> Any:
             sure, tight = self._split(memory, high, limit, capacity)

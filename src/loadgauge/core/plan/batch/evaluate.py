@@ -52,15 +52,15 @@ class KnownGroup(Group, frozen=True, dict=True):
     """A group of ranks that remembers its place on the cluster."""
 
     def members(self, domain: int) -> Size:
-        """As in `Group`."""
+        """Return the value of `Group`, computed once for a domain."""
         return self._once("members", domain)
 
     def domains(self, domain: int) -> Size:
-        """As in `Group`."""
+        """Return the value of `Group`, computed once for a domain."""
         return self._once("domains", domain)
 
     def aligned(self, domain: int) -> Any:
-        """As in `Group`."""
+        """Return the value of `Group`, computed once for a domain."""
         return self._once("aligned", domain)
 
     def _once(self, name: str, domain: int) -> Any:

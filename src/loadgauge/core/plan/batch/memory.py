@@ -209,7 +209,7 @@ class ArrayStage(StageAtWork):
         ]
 
     def gathered(self, point: At) -> Size:
-        """As in `StageAtWork` [bytes], computed once for stages with the same weights."""
+        """Return the gathered copies of `StageAtWork` [bytes], computed once for stages with the same weights."""
         return self.memory.gathered(self.stage, point)
 
     def nbytes(self, work: Work) -> Size:

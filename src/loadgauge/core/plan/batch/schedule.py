@@ -28,7 +28,7 @@ from loadgauge.core.estimate.schedule.orders import (
 ELEMENTS = 200_000
 """Of the tables of times, at most: they stay in the processor's cache."""
 MAKES = {F: "F", PAIR_END: "F", B: "B", BW: "B", PAIR_BW: "B"}
-"""What work of each kind hands on: activations or their gradient."""
+"""Direction in which each kind of work hands on: F, activations to the next stage; B, gradients to the one before."""
 COSTS = {F: 0, PAIR_F: 0, B: 1, W: 2, BW: 3, PAIR_BW: 3, PAIR_WAIT: 4, PAIR_END: 4}
 """Whose time each kind takes: forward, gradient of the input, of the weights, both, none."""
 KINDS = 5

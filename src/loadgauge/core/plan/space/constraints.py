@@ -37,7 +37,7 @@ class Places:
         return array.reshape(-1)[self.index(tuple(length > 1 for length in array.shape))]
 
     def read_once(self, value: Size) -> Any:
-        """As `of`, cached by array; the result is shared and must not be written into."""
+        """Return what `of` returns, cached by array: do not write into it."""
         return self._read.once(ByIdentity(value), self.of, value)
 
     def index(self, axes: tuple[bool, ...]) -> Any:

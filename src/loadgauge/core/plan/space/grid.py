@@ -43,7 +43,7 @@ Row = dict[str, Any]
 """A result: a value for each column."""
 Kind = Literal["text", "whole", "number", "truth"]
 KINDS: dict[str, Kind] = {"whole": "whole", "positive": "number", "price": "number", "switch": "truth"}
-"""What a column holds, by the kind of its field; any other is text."""
+"""Type of a column by the kind of its field; all others are text."""
 Check = Callable[[Any], Value]
 """Reads one value of a key as the command line would, and gives it back as it would be typed; or raises `ConfigError`."""
 

@@ -28,7 +28,7 @@ ELEMENTS = 200_000
 WORD = 32
 """Bits of a size."""
 SIZES = (*COMBINED, "replicas")
-"""What the open arrays hold."""
+"""Sizes that the open arrays hold."""
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
