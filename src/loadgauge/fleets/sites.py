@@ -57,7 +57,7 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"must be a bandwidth such as 100Gbit/s, got {options['between']!r}", key="between")
             between = value
         if between is None:
-            raise ConfigError("is needed: the bandwidth from a site to the others, such as 100Gbit/s", key="between")
+            raise ConfigError("is missing: the bandwidth from a site to the others, such as 100Gbit/s", key="between")
         speeds: tuple[float, ...] = ()
         sites = int(str(options.get("sites") or 2))
         if options.get("site_speeds") is not None:

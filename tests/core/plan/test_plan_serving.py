@@ -108,9 +108,9 @@ def test_the_command_says_it_and_its_command_reproduces_it() -> None:
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("--find seq-len --context 4096", "asks for what --context says"),
+        ("--find seq-len --context 4096", "asks for what --context states"),
         ("--find link", "seq-len (the longest context), batch or gpus"),
-        ("--zero 3", "is no question of a plan with --task generate"),
+        ("--zero 3", "cannot be searched with --task generate; leave it out"),
         ("--max-ttft 3GiB", "--max-ttft"),
     ],
 )
@@ -123,4 +123,4 @@ def test_what_does_not_go_together_is_refused(line: str, word: str) -> None:
 def test_without_a_number_of_gpus_it_asks_for_one() -> None:
     with pytest.raises(ConfigError, match="--find gpus"):
         plan_serving(Job("qwen3-8b", gpu="l40s"), {}, {}, Limits())
-    assert "goes with --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err
+    assert "needs --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err

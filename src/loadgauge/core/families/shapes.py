@@ -211,7 +211,7 @@ def _shape(family: str, sizes: Mapping[str, int]) -> Shape:
     """The shape with what is not given filled in. Raises `ConfigError` where sizes are missing or contradict each other."""
     for key in ("layers", "hidden"):
         if key not in sizes:
-            raise ConfigError(f"is needed, or a size such as {family}:10B", key=key)
+            raise ConfigError(f"is missing; state it, or give a size such as {family}:10B", key=key)
     kind, hidden = FAMILIES[family], sizes["hidden"]
     heads = sizes.get("heads") or _heads(hidden)
     if hidden % heads:

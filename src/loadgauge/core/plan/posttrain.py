@@ -298,7 +298,7 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
     """
     for name in ("gpu", "gpus"):
         if getattr(job, name) is None:
-            raise ConfigError("is needed", key=name)
+            raise ConfigError("is missing: a plan needs --gpu and --gpus", key=name)
     search, refused = _Search(job), 0
     timed_ones: list[Timed] = []
     for order, candidate in enumerate(candidates(job, space)):

@@ -173,19 +173,22 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             **{name: {"tokens"} for name in fleet_finds()},
         }.get(self.find or "", set())
         for name in sorted(wanted - dates):
-            raise ConfigError(f"is needed by --find {self.find}", key=name)
+            raise ConfigError(f"is missing: --find {self.find} needs it", key=name)
         for name in sorted(dates - wanted):
             needs = {"tokens": "--gpus (how long?) or --days (on how many GPUs?)", "days": "--gpus or --tokens"}[name]
-            raise ConfigError(f"says nothing to --find {self.find}" if self.find else f"needs {needs}", key=name)
+            raise ConfigError(
+                f"does not affect --find {self.find}; leave it out" if self.find else f"needs {needs}", key=name
+            )
         if self.mfu is not None and self.hfu is not None:
             raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
         for name in ("mfu", "hfu"):
             if getattr(self, name) is not None and (not dates or self.find in fleet_finds()):
                 raise ConfigError(
-                    f"says nothing to --find {self.find}" if dates else "goes with --tokens or --days", key=name
+                    f"does not affect --find {self.find}; leave it out" if dates else "needs --tokens or --days",
+                    key=name,
                 )
         if self.find in ("days", "tokens", *fleet_finds()) and not self.gpus:
-            raise ConfigError(f"is needed by --find {self.find}", key="gpus")
+            raise ConfigError(f"is missing: --find {self.find} needs it", key="gpus")
 
     @property
     def dated(self) -> bool:
@@ -203,7 +206,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         if is_run(self.job):
             raise ConfigError("is a run of one layout, and a plan has many; --anchor FILE.toml says it", key="measured")
         if self.fleet is not None and self.objective != "goodput" and find not in fleet_finds():
-            raise ConfigError("goes with --objective goodput", key="fleet")
+            raise ConfigError("needs --objective goodput", key="fleet")
         if find == "oversubscription" and self.job.topology is None:
             raise ConfigError("needs --topology", key="find")
         if find == "sites" and self.job.topology is None and "between" not in fleet_options(self.fleet, find)[1]:
@@ -212,25 +215,25 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name, needs in (("exposed", ("nic", "link", "batch")), ("prices", ("gpu",))):
             if getattr(self, name) is not None and find not in needs:
-                raise ConfigError(f"goes with --find {' or '.join(needs)}", key=name)
+                raise ConfigError(f"needs --find {' or '.join(needs)}", key=name)
         self._check_dates()
         for name in FINDS.get(find or "", ()):
             if name in self.locks or getattr(self.job, name) is not None:
-                raise ConfigError(f"is what --find {find} asks for", key=name)
+                raise ConfigError(f"is what --find {find} searches; leave it out", key=name)
         if find is not None:
             for name in ("what_next", "why_not", "export"):
                 if getattr(self, name):
-                    raise ConfigError(f"does not go with --find {find}", key=name)
+                    raise ConfigError(f"cannot be combined with --find {find}", key=name)
             if find != "gpu" and len(self.gpus) > 1:
                 raise ConfigError(f"--find {find} asks about one number of GPUs", key="gpus")
         if self.export is None:
             for name in ("onto", "out"):
                 if getattr(self, name) is not None:
-                    raise ConfigError("goes with --export", key=name)
+                    raise ConfigError("needs --export", key=name)
         elif self.export == FLAGS and self.onto is not None:
             raise ConfigError("flags are no file to patch", key="onto")
         if self.job.gpu is None:
-            raise ConfigError("is needed: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
+            raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
 
 
 @cache
@@ -447,12 +450,12 @@ def _check_locks(locks: dict[str, tuple[Any, ...]], setup: Setup, cp_comm: str |
             if min(locks.get(name, (1,))) > 1:
                 raise ConfigError(f"{model.name} has no experts to shard", key=name)
     if cp_comm is not None and only("cp", 1):
-        raise ConfigError("goes with --cp above 1", key="cp_comm")
+        raise ConfigError("needs --cp above 1", key="cp_comm")
     if min(locks.get("vpp", (1,))) > 1:
         if only("pp", 1):
             raise ConfigError("chunks of a stage need --pp above 1", key="vpp")
         if "schedule" in locks and not {"interleaved", ALL} & set(locks["schedule"]):
-            raise ConfigError("goes with the interleaved schedule", key="vpp")
+            raise ConfigError("needs the interleaved schedule", key="vpp")
     if layers is not None:
         if sum(layers) != model.num_hidden_layers:
             message = f"are {sum(layers)} layers, and {model.name} has {model.num_hidden_layers}"

@@ -342,7 +342,7 @@ def seconds(estimate: Estimate) -> float:
 
 
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
-    """Return the search that an estimate is of, by its number of GPUs."""
+    """Return the case of the search that has as many GPUs as an estimate."""
     return next(case for case in cases if case.space.gpus == exact.layout.gpus)
 
 

@@ -42,16 +42,16 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
     assumed: takes a note on names that no layer has
     """
     if job.base is not None and not job.qlora:
-        raise ConfigError("goes with --qlora", key="base")
+        raise ConfigError("needs --qlora", key="base")
     if not job.adapts:
         for name in ("lora_targets", "virtual_tokens", *ADAPTERS):
             if getattr(job, name) is not None:
-                raise ConfigError("goes with --lora-rank or --qlora", key=name)
+                raise ConfigError("needs --lora-rank or --qlora", key=name)
         return None
     if job.adapter in TUNERS:
         return tuner(job, model, framework, fill, assumed)
     if job.virtual_tokens is not None:
-        raise ConfigError("goes with --adapter prompt or p-tuning", key="virtual_tokens")
+        raise ConfigError("needs --adapter prompt or p-tuning", key="virtual_tokens")
     rank = fill("lora_rank", LORA_RANK)
     if not model.own.rewritten:
         return _of_captured(job, framework, fill, rank)
@@ -63,7 +63,7 @@ def trained_part(job: Job, model: ModelSpec) -> ModelSpec:
     if job.train is not None and job.adapts:
         raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
     if job.lora_layers is not None and not job.adapts:
-        raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
+        raise ConfigError("needs --lora-rank or --qlora", key="lora_layers")
     if not model.own.rewritten:
         return model  # what it does not train was frozen when it was captured
     if job.train is not None:
@@ -92,7 +92,7 @@ def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[s
     listed = TUNERS[name]
     where = FRAMEWORKS.get(framework)
     if where is None or not where.peft or where.fused_adapters:
-        raise ConfigError(f"{listed.title} is PEFT's, and goes with --framework huggingface", key="adapter")
+        raise ConfigError(f"{listed.title} is PEFT's, and needs --framework huggingface", key="adapter")
     _fits(job, listed, model)
     if listed.virtual:
         if job.virtual_tokens is None:
@@ -346,7 +346,7 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
         beside = ("use_dora",) if framework is None or framework.engine is None else ()
     for name in beside:
         if not peft and getattr(job, name):
-            raise ConfigError("is PEFT's, and goes with --framework huggingface", key=name)
+            raise ConfigError("is PEFT's, and needs --framework huggingface", key=name)
     if not peft:
         return "none"
     if framework is None or usual_upcast(lora, framework) == "none":

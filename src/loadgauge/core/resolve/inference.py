@@ -54,13 +54,13 @@ def resolve_inference(
         if name not in TAKEN and getattr(job, name) is not None:
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
             instead = f"; here it is {own}" if own else ""
-            raise ConfigError(f"is of training, and --task {task} only runs the model forward{instead}", key=name)
+            raise ConfigError(f"is an option of training; --task {task} only runs the model forward{instead}", key=name)
     if job.offload not in (None, "none", "experts"):
-        raise ConfigError(f"is of training; --task {task} has experts", key="offload")
+        raise ConfigError(f"is an option of training; --task {task} takes experts", key="offload")
     if task != "generate":
         for name in ("answer", "cache_format", "server", *DRAFTED):
             if flags.get(name) is not None:
-                raise ConfigError("goes with --task generate", key=name)
+                raise ConfigError("needs --task generate", key=name)
     card, assumed = named_card(job)
     source = find(job.model, allowed(job.hub)) if model is None else Found(model, "")
     if source.how:
@@ -182,7 +182,7 @@ def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str,
     kind = "mtp" if job.mtp else flags.get("draft")
     for name in DRAFTED:
         if flags.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")):
-            raise ConfigError("goes with --draft or --mtp, one of them", key=name)
+            raise ConfigError("needs --draft or --mtp, one of them", key=name)
     if kind is None:
         return None
     if (job.pp or 1) > 1:

@@ -86,7 +86,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         uncounted = reading.uncounted
         job = job.replace(beside=None, dialect=None, base_model=None)
     if job.task is None:
-        raise ConfigError("is needed", key="task")
+        raise ConfigError("is missing: name one, such as --task grpo", key="task")
     task = _passes(job, TASKS[job.task])
     _belongs(job, task)
     assumed: dict[str, str] = {"file": file} if file else {}
@@ -197,7 +197,7 @@ def _passes(job: Job, task: Task) -> Task:
             raise ConfigError(f"{task.name} has one form of its loss", key="loss_terms")
         raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.loss_terms}", key="loss_terms")
     if job.on_policy is not None and (task.name != "opd" or job.on_policy > 1):
-        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "is of --task opd", key="on_policy")
+        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "needs --task opd", key="on_policy")
     passes = task.passes
     if job.loss_terms in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
         passes = tuple(
@@ -261,15 +261,15 @@ def _belongs(job: Job, task: Task) -> None:
     """Refuses fields that mean nothing to the task. Raises `ConfigError`."""
     for name in OF_ROLLOUT:
         if not task.rollout and getattr(job, name) is not None:
-            raise ConfigError(f"is of tasks that generate their answers, and {task.name} does not", key=name)
+            raise ConfigError(f"needs a task that generates its answers; {task.name} does not", key=name)
     for name in (*AROUND, "measured"):
         if getattr(job, name) is not None:
-            raise ConfigError(f"is of --task train, not counted with {task.name}", key=name)
+            raise ConfigError(f"needs --task train; with {task.name} it is not counted", key=name)
     for name in OF_WHOLE:
         if getattr(job, name) is not None:
-            raise ConfigError(f"is of --task train; {task.name} says it by --steps", key=name)
+            raise ConfigError(f"needs --task train; for {task.name} give --steps", key=name)
     if job.price is not None and job.steps is None:
-        raise ConfigError("goes with --steps, the length of the whole run", key="price")
+        raise ConfigError("needs --steps, the length of the whole run", key="price")
     fields = {role.field for role in task.roles}
     for name, field in (
         ("teacher", "teacher"),
@@ -280,7 +280,7 @@ def _belongs(job: Job, task: Task) -> None:
         if getattr(job, name) is not None and field not in fields:
             raise ConfigError(f"{task.name} has none", key=name)
     if job.critic == SHARED and job.critic_batch is not None:
-        raise ConfigError("is the actor's, with --critic shared", key="critic_batch")
+        raise ConfigError("follows the actor with --critic shared; leave it out", key="critic_batch")
     if "teacher" in fields and job.teacher is None:
         raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
     if task.rollout and (job.lengths is not None or job.seq_len is not None):
@@ -347,7 +347,7 @@ def _training(
         changes["seq_len"] = sequences.longest
         changes["padding"] = None
         if job.padding == "free" and job.attention == "eager":
-            raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
+            raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
         if job.placement is not None and not placement.colocated:
             changes["gpus"] = placement.trainer
         if job.global_batch is None:

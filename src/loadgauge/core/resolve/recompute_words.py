@@ -61,7 +61,7 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     """
     kind, _, modules = word.partition(":")
     if kind == "least":
-        raise ConfigError("least: is of `plan`, which chooses what runs again", key="recompute")
+        raise ConfigError("least: needs `loadgauge plan`, which chooses what runs again", key="recompute")
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"
     if kind == "per-op":

@@ -100,7 +100,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     file = ""
     uncounted: tuple[Uncounted, ...] = ()
     if model is not None and (job.beside is not None or job.dialect is not None):
-        raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")
+        raise ConfigError("needs the name of a model or of a job file", key="beside" if job.beside else "dialect")
     if model is None and asks_for_files(job):
         dialects = need("DIALECTS")  # only then are they imported
         posttrain_flags = {name for name in POSTTRAIN if getattr(job, name) is not None}
@@ -110,7 +110,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
             uncounted = (*beside, *uncounted)
     for name in POSTTRAIN:
         if getattr(job, name) is not None:
-            raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
+            raise ConfigError("is an option of `loadgauge estimate --task`", key=name)
     card, assumed = named_card(job)
     chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
 
@@ -159,11 +159,13 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     kind = _with_engine(job, chosen, training(**recipe))
     if job.end_units is not None:
         if not kind.framework.fully_shards:
-            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="end_units")
+            raise ConfigError(f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key="end_units")
         kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
     if job.gradient_sync is not None:
         if not kind.framework.fully_shards:
-            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="gradient_sync")
+            raise ConfigError(
+                f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key="gradient_sync"
+            )
         own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
         kind = msgspec.structs.replace(kind, framework=own)
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
@@ -296,7 +298,7 @@ def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
         return kind
     engine = kind.framework.engine
     if engine is None:
-        raise ConfigError("goes with --framework deepspeed", key="engine")
+        raise ConfigError("needs --framework deepspeed", key="engine")
     framework = msgspec.structs.replace(kind.framework, engine=engine.told(job.engine, model.hidden_size))
     return msgspec.structs.replace(kind, framework=framework)
 
@@ -341,17 +343,17 @@ def _whole_run(job: Job) -> None:
             "tuning",
         ):
             if getattr(job, name) is not None:
-                raise ConfigError("goes with --gpu", key=name)
+                raise ConfigError("needs --gpu", key=name)
     if job.tokens is None:
         for name in ("price", "days", "mtbf_hours"):
             if getattr(job, name) is not None:
-                raise ConfigError("goes with --tokens, the length of the whole run", key=name)
+                raise ConfigError("needs --tokens, the length of the whole run", key=name)
     if job.mtbf_hours is None:
         for name in ("checkpoint_seconds", "restart_seconds"):
             if getattr(job, name) is not None:
-                raise ConfigError("goes with --mtbf-hours, how often a GPU fails", key=name)
+                raise ConfigError("needs --mtbf-hours, how often a GPU fails", key=name)
     if job.cp_comm is not None and (job.cp or 1) == 1:
-        raise ConfigError("goes with --cp above 1", key="cp_comm")
+        raise ConfigError("needs --cp above 1", key="cp_comm")
 
 
 def bandwidth(text: str | None, name: str) -> float | None:
@@ -373,7 +375,7 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
     if job.topology is not None:
         for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth"):
             if getattr(job, name) is not None:
-                raise ConfigError("is what --topology states", key=name)
+                raise ConfigError("is stated by --topology; give one of them", key=name)
         network = topology(job.topology)
     elif adapter is None and (usual := usual_network(card)) is not None:
         adapter = usual[0]
@@ -446,7 +448,7 @@ def _why_framework(job: Job) -> str:
 
 def _offload(text: str) -> Any:
     if text == "experts":
-        raise ConfigError("experts: goes with --task generate", key="offload")
+        raise ConfigError("experts: needs --task generate", key="offload")
     if text not in ("none", "optimizer", "all"):
         raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
     return text
@@ -461,14 +463,14 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
     moved = job.offload not in (None, "none")
     hosted = job.activation_offload or "none"
     if job.offload_to is not None and not moved:
-        raise ConfigError("goes with --offload optimizer or all", key="offload_to")
+        raise ConfigError("needs --offload optimizer or all", key="offload_to")
     if job.pin_memory is not None and not moved and hosted == "none":
-        raise ConfigError("goes with --offload or --activation-offload", key="pin_memory")
+        raise ConfigError("needs --offload or --activation-offload", key="pin_memory")
     if "checkpoints" in hosted.split(",") and not whole:
-        raise ConfigError("checkpoints: goes with --recompute full", key="activation_offload")
+        raise ConfigError("checkpoints: needs --recompute full", key="activation_offload")
     nvme = job.offload_to == "nvme"
     if job.nvme_bandwidth is not None and not nvme:
-        raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
+        raise ConfigError("needs --offload-to nvme", key="nvme_bandwidth")
     link = host_link(bandwidth(job.host_link, "host_link"), card)
     if job.host_link is None and card is not None and (moved or hosted != "none"):
         assumed["--host-link"] = (
@@ -517,7 +519,7 @@ def _around(job: Job, stages: int) -> Around:
     """Return what happens between the steps. Raises `ConfigError` or `NotModelled`."""
     for name in ("eval_batches", "generate"):
         if getattr(job, name) is not None and job.eval_batch is None:
-            raise ConfigError("goes with --eval-batch", key=name)
+            raise ConfigError("needs --eval-batch", key=name)
     if stages > 1 and (job.eval_batch is not None or job.save == "full"):
         raise NotModelled("evaluation, generation and full checkpoints over pipeline stages")
     return Around(
@@ -576,10 +578,10 @@ def _ragged(
     flash = kind.kernels.attention == "flash"
     if lengths is None:
         if job.padding is not None:
-            raise ConfigError("goes with --lengths", key="padding")
+            raise ConfigError("needs --lengths", key="padding")
         return {}
     if job.padding == "free" and not flash:
-        raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
+        raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
     how = job.padding or ("free" if flash else "dynamic")
     if job.padding is None:
         assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"

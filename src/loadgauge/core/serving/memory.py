@@ -191,7 +191,10 @@ def largest_batch(
     gpu: Gpu,
     held: Callable[[Inference], Drafted] = lambda asked: UNAIDED,
 ) -> int:
-    """Return the most sequences whose memory the card holds, its upper end too; 0 where not even one fits. held: of a draft"""
+    """Return the largest batch whose memory fits the card, upper end included; 0 where not even one sequence fits.
+
+    held: the memory of speculation at a batch: a draft model or MTP heads
+    """
 
     def fits(batch: int) -> bool:
         of = msgspec.structs.replace(asked, batch=batch)

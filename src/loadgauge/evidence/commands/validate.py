@@ -84,7 +84,7 @@ def _operators(*, as_json: bool, alone: bool) -> int:
     from loadgauge.evidence.validate.operators import scores
 
     if not alone:
-        raise click.UsageError("--operators goes with --json alone: its measurements come with loadgauge")
+        raise click.UsageError("--operators needs --json alone: its measurements come with loadgauge")
     found = scores()
     if as_json:
         from loadgauge.core.text.table import document

@@ -289,4 +289,6 @@ def _of_steps(searched: str, options: dict[str, Any], question: str) -> None:
     """Refuses options of a fleet where only steps are asked about, and no layout was searched by goodput."""
     stated = [name for name in options if name not in ("runs", "seed")]
     if stated and not searched:
-        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=stated[0])
+        raise ConfigError(
+            f"does not affect {question}, which is about steps without failures; leave it out", key=stated[0]
+        )

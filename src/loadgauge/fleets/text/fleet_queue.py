@@ -34,7 +34,7 @@ def queue(file: str, model: str | None, flags: dict[str, Any], options: dict[str
     common = {name: value for name, value in flags.items() if value is not None and name in fields()}
     size = common.pop("gpus", None) or stated
     if size is None:
-        raise ConfigError("is needed: those of the whole fleet", key="gpus")
+        raise ConfigError("is missing: the GPUs of the whole fleet, such as gpus = 1024", key="gpus")
     wants = [_want(number, dict(job), model, common, options, file) for number, job in enumerate(jobs)]
     packed, grown = pack(wants, size), [pack(wants, int(size * factor)) for factor in MORE]
     return Answer(

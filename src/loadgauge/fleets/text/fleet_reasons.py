@@ -188,7 +188,7 @@ def reason(result: Fleet, topic: str) -> Reason:
                 lines=lines,
             )
         if result.price is None:
-            raise ConfigError("goes with --price, that of a GPU-hour", key="explain")
+            raise ConfigError("needs --price, that of a GPU-hour", key="explain")
         lines += (
             line(
                 "Money",

@@ -168,7 +168,7 @@ def _gpus() -> Idea:
         hosts = keys.whole(nodes) or 1
         several = keys.given.get("gpus", per_node * hosts) > 1
         if several and keys.has("quantize"):
-            raise keys.wrong("quantize", "goes with one GPU; LitGPT does not run it on several")
+            raise keys.wrong("quantize", "needs one GPU; LitGPT does not run it on several")
         facts: Facts = {
             "gpus": per_node * hosts,
             "zero": 3 if several else 0,
@@ -233,7 +233,7 @@ def _precision() -> Idea:
         name = keys.word(key)
         if name is None:
             if keys.has("quantize"):
-                raise keys.wrong("quantize", "goes with a precision such as bf16-true; the usual bf16-mixed cannot")
+                raise keys.wrong("quantize", "needs a precision such as bf16-true; the usual bf16-mixed cannot")
             return {"precision": "bf16-autocast"}
         if name not in RECIPES:
             raise keys.wrong(key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")

@@ -85,7 +85,7 @@ def _adapter() -> Idea:
     def read(keys: Keys) -> Facts:
         how = keys.choice(kind, METHODS) or "lora"
         if how == "full" and keys.whole(bits) is not None:
-            raise keys.wrong(bits, "goes with finetuning_type lora, not with full")
+            raise keys.wrong(bits, "needs finetuning_type lora, not full")
         if how == "full":
             return {"lora_rank": 0, "qlora": False}
         if how == "oft" and keys.whole(size, minimum=0):

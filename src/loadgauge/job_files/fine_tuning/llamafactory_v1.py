@@ -119,7 +119,7 @@ def _adapter() -> Idea:
             facts = inner.read(keys) | (base.read(keys) if quantises(keys) else {"qlora": False}) | beside.read(keys)
             return facts | {"lora_targets": facts["lora_targets"] or "all"}
         if quantises(keys):
-            raise keys.wrong(QUANTISED, "goes with peft_config.name lora")
+            raise keys.wrong(QUANTISED, "needs peft_config.name lora")
         return {"lora_rank": 0, "qlora": False}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def answers(batches: Callable[[Keys, int], Batches] = of_ranks, *, on: bool = Fa
         if kind is None:
             other = next((key for key in (samples_of, reward, teacher) if keys.has(key)), None)
             if other is not None:
-                raise keys.wrong(other, "is of a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
+                raise keys.wrong(other, "needs a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
             return {}
         rounds = keys.whole(ACCUMULATED) or 1
         facts: Facts = lengths_of(keys) | {"samples": 1}

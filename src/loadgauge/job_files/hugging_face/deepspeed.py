@@ -69,10 +69,10 @@ def zero(prefix: str = "") -> Idea:
         moved = keys.choice(state, spelled) or keys.flag(old)
         if keys.choice(param, spelled) or keys.flag(older):
             if number != 3:
-                raise keys.wrong(param, f"goes with stage 3, not with {number or 0}")
+                raise keys.wrong(param, f"needs stage 3, not {number or 0}")
             return {"zero": number, "offload": "all", **beside(keys)}
         if moved and not number:
-            raise keys.wrong(state, "goes with stages 1 to 3")
+            raise keys.wrong(state, "needs stages 1 to 3")
         part = keys.real(share)
         if moved and part is not None and part != 1:
             if not 0 <= part < 1:

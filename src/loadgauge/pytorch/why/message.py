@@ -188,7 +188,7 @@ def ordinary_idle() -> float:
 
 
 def tells_of_memory(text: str) -> bool:
-    """Return whether a text has an error of memory that ran out, with figures or without.
+    """Return whether a text reports an out-of-memory error, with figures or without.
 
     >>> tells_of_memory("CUDA error: out of memory"), tells_of_memory("loss 2.3")
     (True, False)

@@ -72,7 +72,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         if key not in ("every", "layers", "group") or not number.isdecimal() or not 1 <= int(number) <= 100_000:
             raise ConfigError(f"cannot read {text!r}; known options: every=N, layers=N, group=N", key="recompute")
         if mode != "full":
-            raise ConfigError(f"{key}= goes with full, not with {mode}", key="recompute")
+            raise ConfigError(f"{key}= needs full, not {mode}", key="recompute")
         return cls(mode="full", **{key: int(number)})  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -472,7 +472,7 @@ def _of_schedule(layout: Layout, model: ModelSpec) -> Iterator[str]:
             yield "the interleaved schedule needs pp > 1 and vpp > 1"
         yield from _uneven(batches, stages, "micro-batches over pp (interleaved schedule)")
     elif layout.vpp > 1:
-        yield f"vpp = {layout.vpp} goes with the interleaved schedule, not with {name}"
+        yield f"vpp = {layout.vpp} needs the interleaved schedule, not {name}"
     if name == "dualpipe" and (stages % 2 or batches % 2):
         yield f"dualpipe needs an even number of stages and of micro-batches, got {stages} and {batches}"
     if name in ("dualpipe", "dualpipev") and batches < 2 * stages:

@@ -261,7 +261,7 @@ def seeing(
     if job.pictures is None and job.video is None:
         for name in ("tower", "max_pixels"):
             if getattr(job, name) is not None and not file:  # a tool's file says it whatever its data is
-                raise ConfigError("goes with --pictures or --video", key=name)
+                raise ConfigError("needs --pictures or --video", key=name)
         return model
     if model.own.library:
         return model  # its latents are of these sizes
@@ -274,7 +274,7 @@ def seeing(
             "pictures over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
         )
     if job.tower == "adapters" and not job.adapts:
-        raise ConfigError("adapters: goes with --lora-rank or --qlora", key="tower")
+        raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )

@@ -40,7 +40,7 @@ class Swept(Answer, frozen=True, kw_only=True):
 
     def plot(self, file: Path, figure: str) -> None:
         if figure != "all":
-            raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
+            raise ConfigError("works for one estimate; a sweep has one figure", key="figure")
         need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
 
 

@@ -440,11 +440,11 @@ class Family(Written):
         return self._made[key]
 
     def embedding(self, view: View) -> Layer:
-        """Return what runs before the first block."""
+        """Return the recorded operations before the first block."""
         return self._layer(view, ENTRY)
 
     def head(self, view: View) -> Layer:
-        """Return what runs after the last block, loss included."""
+        """Return the recorded operations after the last block, loss included."""
         return self._layer(view, EXIT)
 
     def block(self, kind: int, view: View) -> Layer:
