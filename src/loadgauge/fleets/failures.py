@@ -150,7 +150,7 @@ def span(text: str, key: str) -> Span:
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run goes on after a failure [s].
+    """Times of a run's recovery from a failure [s].
 
     detect: until it is noticed; diagnose: until the host is known; swap: until a spare is in its place; restart: until all
     processes are connected, beside reading the checkpoint; warm: lost until steps are as fast as before

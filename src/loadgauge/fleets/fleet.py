@@ -58,7 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hosts_of(text: str, gpus: int, node: int) -> int:
-    """Return how many spare hosts are meant: a number of them, or a share of the job's GPUs. Raises `ConfigError`.
+    """Return the number of spare hosts: a number of them, or a share of the job's GPUs. Raises `ConfigError`.
 
     >>> hosts_of("2%", 16384, 8), hosts_of("20", 16384, 8), hosts_of("0", 8, 8)
     (41, 20, 0)
@@ -171,7 +171,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def load(self) -> tuple[Load, ...]:
-        """How busy each tier is in a step."""
+        """Load of each tier in a step."""
         return loads(self.estimate)
 
     def again(self, result: Estimate | None = None, runs: int | None = None, **changes: Any) -> Fleet:
@@ -244,7 +244,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def case(result: Estimate, tokens: str | float, options: Options) -> Case:
-    """Return what is simulated for an estimate; raises as `fleet` does."""
+    """Return the simulated case of an estimate; raises as `fleet` does."""
     time, cluster = result.time, result.cluster
     if time is None or cluster is None:
         raise NotStated(result.untimed or "a fleet needs a GPU whose step has a time")
@@ -313,7 +313,7 @@ def steady(result: Estimate, options: Options) -> float:
 
 
 def replicas_left(options: Options, gpus: int, node: int) -> Callable[[Size], Size]:
-    """Return what gives, for the GPUs of a replica, the share of the replicas that work on average: for many layouts at once."""
+    """Return a function from the GPUs of a replica to the mean share of replicas that work; it takes arrays."""
     run = Run(
         work=1.0,
         gpus=gpus,

@@ -1,4 +1,4 @@
-"""How busy each tier of a network is in a step, and how long its collectives take where they share it."""
+"""Load of each tier of a network in a step, and how long its collectives take where they share it."""
 
 from __future__ import annotations
 

@@ -128,13 +128,13 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
 
 
 def broken(run: Run) -> float:
-    """Return how many hosts are broken on average, while the job runs: those that break in the time of a repair."""
+    """Return the mean number of broken hosts, while the job runs: those that break in the time of a repair."""
     share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
     return run.gpus * run.failures.rate * share * run.recovery.repair
 
 
 def away(run: Run) -> float:
-    """Return how many hosts the job lacks on average where it goes on without them: a Poisson count, less the spares.
+    """Return the mean number of hosts that the job lacks where it goes on without them: a Poisson count, less the spares.
 
     >>> from loadgauge.fleets.failures import failures
     >>> round(away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3"))), 3)
@@ -151,7 +151,7 @@ def away(run: Run) -> float:
 
 
 def without_a_spare(mean: float, spares: int) -> float:
-    """Return how often a failure finds no spare where the job then stands still: Erlang's loss formula (source: erlang1917).
+    """Return the share of failures that find no spare where the job then stands still: Erlang's loss formula (source: erlang1917).
 
     >>> round(without_a_spare(2.0, 1), 4), without_a_spare(2.0, 0)
     (0.6667, 1.0)

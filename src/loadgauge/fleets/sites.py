@@ -31,7 +31,7 @@ OPTIONS = ("inner_steps", "between", "delta_bits", "sparse", "stale", "site_spee
 
 
 class Sites(msgspec.Struct, frozen=True, kw_only=True):
-    """How sites train together.
+    """Ways that sites train together.
 
     sites: how many; inner_steps: steps between exchanges; between: bandwidth from each site to the others [byte/s]
     bits: of a change; sent: share of the changes that is sent; stale: whether the exchange runs beside the next steps
@@ -152,7 +152,7 @@ def resized(result: Estimate, layout: Layout) -> Cluster:
 
 
 def local(result: Estimate, sites: Sites) -> Local:
-    """Return what local training on sites takes, from the estimate of the whole job on one site.
+    """Return the time and traffic of local training on sites, from the estimate of the whole job on one site.
 
     Raises `LayoutError` where its data-parallel ranks are not whole sites.
     """
@@ -203,7 +203,7 @@ class Across(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def across(result: Estimate, sites: Sites) -> tuple[Across, ...]:
-    """Return what one job takes whose replicas (HSDP) or whose pipeline stages are split over the sites, on its own steps.
+    """Return the traffic of one job whose replicas (HSDP) or whose pipeline stages are split over the sites, on its own steps.
 
     HSDP: gradients are reduced inside a site first, and each site sends 2 (s - 1)/s of them once a step, under the backward of the
     last micro-batch. Pipeline: activations and their gradients cross s - 1 borders, once for each micro-batch of every replica.

@@ -21,13 +21,13 @@ from loadgauge.train.layers.boundaries import Boundaries, Rows
 FLAT_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Keys of a flat batch as transformers names them; an enabled model takes them out of the call."""
 OTHER_SENSES = ("pixel_", "image_", "video_", "audio_", "input_features")
-"""How the names of inputs begin that bring tokens, or masks, which flat text knows nothing of."""
+"""Prefixes of the names of inputs that bring tokens, or masks, which flat text knows nothing of."""
 CACHES = ("past_key_values", "cache_params", "layer_past", "state")
 
 
 @dataclass
 class Wiring:
-    """How boundaries travel through one model.
+    """Way that boundaries travel through one model.
 
     `carrier`: "mask" (marks as attention mask), "mapping" (the same, by layer type), "positions" (layers see positions only).
     `by_argument`: cumulated lengths are also given as `cu_seq_lens_q`, for token mixers. `from_top`: the whole model must

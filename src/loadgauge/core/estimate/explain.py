@@ -150,7 +150,7 @@ def _weights(ledger: Ledger, _: str) -> dict[str, Any]:
 
 
 def _parameters(ledger: Ledger) -> str:
-    """How the parameters of the rank add up."""
+    """Sums of the rank's parameters."""
     memory, stage = ledger.memory, ledger.stage
     layers: dict[Key, int] = {}
     for (kind, _), count in ledger.counts.items():

@@ -129,7 +129,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """Return what is not counted, a sentence each: what was asked for and is not modelled, then why there is no time."""
+        """Return the costs that are not counted, a sentence each: requests that are not modelled, then why there is no time."""
         untimed = (f"time and network: {self.untimed}",) if self.untimed else ()
         return (*self.unmodelled, *untimed, *self.left_out)
 

@@ -308,14 +308,14 @@ def _tells_apart(feature: str, described: list[dict[str, str]]) -> bool:
 
 
 def _trained(block: Block) -> str:
-    """Return what of a block is trained, where it is not all of it."""
+    """Return the trained part of a block, where it is not all of it."""
     if block.trained is None:
         return "trained weights"
     return "a part of its weights trained" if block.trained else "frozen weights"
 
 
 def _features(block: Block) -> dict[str, str]:
-    """Return what may tell one block from another, in words."""
+    """Return the features, in words, by which blocks may differ."""
     mixer, mlp = block.attention, block.mlp
     window = getattr(mixer, "sliding_window", None)
     plain = mixer is None or isinstance(mixer, Attention | LatentAttention)

@@ -300,7 +300,7 @@ def config_of(file: str) -> Any:
 
 
 def _stored(content: Any) -> str:
-    """How a checkpoint is quantised, by its `quantization_config`; empty where it is not, and for MXFP4, which is the model's
+    """Quantisation of a checkpoint, by its `quantization_config`; empty where it is not, and for MXFP4, which is the model's
     own format."""
     quantization = content.get("quantization_config") if isinstance(content, dict) else None
     if not isinstance(quantization, dict):

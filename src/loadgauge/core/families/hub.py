@@ -13,7 +13,7 @@ from loadgauge.core.base.errors import ConfigError, first_line
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 """Owner and name."""
 SECONDS = 5.0
-"""How long the hub may take to answer."""
+"""Seconds that the hub may take to answer."""
 LARGEST = 1_000_000
 """Bytes of a config.json from the hub."""
 ALLOWED = "LOADGAUGE_HUB"

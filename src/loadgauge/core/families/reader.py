@@ -66,7 +66,7 @@ REMARKS = {
 
 @functools.cache
 def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """Return what transformers' configuration class of a family declares: each key and its default; empty where it has none.
+    """Return the declarations of a family's configuration class in transformers: each key and its default; empty where it has none.
 
     From `data/family_defaults.json`, which `tools/family_defaults.py` writes.
 

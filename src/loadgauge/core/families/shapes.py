@@ -295,7 +295,7 @@ def _choices(family: str, size: float, sizes: Mapping[str, int]) -> Iterator[_Ch
 
 
 def _odd(layers: int, heads: int, hidden: int) -> float:
-    """Return what speaks against sizes that no tensor or pipeline parallelism divides well, on the scale of a logarithm."""
+    """Return the penalty of sizes that no tensor or pipeline parallelism divides well, on the scale of a logarithm."""
     stages = 0.1 if layers % 2 else 0.05 if layers % 4 else 0.0
     ranks = next(penalty for by, penalty in ((8, 0.0), (4, 0.1), (2, 0.2), (1, 0.4)) if heads % by == 0)
     return stages + (ranks if hidden >= 2048 else ranks / 4)

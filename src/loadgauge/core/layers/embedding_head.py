@@ -142,7 +142,7 @@ def mask_bytes(model: ModelSpec, view: View) -> Size:
 
 
 def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:
-    """Return what a multi-token prediction module puts before its block (source: deepseek2024v3, equation 21).
+    """Return the operations that a multi-token prediction module has before its block (source: deepseek2024v3, equation 21).
 
     The next token's embedding, from the model's own table, and the hidden state each pass a norm; a matrix of 2h x h
     makes one of the two. `holds_table`: count that table here too, as a stage does which does not have the embedding.

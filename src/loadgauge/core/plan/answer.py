@@ -55,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"<Plan of {self.setup.model.name}: {self.best.flags()}>"
 
     def __str__(self) -> str:
-        """Return what `loadgauge plan` prints."""
+        """Return the text that `loadgauge plan` prints."""
         text: str = load("loadgauge.core.text.plan.plan:text")(self)
         return text
 

@@ -361,7 +361,7 @@ def _lost(best: Estimate) -> float:
 
 
 def _dominant(best: Estimate, changed: str = "adapter") -> str:
-    """Return what takes the most of a step of all communication that nothing hides, and over which link, in words."""
+    """Return the largest exposed communication of a step and its link, in words."""
     assert best.time is not None
     parts = best.time.parts
     component = max(COMMUNICATION, key=parts.__getitem__)

@@ -420,7 +420,7 @@ def _keys(job: Job) -> dict[str, tuple[Any, int]]:
 
 
 def _shape(job: Job) -> tuple[Any, ...]:
-    """Return what makes two candidates different in kind: the trainer's layout, the engine's ranks, the split."""
+    """Return the key by which two candidates differ in kind: the trainer's layout, the engine's ranks, the split."""
     return (job.placement, job.tp, job.pp, job.zero, Engine.parse(job.rollout or "vllm").tp)
 
 

@@ -238,7 +238,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def questions() -> dict[str, Field]:
-    """Return what each question of a plan may hold, by name.
+    """Return the allowed values of each question of a plan, by name.
 
     >>> questions()["top"].low, questions()["top"].high
     (1, 100)

@@ -146,7 +146,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def fitting(self) -> int:
-        """How many of the valid layouts fit as assumed: the memory of all of them, which the search did not need."""
+        """Number of valid layouts that fit as assumed: the memory of all of them, which the search did not need."""
         if self.counted is not None:
             return self.counted
         rooms = [(case.cluster.gpu.capacity, case.batches(None, untimed)) for case in self.cases]
@@ -158,7 +158,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def moved(self) -> int:
-        """How many of the best changed places with their exact estimates."""
+        """Number of the best that changed ranks with their exact estimates."""
         return self.ranked.moved
 
 
@@ -299,7 +299,7 @@ def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
 
 
 def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
-    """Return what is minimised, for each layout; it never falls where the time grows."""
+    """Return the quantity to minimise, for each layout; it never falls where the time grows."""
     if objective == "headroom":
         return memory - case.cluster.gpu.capacity
     gpus = case.space.gpus
@@ -314,7 +314,7 @@ def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
 
 
 def score(objective: Objective, case: Case, estimate: Estimate) -> float:
-    """Return what an objective minimises, for an exact estimate."""
+    """Return the quantity that an objective minimises, for an exact estimate."""
     if objective == "network":
         return carried(estimate)
     if objective == "goodput":

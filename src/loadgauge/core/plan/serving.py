@@ -192,7 +192,7 @@ class _Search:
         return self.tried[key]
 
     def of_layouts(self, every: Iterator[Job], sought: Sought | None) -> list[Choice]:
-        """Return what each layout can do: with the batch that is given, the largest, or those between."""
+        """Return the candidates of each layout: with the batch that is given, the largest, or those between."""
         rows: list[Choice] = []
         for layout in every:
             if sought == "seq-len":

@@ -1,4 +1,4 @@
-"""How long generated answers are: a distribution, from a few words or a file.
+"""Lengths of generated answers: a distribution, from a few words or a file.
 
 Lengths that a law would draw beyond the longest allowed are cut off there, as an engine does: they are that long.
 """

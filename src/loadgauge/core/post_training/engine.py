@@ -83,7 +83,7 @@ def on_card(
     longest: int,
     adapters: float = 0.0,
 ) -> Card:
-    """Return what an engine holds on its fullest rank.
+    """Return the memory of an engine on its fullest rank.
 
     sequences: of one replica in a step, unique: prompts among them; prompt, longest: tokens of a prompt and of the longest
         sequence; mean: of a sequence
@@ -220,7 +220,7 @@ def _kept(model: ModelSpec, engine: Engine, stage: Stage, tokens: int) -> tuple[
 
 
 def pool_bytes(utilization: float, capacity: float, weights: float, profile: float) -> float:
-    """Return what vLLM leaves for the cache [bytes]. profile: all else that it found in its first step"""
+    """Return the bytes that vLLM leaves for the cache. profile: all else that it found in its first step"""
     return utilization * capacity - weights - profile
 
 

@@ -72,7 +72,7 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return what it is made of, by role and part [bytes]."""
+        """Return its bytes by role and part."""
         return sums((f"{held.role} {held.part}", held.nbytes) for held in self.residents)
 
     def of(self, role: str) -> float:
@@ -130,7 +130,7 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def question(self) -> Question | None:
-        """Return what of a job file was not read and decides the verdict, with each of its answers; None where nothing does."""
+        """Return the unread key of a job file that decides the verdict, with each of its answers; None where nothing does."""
 
         def ends(change: float) -> Reading:
             return Reading(self.low + change, self.total + change, self.high + change)
@@ -139,7 +139,7 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        """Return what the fullest phase needs [bytes]."""
+        """Return the bytes that the fullest phase needs."""
         return self.worst.total
 
     @property
@@ -240,7 +240,7 @@ def _fullest(answers: Lengths, prompt: int, sequences: int) -> float:
 
 
 def engine_of(run: Run) -> Card:
-    """Return what the engine holds on a card, for its share of a step's prompts."""
+    """Return the memory of the engine on a card, for its share of a step's prompts."""
     assert run.engine is not None
     sequences, model = run.sequences, run.trained.model
     unique = -(-sequences.prompts // run.replicas)

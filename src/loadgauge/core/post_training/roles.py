@@ -152,7 +152,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replicas_of(engine: Engine, placement: Placement) -> int:
-    """Return how many replicas the rollout's GPUs hold. Raises `LayoutError` where they are not whole ones.
+    """Return the number of replicas on the rollout's GPUs. Raises `LayoutError` where they are not whole ones.
 
     >>> replicas_of(Engine.parse("vllm:tp=2"), Placement(trainer=8))
     4

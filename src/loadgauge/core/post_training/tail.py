@@ -1,4 +1,4 @@
-"""How long answers of unequal lengths take: fewer run as they end, those that wait take their places, the longest is last.
+"""Time of answers of unequal lengths: fewer run as they end, those that wait take their places, the longest is last.
 
 Sequences start when a slot is free and run as many steps as their answer has tokens. In the mean over lengths, a(t) of them run at
 step t, from the starts s(t) before it: a(t) = sum over u of s(u) S(t - u), with S the share of answers that are longer; completions

@@ -87,7 +87,7 @@ def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
 
 
 def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[str, str]) -> Lora:
-    """Return what a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
+    """Return the weights that a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
     name = job.adapter or ""
     listed = TUNERS[name]
     where = FRAMEWORKS.get(framework)
@@ -325,7 +325,7 @@ ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to
 
 
 def usual_upcast(lora: Lora, framework: Framework) -> str:
-    """Return what a framework casts to float32 before training where nothing is said: all that is not quantised, or none.
+    """Return the weights that a framework casts to float32 before training by default: all that is not quantised, or none.
 
     >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"]) for base in (True, False)]
     ['all', 'none']
@@ -337,7 +337,7 @@ def usual_upcast(lora: Lora, framework: Framework) -> str:
 
 
 def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
-    """Return what is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
+    """Return the weights that are cast to float32 before training: those of PEFT's preparation, unless the job states others."""
     framework = FRAMEWORKS.get(name)
     peft = framework is not None and framework.peft
     # DeepSpeed's engine casts the whole model to 16 bits: DoRA runs in these, and nothing is left of what PEFT cast.
@@ -363,7 +363,7 @@ def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
 
 
 def _others(model: ModelSpec, framework: str) -> frozenset[str]:
-    """Return what PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
+    """Return the modules that PEFT adapts where they are named: embedding, head, the matrices of experts."""
     record = FRAMEWORKS.get(framework)
     if record is None or not record.peft or record.fused_adapters or model.head.kind != "lm":
         return frozenset()

@@ -289,7 +289,7 @@ def _belongs(job: Job, task: Task) -> None:
 
 
 def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
-    """Return what a step trains on; of tasks that generate nothing, sequences as they are in the data."""
+    """Return the sequences that a step trains on; of tasks that generate nothing, sequences as they are in the data."""
     if not task.rollout:
         return Sequences(prompts=1, samples=1, prompt=0, answers=Lengths.of([job.seq_len or 1]))
     values: dict[str, Any] = {}

@@ -304,7 +304,7 @@ def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
 
 
 def no_bf16(card: Gpu) -> str:
-    """Return what is said of bf16 on a GPU that has none."""
+    """Return the remark on bf16 for a GPU without it."""
     return (
         f"bf16 on {card.name}, which has none (compute capability {card.compute_capability}, below 8.0): PyTorch emulates it"
         " at the price of time and memory, and libraries may refuse it; --precision fp16 is the usual choice there"
@@ -455,7 +455,7 @@ def _offload(text: str) -> Any:
 
 
 def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
-    """How what is off the card is kept. Raises `ConfigError`."""
+    """Return the storage of tensors that are off the card. Raises `ConfigError`."""
     whole = (job.recompute or _recompute(job, file)[0]).partition(":")[0] == "full"
     if job.activation_offload is None and whole and _offloads_checkpoints(job):
         job = job.replace(activation_offload="checkpoints")
@@ -516,7 +516,7 @@ def _runs(kind: Training, layout: Layout) -> None:
 
 
 def _around(job: Job, stages: int) -> Around:
-    """Return what happens between the steps. Raises `ConfigError` or `NotModelled`."""
+    """Return the evaluation and saving between the steps. Raises `ConfigError` or `NotModelled`."""
     for name in ("eval_batches", "generate"):
         if getattr(job, name) is not None and job.eval_batch is None:
             raise ConfigError("needs --eval-batch", key=name)

@@ -58,7 +58,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Says whether nothing is said of what communication hides, and runs of this size differ in that."""
 
     def on_host(self, result: Estimate) -> float:
-        """Return what the GPUs of a node keep in its memory, each as much as the fullest rank, with a gathered state [bytes]."""
+        """Return the bytes in a node's memory: each GPU as much as the fullest rank, and a gathered state while it is saved."""
         per_node = 8 if self.cluster is None else self.cluster.gpus_per_node
         ranks, saving = min(self.layout.gpus, per_node), result.memory.saving
         each = self.training.around.save == "sharded"

@@ -108,7 +108,7 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
 
 
 def chosen_by(words: str, everything: set[T], find: Callable[[str], set[T]]) -> set[T]:
-    """Return what words of `--train` choose of everything. Raises `ConfigError` where that is nothing, and as `find` does.
+    """Return the parts that words of `--train` choose. Raises `ConfigError` where that is nothing, and as `find` does.
 
     find: what one word names
 
@@ -304,7 +304,7 @@ def _matching(pattern: re.Pattern[str], model: ModelSpec, parts: list[Part]) -> 
 
 
 def after_share(word: str, sizes: Sequence[int]) -> int:
-    """Return how many weights a word such as `frozen:0.8` freezes, which are the first of a share of all elements. Raises
+    """Return the number of weights that a word such as `frozen:0.8` freezes, which are the first of a share of all elements. Raises
     `ConfigError`. sizes: elements of each weight (source: ms-swift, `freeze_parameters`)
 
     >>> after_share("frozen:0.6", [9, 4, 4])

@@ -179,7 +179,7 @@ class Server:
         self._prompts: dict[tuple[int, int], float] = {}
 
     def work(self, batch: int, context: Size) -> Work:
-        """Return what a rank does for one more token of `batch` sequences of its attention, all stages together."""
+        """Return the work of a rank for one more token of `batch` sequences of its attention, all stages together."""
         asked = msgspec.structs.replace(self.asked, batch=batch)
         sums = dict.fromkeys(SUMS, 0.0)
         view = of_token(self.model, asked, context)
@@ -391,7 +391,7 @@ def serve(server: Server, requests: int, prompt: int, answer: int, slots: float 
 
 
 def load_of(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Load:
-    """Return what a server is under. A step's time is taken as a line through that of all that run and that of half of them."""
+    """Return the load of a server. A step's time is taken as a line through that of all that run and that of half of them."""
     ranks = server.asked.attentions
     running = max(1, round(min(float(requests), slots or requests)))
     context = prompt + answer / 2
@@ -417,8 +417,8 @@ def load_of(server: Server, requests: int, prompt: int, answer: int, slots: floa
 def slots_of(
     server: Server, weights: float, prompt: int, answer: int, utilization: float = 0.9, beside: float = 2e9
 ) -> float | None:
-    """Return how many sequences the cache holds, on a card of which `utilization` may be used; None where it holds not one: such
-    a server does not start, and memory says so.
+    """Return the number of sequences that the cache holds on a card of which `utilization` may be used; None below one, with which
+    no server starts.
 
     weights: bytes of a rank; beside: bytes of activations and of what lies outside PyTorch. Some engines hold back the cache of
     whole answers, others that of what is there, half an answer in the mean (`EngineRates.reserved`).

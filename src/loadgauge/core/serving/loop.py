@@ -17,7 +17,7 @@ ROUNDS = 10
 """Requests that are measured, over those at once: what benchmarks of servers ask for (vLLM's `benchmark_serving`, ten prompts for
 each of `--max-concurrency`); the first of them wait for one another."""
 SPREAD = 0.1
-"""How far a length lies from the mean at most, of it."""
+"""Largest distance of a length from the mean, as a share of the mean."""
 BUDGET = 8192
 """Tokens of prompts that a step reads at most: vLLM's and TensorRT-LLM's default for servers on large cards, and SGLang's chunk."""
 MOST = 512

@@ -53,7 +53,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return what it is made of [bytes]."""
+        """Return its bytes by part."""
         own = {name: getattr(self, name) for name in ("weights", "cache", "activations", "logits")}
         return own | self.beside | {"outside": self.outside}
 
@@ -119,7 +119,7 @@ def memory(
 
 
 def captured(sequences: int) -> int:
-    """Return how many sizes of batch vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
+    """Return the number of batch sizes that vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
 
     >>> captured(256), captured(4)
     (67, 4)

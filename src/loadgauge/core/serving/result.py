@@ -111,7 +111,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """Return what the times leave out."""
+        """Return the costs that the times leave out."""
         if self.asked.task == "quantise":
             return ("time, embedding and head, which stay in 16 bits off the card, and what is read of the disk",)
         return NOT_COUNTED if self.served is None else (OF_SERVER,)

@@ -54,7 +54,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(operation: Operation) -> str:
-    """Return what an operation's time is counted under: `dense`, `experts`, `attention` or `rest`."""
+    """Return the class that an operation's time counts in: `dense`, `experts`, `attention` or `rest`."""
     if operation.kind == "attention":
         return "attention"
     if not operation.gemms:

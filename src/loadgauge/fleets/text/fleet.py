@@ -24,7 +24,7 @@ from loadgauge.fleets.text.fleet_reasons import reason
 from loadgauge.fleets.what_if import FEW, Change, best_interval, best_spares, changed, most_oversubscription
 
 SLACK = 0.01
-"""How much more time the most oversubscription, or the most sites, may take."""
+"""Extra time that the most oversubscription, or the most sites, may cost."""
 
 
 def _chosen(job: Job, options: dict[str, Any]) -> tuple[Estimate, dict[str, str], str]:

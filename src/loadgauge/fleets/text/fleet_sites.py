@@ -59,7 +59,7 @@ def _plain(local: Local) -> dict[str, Any]:
 
 
 def split(result: Estimate, options: dict[str, Any], searched: str, job: Job, assumed: dict[str, str]) -> Answer:
-    """Return what a run takes on the sites of the flags."""
+    """Return the run on the sites that the flags state."""
     asked = _read(result, options)
     here, others, tokens = local(result, asked), list(across(result, asked)), parse_count(job.tokens or "", "tokens")
     days = tokens / here.tokens_per_second / DAY

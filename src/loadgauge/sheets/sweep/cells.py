@@ -191,7 +191,7 @@ def lost(cell: Cell) -> Row:
 
 
 def _inputs(cell: Cell) -> Row:
-    """Return what a cell asks, as columns."""
+    """Return the questions of a cell, as columns."""
     row: Row = {"cell": cell.key, "loadgauge": __version__, "objective": "time"}
     for name, value in _given(cell.words).items():
         field = _asked().get(name)

@@ -156,7 +156,7 @@ def leaders(rows: Iterable[Row]) -> list[Row]:
 
 
 def _score(row: Row) -> tuple[float, float]:
-    """Return what is least for the best; a cell without a price comes after all that have one."""
+    """Return the quantity that is least for the best; a cell without a price comes after all that have one."""
     speed = -float(row["tokens_per_second_per_gpu"])
     if row["objective"] == "money":
         cost = row.get("cost_per_billion_tokens")

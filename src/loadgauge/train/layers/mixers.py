@@ -27,7 +27,7 @@ from loadgauge.train.layers.masks import MaskFunction, Reach, reach_of
 
 @dataclass
 class Convention:
-    """How one mixer's arguments follow the tokens, by name; a tuple of tensors holds one rule for each of its leaves."""
+    """Rules by which one mixer's arguments follow the tokens, by name; a tuple of tensors holds one rule for each of its leaves."""
 
     rules: dict[str, list[tuple[str, int]]]
     masks: dict[str, tuple[str, Tensor, Reach]]

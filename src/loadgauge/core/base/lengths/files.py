@@ -23,7 +23,7 @@ IDS = "input_ids"
 COUNTS = ("count", "counts")
 """The other column of a histogram of two: how many sequences are so long."""
 TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-"""How Parquet files, Arrow files and Arrow streams begin."""
+"""First bytes of Parquet files, Arrow files and Arrow streams."""
 
 Counted = Iterator[tuple[int, int]]
 

@@ -180,7 +180,7 @@ def chip_of(card: Gpu) -> str:
 
 @functools.cache
 def efficiencies(gpu: str) -> Efficiencies:
-    """Return what the kernels of a GPU achieve, by its id; of one without a file of its own, by rule. Raises `ConfigError`.
+    """Return the measured efficiencies of a GPU's kernels; those of a rule where it was not measured. Raises `ConfigError`.
 
     >>> efficiencies("no-such-gpu").basis, efficiencies("t4").multiprocessors, efficiencies("h100-sxm5-80gb").basis
     ('assumed', 40, 'measured')
@@ -212,7 +212,7 @@ LEAST_POWER, MOST_POWER = 0.4, 1.15
 
 
 def of_cluster(cluster: Cluster) -> Efficiencies:
-    """Return what the kernels of a cluster's GPUs achieve: those measured there, at the power that somebody measured there.
+    """Return the efficiencies of the kernels of a cluster's GPUs: those measured there, at the power that somebody measured there.
 
     Raises `ConfigError` for a sustained rate that no long 16-bit product of such a GPU has.
     """
@@ -279,7 +279,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
 
 
 def _held_back(card: Gpu) -> float:
-    """How many times as fast the tensor cores of the chip could be, where they are held back by design; else 1."""
+    """Factor by which the chip's tensor cores are slowed by design; else 1."""
     peak = card.peaks.bf16 or card.peaks.fp16
     whole = WHOLE.get(chip_of(card), 0.0) * (card.multiprocessors or 0)
     spare = whole / peak.value if peak is not None else 0.0

@@ -14,7 +14,7 @@ ALONE = ("unified", "laptop")
 
 
 def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
-    """Return how many GPUs the fast link joins: those of a rack (72) whatever the node, else at most those of one node.
+    """Return the number of GPUs that the fast link joins: those of a rack (72) whatever the node, else at most those of one node.
 
     >>> from loadgauge.core.definitions.hardware.hardware import gpu
     >>> domain_of(gpu("gb200-nvl72"), 4), domain_of(gpu("h100-sxm5-80gb"), 4), domain_of(gpu("rtx4090"), None)
@@ -31,7 +31,7 @@ def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
 
 
 def evenly(gpus: int, domain: int) -> int:
-    """Return how many GPUs of each domain a job uses: it fills all its racks equally, 64 of 72 for 256 GPUs.
+    """Return the number of GPUs of each domain a job uses: it fills all its racks equally, 64 of 72 for 256 GPUs.
 
     >>> evenly(256, 72), evenly(2048, 72), evenly(16, 72), evenly(73, 72)
     (64, 64, 16, 72)

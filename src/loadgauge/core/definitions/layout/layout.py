@@ -93,7 +93,7 @@ FULL_PIPE = 8
 """Micro-batches a stage with which a pipeline is full enough where no batch is stated: its bubble is below an eighth."""
 
 Padding = Literal["free", "dynamic", "max-length"]
-"""How sequences of unequal lengths are put in a micro-batch: without padding, padded to the longest of the micro-batch (the
+"""Ways to put sequences of unequal lengths in a micro-batch: without padding, padded to the longest of the micro-batch (the
 collators of transformers), or to the longest of all."""
 
 
@@ -192,7 +192,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copies(self) -> int:
-        """How often the pipeline holds the model: twice with DualPipe, once in each direction."""
+        """Copies of the model in the pipeline: twice with DualPipe, once in each direction."""
         return 2 if self.schedule == "dualpipe" else 1
 
     def layers_of(self, model: ModelSpec) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ FUSED = (frozenset({"query", "key", "value"}), frozenset({"output"}), frozenset(
 
 
 class BaseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How frozen base matrices are stored. `nbytes`: of an element, scales included; `words`: for a report.
+    """Storage of frozen base matrices. `nbytes`: of an element, scales included; `words`: for a report.
 
     `experts_only`: only the routed experts' matrices are stored so, and the rest stays in 16 bits.
     `keeps_input`: a product holds its input from forward to backward, though the matrix is frozen; `upcast`: PEFT casts

@@ -24,7 +24,7 @@ class Norm(msgspec.Struct, frozen=True):
     weight: bool = True
     bias: bool = False
     arithmetic: Literal["native", "float32", "written"] = "native"
-    """How transformers' module computes a layernorm: with PyTorch's operation, with it on a float32 copy of the input
+    """Form of a layernorm in transformers' module: with PyTorch's operation, with it on a float32 copy of the input
     (OLMo), or in operations written out in float32 (Cohere)."""
     gain_float32: bool = False
     """transformers' module multiplies by an RMSNorm's gain before it returns to 16 bits (OLMo 2, GPT-OSS, Helium)."""
@@ -77,7 +77,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     output_gate: bool = False
     """The sigmoid of a gate, made by the queries' matrix, multiplies the output of the heads (Qwen3-Next)."""
     gate_matrix: bool = False
-    """That gate comes from a matrix of its own (AFMoE)."""
+    """True where that gate comes from a matrix of its own (AFMoE)."""
     value_norm: Norm | None = None
     """A norm of each head's values (Gemma 4)."""
     keys_are_values: bool = False
@@ -184,7 +184,7 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
     gated_norm: bool = True
     """A norm of each group follows the gate; else the gate alone (Falcon-H1)."""
     norm_before_gate: bool = False
-    """That norm comes before the gate (Falcon-H1)."""
+    """True where that norm comes before the gate (Falcon-H1)."""
     hidden_act: str = "silu"
 
 
@@ -413,7 +413,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     per_layer_input: Size = 0
     """Channels of an embedding of the layer's own that gates its output (Gemma 4)."""
     streams: HyperConnections | AltUp | None = None
-    """How several residual streams meet; None: there is one."""
+    """Way that several residual streams are mixed; None: there is one."""
     shares_weights: bool = False
     """Its weights are those of an earlier layer (ALBERT), and counted there."""
     trained: frozenset[str] | None = None
@@ -429,7 +429,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """How a processor cuts pictures: into `tile` x `tile` pixels or as a whole, into patches, of which merge x merge are a token.
+    """Cutting of pictures: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token.
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches
@@ -562,7 +562,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own(self) -> Any:
-        """Return what its layers support: as a family writes them, or as they were captured (`own_code.Written`)."""
+        """Return the features that its layers support: as a family writes them, or as they were captured (`own_code.Written`)."""
         return WRITTEN if self.listed is None else self.listed
 
     @property
@@ -598,6 +598,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, mtp_layers=count, unused_keys=unread)
 
     def layer_counts(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-        """Return how many layers of each distinct block are in `start:stop`."""
+        """Return the number of layers of each distinct block in `start:stop`."""
         part = self.pattern[start:stop]
         return tuple(part.count(index) for index in range(len(self.blocks)))

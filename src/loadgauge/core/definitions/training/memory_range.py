@@ -1,4 +1,4 @@
-"""How far measured memory lies from what is predicted: the spread of published runs, and what the allocator holds idle.
+"""Distance of measured from predicted memory: the spread of published runs, and what the allocator holds idle.
 
 The figures are in `data/memory_range.toml`, which `make range` writes; each is of a class of stacks or of a kind of lengths,
 never of a run, a source or a model.

@@ -248,7 +248,7 @@ LOSS_LOGPROBS = Habit(
         Change("float32", "trl 1.0: trainer/utils.py, selective_log_softmax"),
     )
 )
-"""How TRL's trainers of preferences and policies make log-probabilities."""
+"""Way in which TRL's trainers of preferences and policies make log-probabilities."""
 
 UPCAST_SFT = Habit(
     (

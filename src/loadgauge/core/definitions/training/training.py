@@ -144,7 +144,7 @@ T = TypeVar("T")
 ON_THE_CARD = Host()
 """Nothing off the card but what `offload` names."""
 LOSSES = get_args(get_type_hints(Kernels)["loss"])
-"""How a loss may run: `Kernels.loss`."""
+"""Ways to run a loss: `Kernels.loss`."""
 
 
 IN_PIECES = ("float32", "plain")

@@ -117,7 +117,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, fewer=self.fewer + fewer, more=self.more + more)
 
     def reading(self, counter: Counter, allocated: float) -> Reading:
-        """Return what a counter shows where PyTorch has handed out `allocated` bytes at the peak.
+        """Return the reading of a counter where PyTorch has handed out `allocated` bytes at the peak.
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
         >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
@@ -153,7 +153,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def shown(self, allocated: Any) -> Any:
-        """Return what the allocator usually holds where it has handed out so many bytes (a number or an array)."""
+        """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""
         return allocated * (1 + self.held)
 
     def _range(self, allocated: float, idle: Share, beside: Assumed) -> Reading:

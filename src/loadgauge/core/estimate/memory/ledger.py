@@ -71,7 +71,7 @@ class Ledger:
 
     @cached_property
     def counts(self) -> dict[Key, int]:
-        """How many layers of each kind the stage has."""
+        """Number of layers of each kind on the stage."""
         return self.memory.counts(self.stage, self.stage.start, self.stage.stop)
 
     @property
@@ -265,7 +265,7 @@ class Ledger:
             yield self.entry("optimizer", label, nbytes, source=str(cite(optimizer.source)))
 
     def _moments(self, narrow: bool = True) -> str:
-        """Return what the optimizer holds for each parameter, in words; narrow: none is float32 beside 16-bit ones."""
+        """Return the optimizer's states for each parameter, in words; narrow: none is float32 beside 16-bit ones."""
         optimizer = self.training.optimizer
         if optimizer.factored:
             return "a row and a column of float32 for each matrix"
@@ -317,7 +317,7 @@ class Ledger:
 
     @cached_property
     def holdings(self) -> list[Holding]:
-        """Return what is in flight, chunk by chunk, then (negative) what layers do not hold of the current micro-batch."""
+        """Return the tensors in flight, chunk by chunk, then (negative) what layers do not hold of the current micro-batch."""
         if self.work is None:
             return []
         at_head = self.moment.phase.at_head

@@ -298,7 +298,7 @@ def _keepers(layer: Layer) -> tuple[dict[str, Tensor], dict[int, list[str]]]:
 
 
 def _remade(operations: tuple[Operation, ...], index: int, recompute: Recompute) -> list[Tensor]:
-    """Return what the backward of an operation needs and finds dropped: a checkpointed region runs again as one."""
+    """Return the dropped tensors that the backward of an operation needs: a checkpointed region runs again as one."""
     if not recompute:
         return []
     needed = list(operations[index].keeps)

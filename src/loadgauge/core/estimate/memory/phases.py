@@ -294,7 +294,7 @@ class StageAtWork:
         return Moment(name, phase, every, position, work, key, gone, point)
 
     def counts(self, start: int, stop: int) -> dict[Key, int]:
-        """Return how many layers of each kind, recomputed or not, are in `start:stop` of the stage."""
+        """Return the number of layers of each kind, recomputed or not, in `start:stop` of the stage."""
         return self.memory.counts(self.stage, start, stop)
 
     def point(self, doing: Pass, position: int | None = None) -> At:

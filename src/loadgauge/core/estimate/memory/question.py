@@ -87,7 +87,7 @@ class Question(msgspec.Struct, frozen=True):
         return len(self.choices) == 1
 
     def words(self) -> str:
-        """Return what decides, and what each answer comes to.
+        """Return the deciding choice, and the verdict of each of its values.
 
         >>> choices = [Choice("bfloat16", True, 2.0**30, 0, 0, "fits", {}), Choice("float32", False, 2.0**31, 0, 0, "tight", {})]
         >>> Question("--weights", tuple(choices)).words()

@@ -142,7 +142,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
     @property
     def terms(self) -> Kept:
-        """Return what all modules keep outside their heads, as a term of `ChunkBytes`."""
+        """Return the bytes that all modules keep outside their heads, as a term of `ChunkBytes`."""
         return Kept(End.PREDICTION, 1, self.kept, 1, self.waiting)
 
 
@@ -230,7 +230,7 @@ class MemoryModel:
         return self.view.input_gradients or reached
 
     def leaving(self, layer: Layer, recompute: Recompute) -> Leaving:
-        """Return what of a layer is in host memory between forward and backward."""
+        """Return the tensors of a layer that are in host memory between forward and backward."""
         return leaving(self.training.host.activations, layer, recompute, self.names)
 
     @property
@@ -385,14 +385,14 @@ class MemoryModel:
         return stage.repeated(self.layout.recompute, position)
 
     def counts(self, stage: Stage, start: int, stop: int) -> dict[Key, int]:
-        """Return how many layers of each kind, recomputed or not, are in `start:stop` of a stage."""
+        """Return the number of layers of each kind, recomputed or not, in `start:stop` of a stage."""
         key = stage.pattern, start - stage.start, stop - stage.start
         if key not in self._counts:
             self._counts[key] = stage.counts(self.layout.recompute, start, stop)
         return self._counts[key]
 
     def of_layers(self, counts: dict[Key, int]) -> ChunkBytes:
-        """Return what one micro-batch keeps in `counts` layers of each kind [bytes]."""
+        """Return the bytes that one micro-batch keeps in `counts` layers of each kind."""
         return ChunkBytes.of(tuple(self._kept(counts)))
 
     def _kept(self, counts: dict[Key, int]) -> Iterator[Kept]:
@@ -402,7 +402,7 @@ class MemoryModel:
             yield Kept(key, ceil_div(count, group) if key[1] else count, facts.kept, count, facts.waiting)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """Return what one micro-batch keeps on a chunk [bytes]: layers, shared tables, embedding, head, MTP modules."""
+        """Return the bytes that one micro-batch keeps on a chunk: layers, shared tables, embedding, head, MTP modules."""
         terms = [*self._kept(self.counts(stage, chunk.start, chunk.stop)), Kept(End.SHARED, 1, self.shared, 0, 0)]
         head: Size = 0
         head_waiting: Size = 0
@@ -418,7 +418,7 @@ class MemoryModel:
         return ChunkBytes.of(tuple(terms), head, head_waiting)
 
     def idle(self, stage: Stage, chunk: Chunk) -> tuple[Kept, ...]:
-        """Return what the first layer does not keep, as nothing before it is trained; one that runs again keeps its input."""
+        """Return the tensors that the first layer need not keep, as nothing before it is trained; rerun, it keeps its input."""
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
             return ()
         key = self.key(stage, chunk.start)

@@ -93,7 +93,7 @@ STAYS = Leaving()
 
 
 def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str]) -> Leaving:
-    """Return what leaves the card. words: see `Host.activations`; model: names of all its operations
+    """Return the tensors that leave the card. words: see `Host.activations`; model: names of all its operations
 
     Raises `ConfigError` for an unknown word.
     """

@@ -127,7 +127,7 @@ class Family(NamedTuple):
     chunks: int  # 0: the user's choice
     splits_backward: bool
     shape: Literal["line", "v", "both"] = "line"
-    """How chunks lie on the stages: down them; down and up again; half of the micro-batches down, half up."""
+    """Placement of chunks on the stages: down them; down and up again; half of the micro-batches down, half up."""
 
 
 def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> Order:

@@ -52,7 +52,7 @@ class Stage(msgspec.Struct, frozen=True):
         return offset % policy.every == policy.every - 1
 
     def counts(self, policy: RecomputePolicy, start: int, stop: int) -> dict[Key, int]:
-        """Return how many layers of each kind, recomputed or not, are in `start:stop`."""
+        """Return the number of layers of each kind, recomputed or not, in `start:stop`."""
         start, stop = start - self.start, stop - self.start
         if policy.mode == "none":
             again: tuple[int, ...] = ()

@@ -142,7 +142,7 @@ def _copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
 
 
 def _fsdp(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
-    """Return what FSDP2 gathers and has not reduced yet."""
+    """Return the weights and gradients that FSDP2 has gathered and not yet reduced."""
     precision, facts = memory.training.precision, memory.facts
     if point.doing == "ends":
         return {}

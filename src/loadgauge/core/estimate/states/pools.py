@@ -32,7 +32,7 @@ from loadgauge.core.estimate.states.states import RankWeights
 
 
 def pools(rank: StageAtWork, moments: Sequence[Moment], peak: Moment) -> Pools:
-    """Return what the pools of a rank hold [bytes]. peak: the one of the moments at which the rank holds the most."""
+    """Return the bytes that the pools of a rank hold. peak: the one of the moments at which the rank holds the most."""
     memory, stage = rank.memory, rank.stage
     if memory.engine is not None:
         by_moment = [

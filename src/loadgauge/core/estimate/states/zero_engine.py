@@ -139,7 +139,7 @@ def _whole(memory: MemoryModel, stage: Stage) -> Size:
 
 
 def _buckets(memory: MemoryModel) -> int:
-    """How many buckets gradients are collected in."""
+    """Number of buckets that gradients are collected in."""
     engine, zero = _engine(memory), memory.layout.zero
     return 2 if zero < 3 and engine.overlaps(zero) else 1
 

@@ -339,11 +339,11 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
 
     def purpose(self, row: Traffic, network: Network) -> Purpose:
-        """Return what a row of a network's traffic is part of."""
+        """Return the purpose that a row of a network's traffic counts for."""
         return self.beside(row, network.compute)[0]
 
     def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
-        """Return what a row of traffic is part of, and the seconds of compute it can overlap with (0: none)."""
+        """Return the purpose of a row of traffic, and the seconds of compute it can overlap with (0: none)."""
         overlap, layout = self.training.overlap, self.layout
         if row.kind.after_backward:
             return Purpose.SHARED_WEIGHTS, 0.0
@@ -405,7 +405,7 @@ def what_if(setup: NetworkCase, network: Network) -> Iterator[Change]:
 
 
 def filling(layout: Layout, size: int) -> int:
-    """Return how many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
+    """Return the number of GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
 
     The largest number that fills all domains evenly, if it is at least half a domain; else the largest, and the last domain
     is used in part. Where tensor-parallel groups are larger than a domain, domains are filled evenly.

@@ -71,7 +71,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     fuses_dropout: bool = False
     """True where the kernel of the residual sum also drops out."""
     stored: BaseFormat | None = None
-    """How a frozen base is stored, whose matrices are made in 16 bits for each product."""
+    """Storage of a frozen base, whose matrices are made in 16 bits for each product."""
     dequantise: float = DEQUANTISE
     """Share of the bandwidth at which they are made."""
     attention: str = "fa2"
@@ -110,7 +110,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def usual(self) -> Rate:
-        """Return what products reach in the usual format."""
+        """Return the rate of products in the usual format."""
         rates = self.efficiencies
         throttle = 1.0 if self.plain else rates.throttle
         return Rate(
@@ -119,7 +119,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def few_bits(self) -> Rate:
-        """Return what products reach in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
+        """Return the rate of products in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
         rates = self.efficiencies
         if self.fp8_peak is None:
             return self.usual

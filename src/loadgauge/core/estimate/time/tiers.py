@@ -15,7 +15,7 @@ from loadgauge.core.base.algebra import Size, maximum, minimum, same, where
 from loadgauge.core.definitions.hardware.topology import Tier
 
 Way = Literal["ring", "tree", "pairs"]
-"""How a collective runs: along a ring, summed tier by tier, or between all pairs at once."""
+"""Algorithm of a collective: along a ring, summed tier by tier, or between all pairs at once."""
 
 
 class Spread(Protocol):

@@ -317,7 +317,7 @@ def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Colle
 
 
 def sends(layout: Layout, stage: int) -> tuple[int, int]:
-    """Return how often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
+    """Return the number of times that a pipeline stage sends activations of each micro-batch forward, and their gradients back.
 
     Inner stages send both ways, the first only forward and the last only back. With DualPipe, of both directions together.
 
@@ -400,7 +400,7 @@ def _replicated(layer: Layer) -> Size:
 
 
 class Exchange(NamedTuple):
-    """How the data-parallel ranks of a framework exchange gradients and weights under a ZeRO stage.
+    """Schedule by which the data-parallel ranks of a framework exchange gradients and weights under a ZeRO stage.
 
     reduces: gradients are reduced with every micro-batch, else once a step; after: a stage's, after its last backward
     gathers: weights are gathered with every micro-batch, else once a step
@@ -415,7 +415,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(layout: Layout, training: Training) -> Exchange:
-    """Return what the head of this file says of a framework and a ZeRO stage.
+    """Return the exchange of a framework at a ZeRO stage, as the head of this file lists them.
 
     >>> from loadgauge.core.definitions.training.training import training
     >>> staged = Layout(dp=8, pp=2, zero=2, global_batch=32, seq_len=1)

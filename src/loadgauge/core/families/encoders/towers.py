@@ -19,7 +19,7 @@ GEMMA = Norm("rmsnorm", gain_float32=True, root_kept=True)
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """How a tower is made. Sizes are letters, of which `keys` says by which keys of its config they are read.
+    """Parts of a tower. Sizes are letters, of which `keys` says by which keys of its config they are read.
 
     stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`;
     spare: as of `Rule`; own_norms: queries, keys and values have norms
@@ -44,7 +44,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model type joins its tower. made: the tower where its config names none; end: steps that join it
+    """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it
 
     rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys
     """

@@ -127,7 +127,7 @@ def one_more(reader: Reader, width: int) -> int:
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a family states its mixture of experts. `count`, `per_token` and `width` are names of keys.
+    """Keys in which a family states its mixture of experts. `count`, `per_token` and `width` are names of keys.
 
     A config must have those keys whose default in the class is null. The other fields are those of `Moe`.
     """

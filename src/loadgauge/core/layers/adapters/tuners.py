@@ -277,7 +277,7 @@ def _adalora(
 
 
 def _penalty(build: Writer, name: str, first: Weight, second: Weight) -> tuple[Tensor, ...]:
-    """Return what the norms of A At - 1 and Bt B - 1 keep: two copies that autocast makes of a matrix, and the difference.
+    """Return the tensors that the norms of A At - 1 and Bt B - 1 keep: autocast's two copies of a matrix, and the difference.
 
     Their backward is the first of all. It leaves the matrix's gradient, which without autocast takes the same bytes, and is
     counted from there on.
@@ -409,7 +409,7 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
     numel = blocks * b * b
 
     def powers() -> tuple[Tensor, ...]:
-        """Return what the products of the series keep: the powers, and of the first each time another copy under autocast."""
+        """Return the tensors that the series keeps: the powers, and under autocast another copy of the first for each."""
         # The first product has the matrix twice, each further one a power and the matrix.
         count = 2 + 2 * (NEUMANN_TERMS - 3) if copied else NEUMANN_TERMS - 2
         return tuple(Tensor(f"{name}.oft_power{exponent}", numel, inner) for exponent in range(count))

@@ -210,7 +210,7 @@ def _project(
 
 
 def _own_tables(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
-    """Return what the rotation keeps: tables that all layers share (`rotary_layer`), unless each makes copies of them."""
+    """Return the copies of the rotation's tables that a layer keeps; none where all layers share them (`rotary_layer`)."""
     if not spec.own_tables or build.kernels.norm != "upcast":
         return ()
     width = spec.head_dim if spec.rotary_dim is None else spec.rotary_dim

@@ -26,7 +26,7 @@ OFFSET_BYTES = 4
 
 
 class Rows:
-    """How many copies of tokens a rank sends (`own`), its busiest peer receives (`received`) and computes (`computed`).
+    """Copies of tokens that a rank sends (`own`), its busiest peer receives (`received`) and computes (`computed`).
 
     With a capacity, an expert takes at most so many times its fair share, and the rest is dropped.
     """

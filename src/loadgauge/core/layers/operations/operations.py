@@ -21,7 +21,7 @@ PASSES = {
     "reduce_scatter": 1,
     "all_to_all": 1,
 }
-"""How often the bytes of the full tensor travel around a ring (times (n-1)/n)."""
+"""Number of times that the bytes of the full tensor travel around a ring (times (n-1)/n)."""
 
 Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index"]
 """Use of a tensor, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
@@ -223,7 +223,7 @@ class Recompute(msgspec.Struct, frozen=True):
         return bool(self.checkpointed or self.discarded)
 
     def rerun(self, layer: Layer, *, part: bool = False) -> Recompute:
-        """Return what of a layer runs again: all of it, or of a checkpointed region the part that backward asks for.
+        """Return the operations of a layer that run again: all of it, or of a checkpointed region the part that backward asks for.
 
         part: it stops at the last tensor that backward needs, before the product that only reads it
         """

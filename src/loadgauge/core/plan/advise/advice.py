@@ -18,7 +18,7 @@ ENOUGH = 3
 DEAR = (1.35, 2.0, 4.0)
 """Times of a run, over its own, from which on a change comes after milder ones."""
 TAKES = {"framework": 1, "qlora": 1, "gpus": 2, "seq_len": 3}
-"""How many steps dearer a change is for what it takes: another framework, a base in 4 bits, GPUs, another job."""
+"""Price of a change in steps, for what it takes: another framework, a base in 4 bits, GPUs, another job."""
 SHORTEST = 512
 """Tokens of a sequence below which none is advised."""
 
@@ -78,13 +78,13 @@ def _try(setup: Setup, fields: dict[str, Any], why: str) -> Tried | None:
 
 
 def _price(trial: Tried, own: Estimate) -> int:
-    """How dear a change is: by the hours that it adds to a run, and by what else it takes."""
+    """Price of a change: by the hours that it adds to a run, and by what else it takes."""
     more = effort(trial.result, own)
     return sum(more > bound for bound in DEAR) + sum(TAKES.get(name, 0) for name in trial.fields)
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
-    """Return what an estimate assumes where another value would need more, as fields that say so."""
+    """Return, as fields of a job, the assumptions of an estimate whose other value would need more memory."""
     return {
         name: value
         for thing in result.memory.unsaid

@@ -128,7 +128,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         return NO if self.problems else CANNOT_TELL if self.error else YES
 
     def change(self, name: str) -> float | None:
-        """How much a quantity grew over the base, as a share of it; None where one of the two is not known."""
+        """Growth of a quantity over the base, as a share of it; None where one of the two is not known."""
         if self.now is None or self.before is None or not (self.before.values.keys() & self.now.values.keys() & {name}):
             return None
         return self.now.values[name] / self.before.values[name] - 1

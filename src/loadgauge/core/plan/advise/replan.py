@@ -129,7 +129,7 @@ def _others(case: Case, fields: dict[str, Any], changed: Training) -> Iterator[T
 
 
 def _training(case: Case, fields: dict[str, Any]) -> Training | None:
-    """How the changed job is trained; None where that does not change."""
+    """Training of the changed job; None where that does not change."""
     old = case.training
     if "precision" in fields:
         return _recast(case, fields["precision"])

@@ -235,5 +235,5 @@ class Ranked:
 
     @property
     def moved(self) -> int:
-        """How many of those estimated changed places."""
+        """Number of the estimated layouts that changed ranks."""
         return sum(1 for rank, (_, number, _) in enumerate(self.done) if rank != number)

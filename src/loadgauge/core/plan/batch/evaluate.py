@@ -39,7 +39,7 @@ from loadgauge.core.plan.space.space import Grid, Space, Structure
 
 Pipeline: TypeAlias = "tuple[Any, ...]"
 ROUNDS, FEW = 3, 400
-"""How often combinations that look good are tried at most, and how many there have to be."""
+"""Most trials of combinations that look good, and the least number of combinations."""
 SMALL = 500_000
 """Combinations of a space that is not worth narrowing down."""
 MANY = 2000
@@ -433,7 +433,7 @@ class GridEvaluator:
         return self.numpy.maximum(nbytes, (nbytes - value) * margins.spread.high + high)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
-        """Return what lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
+        """Return the bytes outside PyTorch's allocator, and their upper bound, as open arrays."""
 
         def make() -> tuple[Any, Any]:
             beside = non_pytorch_memory(layout, self.whole.cluster.gpu)

@@ -116,7 +116,7 @@ class ArrayMemory(MemoryModel):
         return self.operations.once(("ends", self.layout.ends_together), super().end_layers)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """Return what one micro-batch keeps on a chunk [bytes]."""
+        """Return the bytes that one micro-batch keeps on a chunk."""
         key = "chunk", chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items())
         return self.shared_bytes.once(key, super().of_chunk, stage, chunk)
 

@@ -123,7 +123,7 @@ class Constraints:
         return self._possible.once(("mask", within), of_sizes)
 
     def valid(self, structure: Structure) -> int:
-        """Return how many layouts of a structure are valid; what is shared is cached until `forget`."""
+        """Return the number of valid layouts of a structure; what is shared is cached until `forget`."""
         within = structure.pp, structure.sequence_parallel, structure.zero > 0
         numbers = self._possible.once(("numbers", within), lambda: self.mask(structure).sum(axis=2))
         runs = self.of_schedule(structure)

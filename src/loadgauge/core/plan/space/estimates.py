@@ -90,7 +90,7 @@ def _ranges(words: Sequence[str], name: str) -> Iterator[str]:
 
 
 def _progress(values: list[int], word: str, name: str) -> Any:
-    """Return what leads from one value of a range to the next: a sum, or where the last three say so a product."""
+    """Return the step from one value of a range to the next: a sum, or where the last three say so a product."""
     if len(values) == 1:
         return lambda value: value + 1
     *_, before, two = values

@@ -154,7 +154,7 @@ class Workers(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many cells to submit at a time."""
+        """Number of cells to submit at a time."""
         ...
 
     def submit(self, number: int, cell: Cell) -> None:

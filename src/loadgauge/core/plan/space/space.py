@@ -207,7 +207,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     # -- structures -----------------------------------------------------------------------------------------------------
 
     def splits(self, pp: int, parts: int) -> tuple[tuple[int, ...] | None, ...]:
-        """How layers may be split over pp stages of `parts` chunks: evenly (None), else by the best split; empty for no way."""
+        """Ways to split layers over pp stages of `parts` chunks: evenly (None), else by the best split; empty for no way."""
         if self.stage_layers is not None:
             return (self.stage_layers,) if len(self.stage_layers) == pp else ()
         layers = self.model.num_hidden_layers
