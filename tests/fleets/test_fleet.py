@@ -302,6 +302,12 @@ def test_bad_input_is_one_line(capsys, words: tuple[str, ...], said: str) -> Non
     assert text.count("\n") == 1
 
 
+def test_a_fleet_searches_a_layout_where_some_structures_have_none(capsys) -> None:
+    """A structure without a layout has an empty batch, whose places are indices too."""
+    assert command(["fleet", "llama-3.1-8b", "--gpu", "h100", "--gpus", "64", "--tokens", "1T", "--brief"]) == 0
+    assert "DAYS  llama-3.1-8b" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_planner_weighs_what_a_failing_host_takes_with_it(capsys) -> None:
     """With every host long away and no spares, a smaller replica wins over a faster step; with spares the fastest step does."""

@@ -274,8 +274,8 @@ class GridEvaluator:
         steps: list[Step | Batch] = []
         for structure, layout, valid, places in left:
             if layout is None or not len(places):
-                nothing = self.numpy.zeros(0)
-                steps.append(Batch(structure, self.grid, nothing, nothing, nothing, nothing, valid))
+                none, nothing = self.numpy.zeros(0, dtype="int64"), self.numpy.zeros(0)
+                steps.append(Batch(structure, self.grid, none, nothing, nothing, nothing, valid))
                 continue
             memory = self.memory(structure, layout)
             ends = self.nbytes(structure, memory, places)
