@@ -20,7 +20,7 @@ from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, 
 from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
 from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
-from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import (
@@ -326,32 +326,19 @@ def _offloads_checkpoints(job: Job) -> bool:
     return framework is not None and framework.offloads_checkpoints
 
 
+NEEDED = {
+    "gpu": "needs --gpu",
+    "tokens": "needs --tokens, the length of the whole run",
+    "mtbf_hours": "needs --mtbf-hours, how often a GPU fails",
+}
+"""Fields without which those that need them (`Field.needs`) are refused."""
+
+
 def _whole_run(job: Job) -> None:
-    """Refuses flags that go with others that are not there."""
-    if job.gpu is None:
-        for name in (
-            "gpus_per_node",
-            "link_bandwidth",
-            "nic_bandwidth",
-            "host_link",
-            "host_bandwidth",
-            "nvme_bandwidth",
-            "overlap",
-            "order",
-            "tokens",
-            "measured",
-            "tuning",
-        ):
-            if getattr(job, name) is not None:
-                raise ConfigError("needs --gpu", key=name)
-    if job.tokens is None:
-        for name in ("price", "days", "mtbf_hours"):
-            if getattr(job, name) is not None:
-                raise ConfigError("needs --tokens, the length of the whole run", key=name)
-    if job.mtbf_hours is None:
-        for name in ("checkpoint_seconds", "restart_seconds"):
-            if getattr(job, name) is not None:
-                raise ConfigError("needs --mtbf-hours, how often a GPU fails", key=name)
+    """Refuses flags that need others that are not there."""
+    for name, field in fields().items():
+        if field.needs in NEEDED and getattr(job, field.needs) is None and getattr(job, name) is not None:
+            raise ConfigError(NEEDED[field.needs], key=name)
     if job.cp_comm is not None and (job.cp or 1) == 1:
         raise ConfigError("needs --cp above 1", key="cp_comm")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -15,14 +15,15 @@ from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import run_options
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.resolve.resolve import resolve_job
-from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.table import document as print_document
 from loadgauge.pytorch.text import why as report
 from loadgauge.pytorch.why.answer import Answer, answer, changes as list_changes, estimated
 from loadgauge.pytorch.why.causes import NEEDS
 from loadgauge.pytorch.why.files import LARGEST_TEXT, content_of, is_pickle, read_stdin
 from loadgauge.pytorch.why.message import tells_of_memory
+
+if TYPE_CHECKING:
+    from loadgauge.core.resolve.setup import Setup
 
 
 def _run_options(command: Any) -> Any:
@@ -81,6 +82,8 @@ def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
         return None
     if flags["gpu"] is None and flags["memory"] is None:
         raise click.UsageError("--model needs --gpu or --memory, to say what would fit")
+    from loadgauge.core.resolve.resolve import resolve_job
+
     return resolve_job(Job(model=model, **flags))
 
 

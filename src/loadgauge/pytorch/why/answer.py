@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadgauge.core.base.units import gib
 from loadgauge.core.definitions.training.memory_range import memory_range
-from loadgauge.core.plan.advise.advice import advice
-from loadgauge.core.plan.advise.try_ import Tried, try_change
-from loadgauge.core.resolve.setup import Setup
 from loadgauge.pytorch.why.causes import ADVICE, ENGINE, NEEDS, WAKING
 from loadgauge.pytorch.why.message import OutOfMemory, parse
 from loadgauge.pytorch.why.sizes import by_size
 from loadgauge.pytorch.why.traceback import Place, place
+
+if TYPE_CHECKING:  # the text of an error needs no estimate
+    from loadgauge.core.plan.advise.try_ import Tried
+    from loadgauge.core.resolve.setup import Setup
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -91,6 +92,9 @@ def answer(text: str) -> Answer:
 def changes(setup: Setup, where: Place | None) -> list[Tried]:
     """Return the changes that shrink what the traceback names and make the run fit, then those that the estimate alone advises,
     each once."""
+    from loadgauge.core.plan.advise.advice import advice
+    from loadgauge.core.plan.advise.try_ import try_change
+
     listed = (
         []
         if where is None

@@ -8,10 +8,13 @@ c10/cuda/CUDACachingAllocator.cpp, `get_allocation_size` and `format_size`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from loadgauge.core.base.units import GIB, MIB
-from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.layers.operations.operations import Layer
+
+if TYPE_CHECKING:
+    from loadgauge.core.estimate.result import Estimate
+    from loadgauge.core.layers.operations.operations import Layer
 
 SEGMENT = 2 * MIB
 TELLING = 20 * MIB

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.estimate.result import Estimate
 from loadgauge.pytorch.why.causes import bare
 from loadgauge.pytorch.why.message import REACH, around, plain
+
+if TYPE_CHECKING:
+    from loadgauge.core.estimate.result import Estimate
 
 FRAME = re.compile(
     r'File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})\n(?:[ \t]*(?P<code>[^\n]{0,300}))?'
