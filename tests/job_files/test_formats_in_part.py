@@ -138,6 +138,19 @@ def test_nemo_rl_over_a_recipe_and_with_other_engines(tmp_path: Path) -> None:
     assert "policy.generation.backend" not in named(file)
 
 
+@pytest.mark.parametrize(
+    ("base", "said", "wanted"),
+    [("grpo_math_1B", "", False), ("mine", "", None), ("mine", ", sequence_parallel: false", False)],
+)
+def test_a_recipe_in_a_missing_place_forbids_nothing(base: str, said: str, wanted: bool | None) -> None:
+    """What a layout needs is assumed where only the recipe that stands for a missing one says no."""
+    megatron = (
+        f", megatron_cfg: {{enabled: true, tensor_model_parallel_size: 2{said}}}, dtensor_cfg: {{enabled: false}}"
+    )
+    text = (RECIPE % megatron).replace("grpo_math_1B", base)
+    assert read(text, file="a.yaml").job.sequence_parallel is wanted
+
+
 def test_nemo_rl_trains_a_critic_and_gives_gpus_to_a_reward_model() -> None:
     text = (
         RECIPE % ""

@@ -95,21 +95,28 @@ def test_nanotron() -> None:
     assert read(NANOTRON.replace("128000", "128001"), file="a.yaml").extra.config["vocab_size"] == 128_128  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
-        ("model:\n  dtype: bfloat16", "mamba"),
-        ("pp_engine: 1f1b", "afab"),
-    ],
-)
-def test_nanotron_says_what_is_not_counted(line: str, wanted: str) -> None:
-    if wanted == "mamba":
-        text = NANOTRON.replace("is_llama_config", "is_mamba_config")
-        with pytest.raises(ConfigError, match="is_mamba_config"):
-            read(text, file="a.yaml")
-    else:
-        found = read(NANOTRON.replace(line, f"pp_engine: {wanted}"), file="a.yaml")
-        assert [(item.key, item.effect) for item in found.uncounted] == [("parallelism.pp_engine", "costs")]
+def test_nanotron_says_what_is_not_counted() -> None:
+    found = read(NANOTRON.replace("pp_engine: 1f1b", "pp_engine: afab"), file="a.yaml")
+    assert [(item.key, item.effect) for item in found.uncounted] == [("parallelism.pp_engine", "costs")]
+
+
+def test_nanotron_trains_mamba() -> None:
+    """The sizes have names of their own, and the parameters are those of transformers' class."""
+    sizes = "d_model: 96, num_hidden_layers: 3, vocab_size: 501, pad_vocab_size_multiple: 8"
+    keys = f"is_mamba_config: true, {sizes}, ssm_cfg: {{d_state: 8, expand: 3, dt_rank: auto, dt_max: 0.1}}"
+    at = NANOTRON.index("  model_config:")
+    text = f"{NANOTRON[:at]}  model_config: {{{keys}}}\n{NANOTRON[NANOTRON.index('optimizer:') :]}"
+    found = read(text, file="a.yaml")
+    assert not found.uncounted
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    with torch.device("meta"):
+        model = transformers.MambaForCausalLM(
+            transformers.MambaConfig(
+                hidden_size=96, num_hidden_layers=3, vocab_size=504, state_size=8, expand=3, tie_word_embeddings=False
+            )
+        )
+    assert found.extra.config is not None
+    assert parameters(from_dict(found.extra.config)).total == sum(each.numel() for each in model.parameters())
 
 
 BRIDGE = """#!/bin/bash

@@ -40,6 +40,7 @@ DELTA = {
 }  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 MIXED = {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 80}
+MAMBA = {"vocab_size": 96, "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2, "pad_token_id": 0}
 PERIOD = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 6}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -91,6 +92,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2_moe",
         {**SIZES, **EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 4},
     ),
+    "mamba": ("mamba", {**MAMBA, "tie_word_embeddings": False}),
+    "mamba, biased": ("mamba", {**MAMBA, "use_bias": True, "use_conv_bias": False, "residual_in_fp32": False}),
+    "falcon mamba": ("falcon_mamba", {**MAMBA, "time_step_rank": 6}),
     "jamba": ("jamba", {**SIZES, **PERIOD, "num_experts": 1}),
     "jamba, experts": ("jamba", {**SIZES, **PERIOD, "num_experts": 4}),
     "minimax": ("minimax", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 32}),
@@ -101,9 +105,11 @@ CLASSES = {
     "bamba": "BambaForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
     "jamba": "JambaForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "mamba": "MambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
     "minimax": "MiniMaxForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
@@ -129,7 +135,7 @@ class Hybrid:
         self.spec: ModelSpec = from_dict({"model_type": model_type, **keys})
         config = transformers.AutoConfig.for_model(model_type, **keys)
         config.use_cache = False
-        config._attn_implementation = "eager" if model_type == "mamba2" else attention
+        config._attn_implementation = "eager" if "mamba" in model_type else attention
         if "experts" in name or model_type == "minimax":
             config._experts_implementation = "grouped_mm"
         if patch is not None:

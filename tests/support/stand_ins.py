@@ -112,10 +112,38 @@ def selective_scan(
     return _SelectiveScan.apply(u, delta, a, b, c, D, z, delta_bias)
 
 
+class _Inner(_Kernel):
+    """mamba_ssm, ops/selective_scan_interface.py, MambaInnerFn, which makes convolution and steps again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, xz: Tensor, *given: Tensor | None) -> Tensor:
+        convolution, bias, parameters, steps, output, _, a, d, step_bias = given
+        xz = xz if xz.stride(-1) == 1 else xz.contiguous()
+        batch, _, positions = xz.shape
+        channels, state = a.shape
+        x_dbl = xz.new_empty(batch * positions, parameters.shape[0])
+        b, c = (xz.new_empty(batch, 1, state, positions) for _ in range(2))
+        chunks = -(-positions // SCAN_CHUNK)
+        states = torch.empty(batch, channels, chunks, 2 * state, dtype=torch.float32, device=xz.device)
+        out = xz.new_empty(batch, channels, positions)
+        ctx.save_for_backward(
+            xz, convolution, bias, x_dbl, parameters, steps, output, a, b, c, d, step_bias, states, out
+        )
+        return xz.new_empty(batch, positions, output.shape[0])
+
+
+def mamba_inner(
+    xz: Tensor, convolution: Tensor, bias: Tensor | None, parameters: Tensor, steps: Tensor, output: Tensor,
+    output_bias: Tensor | None, a: Tensor, b: None, c: None, d: Tensor, *, delta_bias: Tensor, **_: Any,
+) -> Tensor:  # fmt: skip
+    return _Inner.apply(xz, convolution, bias, parameters, steps, output, output_bias, a, d, delta_bias)
+
+
 KERNELS = {
     "mamba2_split_conv1d_scan_combined": split_conv_scan,
     "causal_conv1d_fn": causal_conv,
     "torch_chunk_gated_delta_rule": delta_rule,
+    "mamba_inner_fn": mamba_inner,
     "mamba_selective_scan": selective_scan,
 }
 """By the names that transformers' modules call them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -424,7 +425,7 @@ def _read_named(
             files.append(_read_alone(own, inner, known))
             continue
         places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
-        position = next((position for position in places if position.is_file()), None)
+        position = next((position for position in places if os.path.isfile(position)), None)
         if Path(name).name in {Path(path).name for path in beside}:
             continue
         if position is None and (told := known_file(name)) is not None:

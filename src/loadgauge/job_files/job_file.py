@@ -386,7 +386,7 @@ def model_of(file: JobFile) -> tuple[Found, str]:
         hint = next((f" ({line})" for line in lines if "add --set" in line or "no recipe that is known" in line), "")
         raise ConfigError(f"names no model that is read: add --model NAME{hint}", file=file.file)
     next_to_it = Path(file.file).parent / name
-    if not os.path.exists(name) and next_to_it.exists():
+    if not os.path.exists(name) and os.path.exists(next_to_it):
         name = str(next_to_it)
     try:
         found = found_model(file.job.replace(model=name, hub=False))

@@ -172,7 +172,6 @@ def test_contradictions_of_hybrids(config: dict[str, Any], message: str) -> None
     [
         ({"model_type": "zamba2"}, r"'zamba2' is not modelled"),
         ({"model_type": "recurrent_gemma"}, "'recurrent_gemma' is not modelled"),
-        ({"model_type": "falcon_mamba"}, "'falcon_mamba' is not modelled"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M?"}, r"hybrid_override_pattern: '\?'"),
         ({"model_type": "lfm2", "layer_types": ["sliding_attention"] * 32}, "'sliding_attention' is not modelled"),
     ],

@@ -31,7 +31,7 @@ BATCH, S, RANK = 2, 96, 8
 def model_of(name: str, dtype: torch.dtype) -> Any:
     model_type, keys = CASES[name]
     config = transformers.AutoConfig.for_model(model_type, **keys)
-    config.use_cache, config._attn_implementation = False, "eager" if model_type == "mamba2" else "sdpa"
+    config.use_cache, config._attn_implementation = False, "eager" if "mamba" in model_type else "sdpa"
     config._experts_implementation = "grouped_mm" if "experts" in name else None
     return getattr(transformers, CLASSES[model_type])(config).to(dtype)
 
@@ -66,6 +66,8 @@ def trained(result: Any) -> int:
         ("qwen3.5, experts", "shared_expert_gate"),
         ("nemotron", "in_proj"),
         ("falcon", "in_proj"),
+        ("mamba", "in_proj"),
+        ("falcon mamba", "in_proj"),
         ("minimax", "output_gate"),
         ("bamba", "all-linear dora"),
         ("qwen3.5", "all-linear dora"),
@@ -88,7 +90,7 @@ def test_what_is_trained(name: str, targets: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["mamba2", "nemotron", "falcon"])
+@pytest.mark.parametrize("name", ["mamba", "falcon mamba", "mamba2", "nemotron", "falcon"])
 def test_what_peft_refuses(name: str, tmp_path: Path) -> None:
     with torch.device("meta"):
         model = model_of(name, torch.bfloat16)
@@ -101,7 +103,7 @@ def test_what_peft_refuses(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "16-bit adapters"])
-@pytest.mark.parametrize("name", ["bamba", "nemotron", "qwen3.5", "lfm2"])
+@pytest.mark.parametrize("name", ["mamba", "bamba", "nemotron", "qwen3.5", "lfm2"])
 def test_what_is_kept(name: str, autocast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = CASES[name][0].removesuffix("_text")
     module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
@@ -114,7 +116,11 @@ def test_what_is_kept(name: str, autocast: bool, tmp_path: Path, monkeypatch: py
             for path, each in model_of(name, torch.bfloat16).named_modules()
             if isinstance(each, torch.nn.Linear)
         }
-    targets = sorted(linears - {"lm_head"} - ({"out_proj"} if name == "nemotron" else set()))
+    targets = (
+        ["in_proj"]
+        if name == "mamba"
+        else sorted(linears - {"lm_head"} - ({"out_proj"} if name in ("mamba", "nemotron") else set()))
+    )
 
     def build() -> Any:
         with torch.device("cuda"):

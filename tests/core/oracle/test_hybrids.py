@@ -267,13 +267,31 @@ def test_states_of_the_cache(name: str) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["jamba", "lfm2", "minimax"])
+@pytest.mark.parametrize("name", ["lfm2", "minimax"])
 def test_mixers_without_heads_are_not_sharded(name: str) -> None:
     model_type, keys = CASES[name]
     spec = from_dict({"model_type": model_type, **keys})
     block = next(block for block in spec.blocks if not isinstance(block.attention, Attention))
     with pytest.raises(NotModelled, match=r"tensor parallelism on a .* mixer is not modelled"):
         block_layer(block, spec.hidden_size, View.of(64, 1, tp=2))
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_channels_of_a_scan_are_shared_out(name: str, ranks: int) -> None:
+    """A rank keeps and computes its share of all but the parameters of a token, which are a sum over the ranks."""
+    model_type, keys = CASES[name]
+    spec = from_dict({"model_type": model_type, **keys})
+    block = next(block for block in spec.blocks if isinstance(block.attention, Mamba1))
+    whole, share = (block_layer(block, spec.hidden_size, View.of(96, 1, tp=tp)) for tp in (1, ranks))
+    scans = [next(each for each in layer.operations if each.name == "mamba.scan") for layer in (whole, share)]
+    assert scans[1].forward_flops * ranks == scans[0].forward_flops
+    assert share.forward_flops < whole.forward_flops / ranks * 1.1
+    (summed,) = (one for each in share.operations if each.name == "mamba.parameters" for one in each.forward_comm)
+    mixer = block.attention
+    assert isinstance(mixer, Mamba1)
+    assert (summed.kind, summed.axis) == ("all_reduce", "tp")
+    assert summed.nbytes == 2 * 96 * (mixer.time_step_rank + 2 * mixer.state_size)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3-next", "lfm2", "minimax", "jamba"])

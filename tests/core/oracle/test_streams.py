@@ -7,13 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from loadgauge.core.definitions.training.frameworks import TRANSFORMERS  # noqa: E402
 from loadgauge.core.families.hf import from_dict  # noqa: E402
-from loadgauge.core.layers import block_layer, embedding_layer, head_layer  # noqa: E402
+from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer  # noqa: E402
+from loadgauge.core.layers.attention.compressed import compressed_attention  # noqa: E402
+from loadgauge.core.layers.operations.builder import Builder  # noqa: E402
 from recorded import flops, kept_bytes  # noqa: E402
 from torch_models import SIZES, TOKENS, Built  # noqa: E402
 
@@ -89,3 +93,39 @@ def test_whole(kind: str, attention: str) -> None:
     forward, backward = flops(lambda: built.model(ids, labels=ids).loss)
     assert sum(layer.forward_flops for layer in (*layers, *ends)) == forward
     assert sum(layer.backward_flops for layer in (*layers, *ends)) == backward
+
+
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("axis", ["tp", "tp shared", "cp"])
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_compressed_attention_over_ranks(position: int, axis: str, attention: str) -> None:
+    """What the ranks compute and hold adds up to the whole: parameters, FLOPs of the matrices, and pairs of attention."""
+    spec, s, ranks = build("deepseek_v4", "eager", torch.float32).spec, 1024, 2
+    mixer = spec.blocks[spec.pattern[position]].attention
+    kernels = msgspec.structs.replace(TRANSFORMERS, attention=attention)
+    axes = {"tp": {"tp": ranks}, "tp shared": {"tp": ranks, "sequence_parallel": True}, "cp": {"cp": ranks}}[axis]
+
+    def listed(view: View) -> Builder:
+        made = Builder(view)
+        compressed_attention(made, made.residual("input", 64), mixer, 64)
+        return made
+
+    whole = listed(View.of(s, 1, kernels=kernels))
+    plain = View.of(s, 1, kernels=kernels)
+    share = {"tokens": s // ranks, "positions": s // ranks, "pairs": s * s // ranks} if axis == "cp" else {}
+    part = listed(msgspec.structs.replace(plain, **axes, **share))
+    assert sum(w.numel * w.shards for each in part.operations for w in each.weights) == sum(
+        w.numel for each in whole.operations for w in each.weights
+    )
+    by_name = {each.name: each for each in part.operations}
+    core = {"flash": ("flash",), "eager": ("scores", "context")}[attention]
+    for name in ("query_up", "output_groups", "output", *core):
+        other = next(each for each in whole.operations if each.name == f"attention.{name}")
+        assert by_name[f"attention.{name}"].forward_flops * ranks == pytest.approx(other.forward_flops, rel=1e-9), name
+    repeated = {"tp": ranks, "tp shared": 1, "cp": 1}[axis]
+    down = next(each for each in whole.operations if each.name == "attention.query_down")
+    assert by_name["attention.query_down"].forward_flops * ranks == repeated * down.forward_flops
+    keys = (s + (0 if mixer.compress_rate is None else s // mixer.compress_rate)) * mixer.head_dim * 2
+    gathers = [one for each in part.operations for one in each.forward_comm if one.kind == "all_gather"]
+    sent = [one.nbytes for one in gathers if one.axis == axis.partition(" ")[0]]
+    assert (keys in sent) == (axis != "tp")

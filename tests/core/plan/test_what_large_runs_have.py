@@ -73,7 +73,7 @@ def test_a_micro_batch_that_nobody_said_is_the_largest_that_fits():
     assert size > 1
     assert result.memory.roomy
     if size < 8:
-        assert not resolve_job(job.replace(micro_batch=2 * size)).estimate().memory.roomy
+        assert not resolve_job(job.replace(pp=1, micro_batch=2 * size)).estimate().memory.roomy
 
 
 def test_where_each_micro_batch_gathers_the_weights_the_fastest_of_what_fits_is_assumed():
@@ -209,3 +209,22 @@ def test_a_batch_that_ranks_cannot_share_out_is_the_nearest_and_said(batch, micr
     )
     assert setup.layout.global_batch == counted
     assert [item.key for item in setup.uncounted] == ["global_batch"] * (batch != counted)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "flags"),
+    [
+        ("dbrx", {"gpus": 3072, "ep": 8, "seq_len": 4096}, {"--zero"}),
+        ("llama-4-maverick", {"gpus": 1024, "ep": 128, "seq_len": 8192}, {"--zero"}),
+        ("llama-3-70b", {"gpus": 1024, "gpu": "a100-40gb", "tp": 2, "zero": 1}, {"--pp"}),
+    ],
+)
+def test_what_a_layout_said_in_part_leaves_open_is_tried(model: str, words: dict[str, object], flags: set[str]) -> None:
+    """Experts or layers are shared out as it says; sharded weights, then stages, are what it leaves open."""
+    answer = resolve_job(Job(model, **{"gpu": "h100", **words})).estimate()
+    assert answer.memory.verdict != "does not fit"
+    assert flags <= answer.setup.assumed.keys()
+    for axis in ("ep", "tp"):
+        assert getattr(answer.setup.layout, axis) == words.get(axis, 1)
+    closed = resolve_job(Job(model, **{"gpu": "h100", **words, "zero": words.get("zero", 1), "pp": 1})).estimate()
+    assert closed.memory.verdict == "does not fit"

@@ -72,7 +72,7 @@ FILES = {
     "mixtures.newer": ("afmoe", "cwm", "exaone_moe", "hy_v3", "mellum", "mimo_v2_flash", "nanochat", "solar_open"),
     "decoders.olmo": ("flex_olmo", "olmo", "olmo2", "olmo3", "olmoe"),
     "encoders.small_encoders": ("albert", "distilbert", "electra"),
-    "hybrids.state_space": ("mamba2", "nemotron_h"),
+    "hybrids.state_space": ("falcon_mamba", "mamba", "mamba2", "nemotron_h"),
     "decoders.qwen": ("mimo", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
 }
 """The files of this folder, and which model types the `READERS` of each has."""

@@ -130,6 +130,8 @@ def plan_serving(
     usual = {"server": "vllm", "prefill_tokens": PREFILL, "answer": ANSWER}
     assumed = {f"--{name.replace('_', '-')}": str(value) for name, value in usual.items() if request.get(name) is None}
     request = usual | {name: value for name, value in request.items() if value is not None}
+    if job.gpus is None and sought is None and limits.requests is None:
+        sought, assumed["--find"] = "gpus", "gpus (no --gpus is said)"
     if limits.requests is not None or sought == "gpus":
         search = _Search(job, request, limits)
         rows = search.fewest(axes)

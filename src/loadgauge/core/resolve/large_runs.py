@@ -111,12 +111,15 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
     tried = [changes[:count] for count in range(1, len(changes) + 1)]
     unsaid = failed and says_no_layout(job)
     whole: list[Assumption] = [("zero", 3, "3", "0")]
-    if unsaid and job.framework is None:
-        tried.append(whole)
-    tried += [[*changes, more] for more in _recomputed(setup, framework)]
-    if unsaid and job.framework is None:
+    sharded = failed and job.zero is None and job.framework is None and layout.pp == 1
+    again = [[*changes, more] for more in _recomputed(setup, framework)]
+    tried += [whole] * (unsaid and sharded) + again + [whole] * (sharded and not unsaid)
+    if sharded:
         tried += [[*whole, more] for more in _recomputed(setup, FRAMEWORKS[BY_ZERO[3]])]
-    tried += _within_nodes(setup) if unsaid else ()
+    if unsaid:
+        tried += _within_nodes(setup)
+    elif failed and job.pp is None:
+        tried += [[*changes, *stages] for stages in _stages(job)]
 
     def changed(fields: dict[str, Any]) -> Setup:
         return resolve(job.replace(**fields), setup.model)
@@ -162,11 +165,20 @@ def _within_nodes(setup: Setup) -> Iterator[list[Assumption]]:
     if setup.model.has_experts:
         spread = [("ep", node, str(node), "1")]
     spread.append(("zero", 1, "1", "0"))
-    full: list[Assumption] = [("recompute", "full", "full", "none")] if setup.job.recompute is None else []
     yield spread
-    yield [*spread, *full]
+    yield [*spread, *_recomputed_whole(setup.job)]
+    for stages in _stages(setup.job):
+        yield [*spread, *stages]
+
+
+def _recomputed_whole(job: Job) -> list[Assumption]:
+    return [("recompute", "full", "full", "none")] if job.recompute is None else []
+
+
+def _stages(job: Job) -> Iterator[list[Assumption]]:
+    """Yield the stages of a run that says nothing of them, with full recomputation where it says nothing of that."""
     for stages in (2, 4, 8, 16):
-        yield [*spread, ("pp", stages, str(stages), "1"), *full]
+        yield [("pp", stages, str(stages), "1"), *_recomputed_whole(job)]
 
 
 def larger(setup: Setup) -> Iterator[Setup]:

@@ -29,10 +29,27 @@ DEFAULTS["is_llamoe_config"] = DEFAULTS["is_llama_config"] | {"model_type": "mix
 """Holds what the classes of the model's configuration have where a file leaves it out, by the key that says which."""
 EXPERTS = ("moe_config.num_experts", "moe_config.top_k", "moe_config.moe_intermediate_size")
 OLDER = ("moe_num_experts", "num_experts_per_tok", "num_kv_heads")
+MAMBA = {
+    "d_model": "hidden_size", "num_hidden_layers": "num_hidden_layers", "residual_in_fp32": "residual_in_fp32",
+    "ssm_cfg.d_state": "state_size", "ssm_cfg.d_conv": "conv_kernel", "ssm_cfg.expand": "expand", "ssm_cfg.bias": "use_bias",
+    "ssm_cfg.dt_rank": "time_step_rank", "ssm_cfg.conv_bias": "use_conv_bias",
+}  # fmt: skip
+"""Keys of a Mamba model, and transformers' names of them."""
+ROUNDED = "pad_vocab_size_multiple"
 NAME = "optimizer.optimizer_factory.name"
 
 
+def _mamba(keys: Keys) -> Facts:
+    config = {name: value for key, name in MAMBA.items() if (value := keys.raw(f"{M}{key}")) is not None}
+    step, words = keys.whole(f"{M}{ROUNDED}") or 1, keys.whole(f"{M}vocab_size")
+    if words is not None:
+        config["vocab_size"] = -(-words // step) * step
+    return {"config": {"model_type": "mamba", "tie_word_embeddings": False, **config}}
+
+
 def _read(keys: Keys) -> Facts:
+    if keys.flag(f"{M}is_mamba_config"):
+        return _mamba(keys)
     # Without a switch it is LlamaConfig, whose own is on by itself (`config/models_config.py`).
     usual = "is_llama_config" if keys.has(f"{M}num_hidden_layers") else None
     which = next((name for name in DEFAULTS if keys.raw(f"{M}{name}") is True), usual)
@@ -63,7 +80,7 @@ def _read(keys: Keys) -> Facts:
 
 STEP = "model.make_vocab_size_divisible_by"
 MODEL = Idea(
-    keys=(*(f"{M}{name}" for name in (*DEFAULTS, *SIZES, *EXPERTS, *OLDER)), STEP),
+    keys=(*(f"{M}{name}" for name in (*DEFAULTS, *SIZES, *EXPERTS, *OLDER, *MAMBA, "is_mamba_config", ROUNDED)), STEP),
     facts=("config",),
     read=_read,
 )

@@ -5,6 +5,7 @@ Until then a command named a TOML (`--job.config_file`), which is read where it 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def named_file(document: Document) -> Mapping[str, Any]:
     for position in ((here / name).resolve(), (root / name).resolve()):
         if (
             position.suffix == ".toml"
-            and position.is_file()
+            and os.path.isfile(position)
             and (position.is_relative_to(here) or position.is_relative_to(root))
         ):
             toml = toml_document(read_text(position, LARGEST_FILE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,7 +73,7 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
     if not names:
         return line
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
-    position = next((position for position in places if position.is_file()), None)
+    position = next((position for position in places if os.path.isfile(position)), None)
     if position is not None:
         return Configured(line, read(position), names[0])
     if set(line.names()) <= LAUNCHER | OPTIONS:

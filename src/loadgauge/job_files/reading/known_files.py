@@ -6,6 +6,7 @@ They are in `data/deepspeed_files.toml`.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from functools import cache
@@ -36,7 +37,7 @@ def beside(name: str, keys: Keys) -> str | None:
         return written[name]
     plain = HERE.sub("", name)
     places = [Path(file).parent / plain, Path(plain)] if file else [Path(plain)]
-    position = next((position for position in places if position.is_file()), None)
+    position = next((position for position in places if os.path.isfile(position)), None)
     if position is not None and not keys.alone:
         return read_text(position, LARGEST)
     told = known_file(name)

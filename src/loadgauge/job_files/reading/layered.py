@@ -6,6 +6,7 @@ The first of them is beneath, the file itself on top. A file that is not there i
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -180,7 +181,7 @@ def _beneath(
         name = each.partition("@")[0]  # Hydra's package, and its names without an ending
         name = name if Path(name).suffix in (".yaml", ".yml") else f"{name}.yaml"
         place = Path(file).parent / name
-        if file and place.is_file():
+        if file and os.path.isfile(place):
             where = str(place)
             inner: Mapping[str, Any] = _flat(read(where))
         elif Path(name).name in bundled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import re
 import tomllib
@@ -156,28 +155,19 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
 
 
 def toml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
-    """Parses TOML; comments and layout are kept. Raises `ConfigError`."""
+    """Parses TOML; comments and layout are kept, but for tables of one name with others between. Raises `ConfigError`."""
     import tomlkit
     from tomlkit.exceptions import KeyAlreadyPresent
 
-    def repeats(lines: int) -> bool:
-        try:
-            tomlkit.parse("".join(text.splitlines(keepends=True)[:lines]))
-        except KeyAlreadyPresent:
-            return True
-        except ValueError:  # the end of a value is missing
-            pass
-        return False
-
+    root: Any
     try:
-        tomllib.loads(text)  # stricter, and safe from deep nesting
+        root = plain = tomllib.loads(text)  # stricter, and safe from deep nesting
         root = tomlkit.parse(text)
+        root.unwrap()  # tables out of order are joined only here
     except RecursionError:
         raise ConfigError("is nested too deeply") from None
-    except KeyAlreadyPresent as error:  # valid TOML, which tomlkit does not read
-        line = bisect.bisect_left(range(len(text.splitlines())), True, key=repeats)
-        said = str(error).rstrip(".")
-        raise ConfigError(f"line {line}: {said}; put the tables of one name together, no others between") from None
+    except KeyAlreadyPresent:  # valid TOML, whose layout tomlkit does not keep
+        root = plain
     except ValueError as error:
         raise ConfigError(f"is not valid TOML: {error}") from None
     return Nested("toml", root, lambda value: str(tomlkit.dumps(value)), tomlkit.table, sections)

@@ -7,6 +7,7 @@ known only where the script runs keeps its dollar sign.
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -385,7 +386,7 @@ class Shell(Values):
             return
         for position in (here / name, root / name):
             path = position.resolve()
-            if path.is_relative_to(root) and path.is_file() and path.stat().st_size <= LARGEST_FILE:
+            if path.is_relative_to(root) and os.path.isfile(path) and path.stat().st_size <= LARGEST_FILE:
                 text = read_text(path, LARGEST_FILE)
                 try:
                     self._script(Text([Piece(text, -1, -1)]))

@@ -44,6 +44,12 @@ FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 
+def _assumed(keys: Keys, key: str) -> bool | None:
+    """None for a switch that only a recipe in a missing one's place says, so that the layout has what it needs; else False."""
+    document: Any = keys.document
+    return None if getattr(document, "absent", None) and key not in document.own.names() else False
+
+
 def _layout() -> Idea:
     of_megatron = {axis: f"{M}{name}_parallel_size" for axis, name in SIZES.items()}
     of_dtensor = {"tp": f"{D}tensor_parallel_size", "cp": f"{D}context_parallel_size", "ep": f"{D}expert_parallel_size"}
@@ -88,7 +94,7 @@ def _layout() -> Idea:
         return facts | {
             "framework": "megatron",
             "zero": 0 if keys.flag(distributed) is False else 1,
-            "sequence_parallel": bool(keys.flag(shared)) and facts["tp"] > 1,
+            "sequence_parallel": (bool(keys.flag(shared)) or _assumed(keys, shared)) and facts["tp"] > 1,
             "schedule": "1f1b" if facts["pp"] > 1 else None,
             "offload": "optimizer" if keys.flag(host) and passed != 0 else "none",
         }

@@ -35,7 +35,7 @@ class NamedSize(click.ParamType):  # type: ignore[type-arg]
     name = "name=number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """The name and the number."""
+        """Read NAME=NUMBER. Fails as click does for anything else."""
         if isinstance(value, tuple):
             return value
         name, _, number = str(value).partition("=")

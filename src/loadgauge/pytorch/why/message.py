@@ -168,7 +168,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> int | None:
-        """Return what neither PyTorch holds nor is free, where the text does not say whose it is [bytes]."""
+        """Return the bytes that are neither free nor held by PyTorch, and whose owner the text does not name."""
         if self.process is not None or self.others or None in (self.capacity, self.free, self.allocated, self.idle):
             return None
         rest = self.capacity - self.free - self.allocated - self.idle  # type: ignore[operator]

@@ -11,9 +11,11 @@ from loadgauge.core.base import ConfigError, LayoutError, Size, ceil_div, maximu
 from loadgauge.core.definitions.layout.axes import RANK_ORDER, SIZES
 from loadgauge.core.definitions.model.model import (
     Attention,
+    CompressedAttention,
     GatedDeltaNet,
     KimiDelta,
     LatentAttention,
+    Mamba1,
     Mamba2,
     Mixer,
     Mlp,
@@ -351,10 +353,20 @@ def _violations(layout: Layout, model: ModelSpec) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+MOST_LISTED = 10**5
+"""Ranks up to which it is said which numbers divide a size."""
+
+
 def _uneven(size: int, ranks: int, text: str) -> Iterator[str]:
-    """The line that says that a size does not divide, where it does not."""
+    """The line that says that a size does not divide, where it does not, and which numbers of ranks do.
+
+    >>> list(_uneven(160, 64, "num_experts over ep"))
+    ['num_experts over ep: 160 over 64 leaves 32; 40 or 80 divides it']
+    """
     if size % ranks:
-        yield f"{text}: {size} over {ranks} leaves {size % ranks}"
+        divide = [each for each in range(1, min(size, MOST_LISTED) + 1) if size % each == 0]
+        near = [max(each for each in divide if each < ranks), *[each for each in divide if each > ranks][:1]]
+        yield f"{text}: {size} over {ranks} leaves {size % ranks}; {' or '.join(map(str, near))} divides it"
 
 
 def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
@@ -390,6 +402,10 @@ def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
         return ("linear_num_heads",)
     if isinstance(mixer, GatedDeltaNet):
         return ("linear_num_value_heads", "linear_num_key_heads")
+    if isinstance(mixer, CompressedAttention):
+        return ("num_attention_heads", "o_groups")
+    if isinstance(mixer, Mamba1):
+        return ("intermediate_size",)
     return ()
 
 
@@ -410,7 +426,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
                 kind = type(mixer).__name__
                 if layout.tp > 1 and not _sharded(mixer):
                     yield f"tp = {layout.tp}: {kind} over tp is not modelled"
-                if layout.cp > 1 and not _sharded(mixer):
+                if layout.cp > 1 and (isinstance(mixer, Mamba1) or not _sharded(mixer)):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads

@@ -324,7 +324,7 @@ def parse(text: str) -> Optimizer:
             low = msgspec.structs.replace(low, head=True)
         elif low is not None and key in optimizer.takes:
             if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= 10**6):
-                raise ConfigError(f"{word!r}: from 1 to 1000000", key="optimizer")
+                raise ConfigError(f"{word!r}: the number must be from 1 to 1000000", key="optimizer")
             low = msgspec.structs.replace(low, **{key: int(value)})
         else:
             takes = ", ".join((*(f"{each}=N" for each in optimizer.takes), *(["head"] if low else []), *OPTIONS))

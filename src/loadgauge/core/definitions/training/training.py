@@ -254,7 +254,7 @@ def training(
     if kind not in LOSSES or (chunks and not (in_parts and chunks.isdecimal())):
         raise ConfigError(f"unknown loss {loss!r} (known: auto, {', '.join(LOSSES)}, chunked:N, float32:N, plain:N)")
     if chunks and not 1 <= int(chunks) <= 4096:
-        raise ConfigError(f"loss {loss!r}: from 1 to 4096 chunks")
+        raise ConfigError(f"loss {loss!r}: give 1 to 4096 chunks")
     pieces = chosen.kernels.loss_pieces
     if chunks and kind in IN_PIECES:
         pieces, chunks = int(chunks), ""

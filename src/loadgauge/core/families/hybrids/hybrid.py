@@ -14,7 +14,7 @@ from loadgauge.core.families import common as parts
 from loadgauge.core.families.common import interleaved, language, rebuilt, types_of
 from loadgauge.core.families.decoders import decoder
 from loadgauge.core.families.decoders.decoder import Decoder
-from loadgauge.core.families.hybrids.state_space import mamba2_of
+from loadgauge.core.families.hybrids.state_space import mamba2_of, step_rank
 from loadgauge.core.families.mixtures import experts
 from loadgauge.core.families.mixtures.experts import Experts
 from loadgauge.core.families.reader import Reader
@@ -133,11 +133,10 @@ def jamba(reader: Reader) -> ModelSpec:
     types = ("linear_attention", "full_attention")
     placed = [types[kind] for kind in _periodic(reader, "attn", spec.num_hidden_layers)]
     hidden = spec.hidden_size
-    rank = reader.raw("mamba_dt_rank")
     mixer = Mamba1(
         intermediate_size=hidden * reader.whole("mamba_expand"),
         state_size=reader.whole("mamba_d_state"),
-        time_step_rank=-(-hidden // 16) if rank == "auto" else reader.whole("mamba_dt_rank", default=1),
+        time_step_rank=step_rank(reader, "mamba_dt_rank", hidden),
         conv_kernel=reader.whole("mamba_d_conv"),
         use_bias=reader.flag("mamba_proj_bias"),
         use_conv_bias=reader.flag("mamba_conv_bias"),

@@ -1,4 +1,4 @@
-"""Mamba-2 mixers as configs state them, and families whose blocks are a mixer or an MLP alone: Mamba-2, Nemotron-H."""
+"""Mamba-2 mixers as configs state them, and families whose blocks are a mixer or an MLP alone: Mamba, Mamba-2, Nemotron-H."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from loadgauge.core.definitions.model.model import Attention, Block, Mamba2, Mlp, ModelSpec, Norm
+from loadgauge.core.definitions.model.model import Attention, Block, Mamba1, Mamba2, Mlp, ModelSpec, Norm
 from loadgauge.core.families import common as parts
 from loadgauge.core.families.mixtures.experts import Experts, expert_layers, wide
 from loadgauge.core.families.reader import Reader, shown
@@ -80,18 +80,61 @@ def mamba2_model(reader: Reader) -> ModelSpec:
         use_conv_bias=reader.flag("use_conv_bias"),
         hidden_act=reader.text("hidden_act"),
     )
-    block = Block(
-        attention=_checked(reader, mixer, "n_groups"),
-        mlp=None,
-        norm=parts.RMS_NORM,
-        residual_in_fp32=reader.flag("residual_in_fp32"),
+    return _of_mixers(reader, hidden, _checked(reader, mixer, "n_groups"), "Mamba2")
+
+
+def mamba_model(reader: Reader) -> ModelSpec:
+    """Read a config of Mamba or Falcon-Mamba, whose norms inside the mixer have no weights. Raises as `hf.from_dict`."""
+    reader.ignore(
+        *(
+            "time_step_scale",
+            "time_step_min",
+            "time_step_max",
+            "time_step_init_scheme",
+            "time_step_floor",
+            "mixer_rms_eps",
+        ),
+        *(
+            "rescale_prenorm_residual",
+            "use_mambapy",
+            "use_associative_scan",
+            "intermediate_size",
+            "fused_add_norm",
+            "ssm_cfg",
+        ),
     )
+    hidden = reader.whole("hidden_size")
+    mixer = Mamba1(
+        intermediate_size=hidden * reader.whole("expand"),
+        state_size=reader.whole("state_size"),
+        time_step_rank=step_rank(reader, "time_step_rank", hidden),
+        conv_kernel=reader.whole("conv_kernel"),
+        use_bias=reader.flag("use_bias"),
+        use_conv_bias=reader.flag("use_conv_bias"),
+        hidden_act=reader.text("hidden_act"),
+    )
+    return _of_mixers(reader, hidden, mixer, "Mamba", "FalconMamba")
+
+
+def step_rank(reader: Reader, key: str, hidden: int) -> int:
+    """Read the rank of a Mamba mixer's time step, a sixteenth of the hidden size where it is automatic."""
+    return -(-hidden // 16) if reader.raw(key) in (None, "auto") else reader.whole(key, default=1)
+
+
+def _of_mixers(reader: Reader, hidden: int, mixer: Mamba1 | Mamba2, *classes: str) -> ModelSpec:
+    """The model whose blocks are a norm and a mixer, with the classes that make it."""
+    block = Block(attention=mixer, mlp=None, norm=parts.RMS_NORM, residual_in_fp32=reader.flag("residual_in_fp32"))
+    heads = {
+        f"{name}{end}": head
+        for name in classes
+        for end, head in (("ForCausalLM", parts.LANGUAGE), ("Model", parts.BODY))
+    }
     return parts.assembled(
         reader,
         hidden,
         [block] * parts.layers(reader, "num_hidden_layers"),
         final_norm=parts.RMS_NORM,
-        head=parts.decoder_head(reader, {"Mamba2ForCausalLM": parts.LANGUAGE, "Mamba2Model": parts.BODY}),
+        head=parts.decoder_head(reader, heads),
     )
 
 
@@ -196,4 +239,9 @@ def nemotron_h(reader: Reader) -> ModelSpec:
     )
 
 
-READERS: dict[str, Callable[[Reader], ModelSpec]] = {"mamba2": mamba2_model, "nemotron_h": nemotron_h}
+READERS: dict[str, Callable[[Reader], ModelSpec]] = {
+    "falcon_mamba": mamba_model,
+    "mamba": mamba_model,
+    "mamba2": mamba2_model,
+    "nemotron_h": nemotron_h,
+}

@@ -7,51 +7,69 @@ In a compressor each token makes a value and a score of each channel (two of bot
 average by the softmax of the scores over its window. Kept for backward as in transformers' module (5.23), which writes attention
 out over all tokens and all entries and masks what a query does not see: tests/core/oracle/test_streams.py counts it. A fused kernel
 keeps what any flash kernel keeps; its pairs are those of the window and of the entries chosen.
+Ranks that share a sequence gather its keys and entries, which are one head's; queries stay where their tokens are.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base import NotModelled, Size, minimum
+from loadgauge.core.base import NotModelled, Size, minimum, same, several, shard
 from loadgauge.core.definitions.model.model import CompressedAttention
 from loadgauge.core.layers.operations.builder import Builder
-from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
 
 
 def compressed_attention(build: Builder, x: Tensor, spec: CompressedAttention, hidden: Size) -> Tensor:
     """Adds the attention half of a block to the list; `x` is its (normed) input. Returns the output projection."""
-    tokens, width = build.view.tokens, spec.num_attention_heads * spec.head_dim
-    down = build.linear("attention.query_down", x, tokens, hidden, spec.q_lora_rank, adapter="query_down")
-    latent = build.norm("attention.query_norm", down, spec.norm, tokens, spec.q_lora_rank)
-    query = build.linear("attention.query_up", latent, tokens, spec.q_lora_rank, width, adapter="query_up")
-    query = _head_norm(build, query, spec)
-    query = _rotated(build, "attention.rotary_q", query, tokens * spec.num_attention_heads, spec)
-    key = build.linear("attention.key_value", x, tokens, hidden, spec.head_dim, adapter="key_value")
-    key = build.norm("attention.key_value_norm", key, spec.norm, tokens, spec.head_dim)
-    key = _rotated(build, "attention.rotary_k", key, tokens, spec)
+    view, tokens, local = build.view, build.view.tokens, build.local_tokens
+    heads = shard(spec.num_attention_heads, view.tp, "num_attention_heads")
+    groups = shard(spec.o_groups, view.tp, "o_groups")
+    width = heads * spec.head_dim
+    down = build.linear("attention.query_down", x, local, hidden, spec.q_lora_rank, adapter="query_down")
+    latent = build.norm("attention.query_norm", down, spec.norm, local, spec.q_lora_rank)
+    source, kept, reduced, workspace = build.enter("attention.query_gather", latent, spec.q_lora_rank)
+    query = build.linear(
+        "attention.query_up",
+        source,
+        tokens,
+        spec.q_lora_rank,
+        width,
+        kept_input=kept,
+        shards=view.tp,
+        adapter="query_up",
+        backward_comm=reduced,
+        workspace=workspace,
+    )
+    query = _head_norm(build, query, tokens * heads)
+    query = _rotated(build, "attention.rotary_q", query, tokens * heads, spec)
+    key = build.linear("attention.key_value", x, local, hidden, spec.head_dim, adapter="key_value")
+    key = build.norm("attention.key_value_norm", key, spec.norm, local, spec.head_dim)
+    key = _rotated(build, "attention.rotary_k", key, local, spec)
     if spec.compress_rate is not None:
         entries = _compressor(build, "attention.compress", x, spec, spec.head_dim, hidden, trained=True)
         if spec.indexer is not None:
             _index(build, x, latent, spec, hidden)
         whole = build.tensor("attention.keys", key.numel + entries.numel)
         key = build.elementwise("attention.keys", (key, entries), whole)
-    if build.view.cached is not None:
-        context = _over_cache(build, spec, query)
+    key, _, summed, _ = build.enter("attention.keys_gather", key, key.numel / local)
+    if view.cached is not None:
+        context = _over_cache(build, spec, query, heads)
     elif build.kernels.attention == "flash":
-        context = _flash(build, spec, query, key)
+        context = _flash(build, spec, query, key, heads, summed)
     else:
-        context = _eager(build, spec, query, key)
-    context = _rotated(build, "attention.rotary_o", context, tokens * spec.num_attention_heads, spec)
-    rank = spec.o_groups * spec.o_lora_rank
-    share = Gemm(tokens, spec.o_lora_rank, width / spec.o_groups, spec.o_groups)
+        context = _eager(build, spec, query, key, heads, summed)
+    context = _rotated(build, "attention.rotary_o", context, tokens * heads, spec)
+    rank = groups * spec.o_lora_rank
+    share = Gemm(tokens, spec.o_lora_rank, width / groups, groups)
     trained = build.trains("attention.output_groups")
     matrix = Weight(
         "attention.output_groups.weight",
         width * spec.o_lora_rank,
+        view.tp,
         trainable=trained,
-        shape=(rank, width / spec.o_groups),
-        base=build.view.lora is not None,
+        shape=(rank, width / groups),
+        base=view.lora is not None,
     )
     grouped = build.tensor("attention.output_groups", tokens * rank)
     build.operations.append(
@@ -71,20 +89,24 @@ def compressed_attention(build: Builder, x: Tensor, spec: CompressedAttention, h
     narrow = build.elementwise(
         "attention.output_joined", (grouped,), build.tensor("attention.output_joined", grouped.numel)
     )
+    forward, backward, workspace = build.leave(hidden)
     return build.linear(
         "attention.output",
         narrow,
         tokens,
         rank,
         hidden,
+        shards=view.tp,
         adapter="output",
         output=build.hidden("attention.output", hidden),
+        forward_comm=forward,
+        backward_comm=backward,
+        workspace=workspace,
     )
 
 
-def _head_norm(build: Builder, query: Tensor, spec: CompressedAttention) -> Tensor:
+def _head_norm(build: Builder, query: Tensor, rows: Size) -> Tensor:
     """A norm of each head of the queries, without a gain: the root is made in float32, and the product is not."""
-    rows = build.view.tokens * spec.num_attention_heads
     wide = query if query.itemsize == 4 else build.float32("attention.query_float32", query.numel)
     root, cast = Tensor("attention.query_rstd", rows, 4, "statistic"), build.tensor("attention.query_rstd_cast", rows)
     keeps = (query, wide, root) if wide is query else (query, wide, root, cast)
@@ -123,7 +145,8 @@ def _compressor(
     build: Builder, name: str, x: Tensor, spec: CompressedAttention, width: Size, hidden: Size, *, trained: bool
 ) -> Tensor:
     """Entries of `width` channels, averages of what tokens make. `trained`: it has gradients at all."""
-    tokens, doubled, entries = build.view.tokens, (2 if spec.indexer is not None else 1) * width, _entries(build, spec)
+    tokens, doubled = build.local_tokens, (2 if spec.indexer is not None else 1) * width
+    entries = _entries(build, spec) / build.view.token_shards if build.view.sequence_parallel else _entries(build, spec)
     assert spec.compress_rate is not None
     bias = Weight(
         f"{name}.position_bias",
@@ -202,6 +225,7 @@ def _index(build: Builder, x: Tensor, latent: Tensor, spec: CompressedAttention,
             weights,
             gemms=(*gemms, scores),
             forward_flops=sum(gemm.flops for gemm in (*gemms, scores)),
+            forward_comm=(Collective("all_gather", "cp", view.cp * entries.nbytes, view.cp),),
             workspace=2 * 4 * pairs * indexer.num_heads,
             gradients=False,
         )
@@ -209,17 +233,17 @@ def _index(build: Builder, x: Tensor, latent: Tensor, spec: CompressedAttention,
 
 
 def _seen(build: Builder, spec: CompressedAttention) -> Size:
-    """Entries of one sequence."""
+    """Entries of one sequence, those of other ranks too."""
     if spec.compress_rate is None:
         return 0
     if build.view.cached is not None:
         return build.view.cached.tokens / spec.compress_rate
-    return _entries(build, spec) / build.view.sequences
+    return build.view.cp * _entries(build, spec) / build.view.sequences
 
 
-def _sinks(build: Builder, spec: CompressedAttention) -> tuple[Weight, ...]:
+def _sinks(build: Builder, heads: Size) -> tuple[Weight, ...]:
     trained = build.trains("attention.sinks")
-    return (Weight("attention.sinks.weight", spec.num_attention_heads, 1, "vector", trained),)
+    return (Weight("attention.sinks.weight", heads, build.view.tp, "vector", trained),)
 
 
 def _chosen(build: Builder, spec: CompressedAttention) -> Size:
@@ -228,13 +252,21 @@ def _chosen(build: Builder, spec: CompressedAttention) -> Size:
     return seen if spec.index_topk is None else minimum(seen, spec.index_topk)
 
 
-def _over_cache(build: Builder, spec: CompressedAttention, query: Tensor) -> Tensor:
+def _exchange(build: Builder, key: Tensor) -> tuple[Collective, Collective]:
+    """Traffic of the ranks that share a sequence: all keys and entries of it, and the sum of their gradients."""
+    ranks = build.view.cp
+    collectives = ("all_gather", "reduce_scatter")
+    gather, scatter = (Collective(kind, "cp", ranks * key.nbytes, ranks) for kind in collectives)
+    return gather, scatter
+
+
+def _over_cache(build: Builder, spec: CompressedAttention, query: Tensor, heads: Size) -> Tensor:
     view, cached = build.view, build.view.cached
     assert cached is not None
     keys = minimum(cached.tokens, spec.sliding_window) + _chosen(build, spec)
     cache = Tensor("attention.cache", view.sequences * keys * spec.head_dim, cached.itemsize)
     context = build.tensor("attention.context", query.numel)
-    many = spec.num_attention_heads * view.sequences
+    many = heads * view.sequences
     products = (Gemm(view.positions, keys, spec.head_dim, many), Gemm(view.positions, spec.head_dim, keys, many))
     build.operations.append(
         Operation(
@@ -242,7 +274,7 @@ def _over_cache(build: Builder, spec: CompressedAttention, query: Tensor) -> Ten
             "attention",
             (query, cache),
             (context,),
-            _sinks(build, spec),
+            _sinks(build, heads),
             gemms=products,
             forward_flops=sum(product.flops for product in products),
             gradients=False,
@@ -251,13 +283,16 @@ def _over_cache(build: Builder, spec: CompressedAttention, query: Tensor) -> Ten
     return context
 
 
-def _flash(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor) -> Tensor:
-    """One fused kernel over the window and the chosen entries."""
-    view, heads, width = build.view, spec.num_attention_heads, spec.head_dim
+def _flash(
+    build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor, heads: Size, summed: tuple[Collective, ...]
+) -> Tensor:
+    """One fused kernel over the window and the chosen entries; `summed`: traffic of the gradients of keys."""
+    view, width = build.view, spec.head_dim
     if spec.dropout:
         raise NotModelled("dropout of the probabilities of compressed attention under a fused kernel is not modelled")
     pairs = minimum(view.pairs, view.tokens * spec.sliding_window) + view.tokens * _chosen(build, spec)
     context = build.tensor("attention.context", query.numel)
+    gather, scatter = _exchange(build, key)
     statistic = Tensor("attention.lse", view.tokens * heads, build.dtypes.softmax_statistic, "statistic")
     product = Gemm(view.tokens, pairs / view.tokens, width, heads)
     flops = 2 * pairs * width * heads
@@ -267,22 +302,34 @@ def _flash(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor
             "attention",
             (query, key),
             (context,),
-            _sinks(build, spec),
+            _sinks(build, heads),
             keeps=(query, key, context, statistic),
             gemms=(product, product),
             forward_flops=2 * flops,
             input_gradient_flops=4 * flops,
             rerun_flops=flops,
-            workspace=4 * view.tokens * heads * (width + 1),
+            forward_comm=(gather,),
+            backward_comm=(gather, scatter, *summed),
+            workspace=4 * view.tokens * heads * (width + 1) + several(view.cp) * gather.nbytes,
         )
     )
     return context
 
 
-def _eager(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor) -> Tensor:
+def _eager(
+    build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor, heads: Size, summed: tuple[Collective, ...]
+) -> Tensor:
     """Scores of all tokens and entries, with a sink, written out: the one head of keys is repeated for each head of queries."""
-    view, heads, width = build.view, spec.num_attention_heads, spec.head_dim
-    keys = view.positions + _seen(build, spec)
+    view, width = build.view, spec.head_dim
+    if not (same(view.cp, 1) and same(view.tp, 1)):
+        gather, scatter = _exchange(build, key)
+        whole = build.tensor("attention.gathered_keys", view.cp * key.numel)
+        back = (scatter, *summed)
+        build.operations.append(
+            Operation(whole.name, "collective", (key,), (whole,), forward_comm=(gather,), backward_comm=back)
+        )
+        key = whole
+    keys = view.cp * view.positions + _seen(build, spec)
     pairs = view.pairs + view.tokens * _seen(build, spec)
     if build.kernels.repeat_kv:
         key = build.elementwise("attention.repeat_k", (key,), build.tensor("attention.repeat_k", key.numel * heads))
@@ -310,7 +357,7 @@ def _eager(build: Builder, spec: CompressedAttention, query: Tensor, key: Tensor
     indices = Tensor("attention.sinks.place", view.tokens * heads, build.dtypes.index, "index")
     sunk = build.tensor("attention.with_sinks", size)
     build.operations.append(
-        Operation("attention.with_sinks", "elementwise", (scores,), (sunk,), _sinks(build, spec), keeps=(indices,))
+        Operation("attention.with_sinks", "elementwise", (scores,), (sunk,), _sinks(build, heads), keeps=(indices,))
     )
     probabilities = build.tensor("attention.softmax", size)
     build.elementwise("attention.softmax", (sunk,), probabilities, keeps=(probabilities,))

@@ -17,12 +17,16 @@ from loadgauge.core.layers.operations.operations import Collective, Gemm, Operat
 from loadgauge.core.layers.operations.rank_view import View
 
 
-def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool, activation: str = "silu") -> None:
-    """Refuses what the layers of a linear mixer do not model: tensor and context parallelism without `heads`, an activation."""
+def whole_mixer(
+    build: Builder, kind: str, file: str, *, heads: bool, channels: bool = False, activation: str = "silu"
+) -> None:
+    """Refuses what the layers of a linear mixer do not model: context parallelism without `heads`, tensor parallelism without
+    them or `channels` to share out, an activation.
+    """
     view = build.view
     reasons = {
         "context parallelism": not heads and (not isinstance(view.cp, int) or view.cp != 1),
-        "tensor parallelism": not heads and (not isinstance(view.tp, int) or view.tp != 1),
+        "tensor parallelism": not (heads or channels) and (not isinstance(view.tp, int) or view.tp != 1),
         f"activation {activation!r}": activation not in ("silu", "swish"),
         "reference code under autocast": build.autocast and build.kernels.recurrence == "reference",
     }

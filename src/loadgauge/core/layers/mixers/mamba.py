@@ -89,7 +89,7 @@ def _decay(build: Builder, heads: Size) -> Tensor:
             (),
             (output,),
             (_vector(build, "decay", heads),),
-            keeps=(exponential,),
+            keeps=(exponential,) if build.trains("mamba.decay") else (),
         )
     )
     return output

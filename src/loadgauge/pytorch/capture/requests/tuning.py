@@ -117,7 +117,11 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
         except re.error as error:
             raise ConfigError(f"{asked.targets!r} is no regular expression: {error}", key="lora_targets") from None
         if asked.layers:
-            raise ConfigError("needs names of layers, not a regular expression, which can say which", key="lora_layers")
+            raise ConfigError(
+                "needs names of layers in --lora-targets; a regular expression can name the layers itself",
+                key="lora_layers",
+                key="lora_layers",
+            )
         if not any(pattern.fullmatch(name) for name in possible):
             raise ConfigError(
                 f"{asked.targets!r} fits no whole name of a layer, such as {_example(possible)}", key="lora_targets"
