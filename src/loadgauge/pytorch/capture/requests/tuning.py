@@ -120,7 +120,6 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
             raise ConfigError(
                 "needs names of layers in --lora-targets; a regular expression can name the layers itself",
                 key="lora_layers",
-                key="lora_layers",
             )
         if not any(pattern.fullmatch(name) for name in possible):
             raise ConfigError(
