@@ -9,7 +9,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 
 MIXTRAL = "estimate mixtral-8x7b --gpu h100-sxm5-80gb --gpus 32 --ep 8 --zero 1 --global-batch 32"
-DEEPSEEK = "estimate deepseek-v3 --gpu h200-sxm-141gb --gpus 256 --ep 32 --zero 1 --global-batch 256"
+DEEPSEEK = "estimate deepseek-v3 --gpu h200-sxm-141gb --gpus 256 --ep 32 --pp 1 --zero 1 --global-batch 256"
 
 
 def test_the_worst_routing_is_shown_beside_the_assumed_one() -> None:

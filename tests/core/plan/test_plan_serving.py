@@ -120,7 +120,11 @@ def test_what_does_not_go_together_is_refused(line: str, word: str) -> None:
     assert word in said.err
 
 
-def test_without_a_number_of_gpus_it_asks_for_one() -> None:
+def test_without_a_number_of_gpus_it_finds_the_fewest_or_asks_for_one() -> None:
+    job = Job("qwen3-8b", gpu="l40s")
+    plan = plan_serving(job, {"context": 2048}, {}, Limits())
+    assert "--find" in plan.assumed
+    assert plan.choices[0].job == plan_serving(job, {"context": 2048}, {}, Limits(), "gpus").choices[0].job
     with pytest.raises(ConfigError, match="--find gpus"):
-        plan_serving(Job("qwen3-8b", gpu="l40s"), {}, {}, Limits())
+        plan_serving(job, {}, {}, Limits(), "batch")
     assert "needs --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err

@@ -32,12 +32,13 @@ def estimate(
     *,
     efficiencies: Efficiencies | None = None,
     scale: float = 1.0,
+    shared: Workings | None = None,
 ) -> Estimate:
     """Estimate memory, FLOPs, and on a cluster the time and traffic of one optimizer step.
 
     gpu: enables the fits / does-not-fit verdict; cluster: enables time and network; efficiencies: another calibration than the
-        GPU's own; scale: measured over predicted seconds of a step. `loadgauge.estimate` is this function with names in
-        place of specifications, and the cluster filled in.
+        GPU's own; scale: measured over predicted seconds of a step; shared: workings of the same layout without a cluster.
+        `loadgauge.estimate` is this function with names in place of specifications, and the cluster filled in.
     Memory is of the worst rank at its peak [bytes]. Raises `LayoutError` when the layout cannot exist, `NotModelled` when
     it can but is not modelled.
 
@@ -56,6 +57,8 @@ def estimate(
         if cluster.gpus != layout.gpus:
             raise ConfigError(f"the layout needs {layout.gpus} GPUs and the cluster has {cluster.gpus}", key="gpus")
     workings = Workings(model, layout, chosen, gpu, cluster, efficiencies, scale)
+    if shared is not None:
+        workings.share(shared)
     time, network, untimed = _time(workings)
     counted = parameters(model)
     result = Estimate(

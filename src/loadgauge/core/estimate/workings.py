@@ -100,6 +100,11 @@ class Workings:
         self.view = view_of(layout, training)
         self._played: dict[tuple[int, bool], Simulation] = {}
 
+    def share(self, other: Workings) -> None:
+        """Takes over what other workings of the same layout, training and GPU know of its memory and FLOPs."""
+        self.memory, self.stages, self.worst, self.flops = other.memory, other.stages, other.worst, other.flops
+        self.at_peak, self.workspaces = other.at_peak, other.workspaces
+
     def rerouted(self, imbalance: float) -> Workings:
         """Return the workings of the same job with another `expert_imbalance`; what routing does not change is shared."""
         layout = msgspec.structs.replace(self.layout, expert_imbalance=imbalance)

@@ -150,6 +150,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             asked["gpu_prices"] = _prices(asked["prices"])
         elif asked.get("find") == "gpu":
             asked["gpu_prices"] = usual_prices()
+        if "gpu_prices" in asked and "gpu" not in job:
+            job["gpu"] = next(iter(asked["gpu_prices"]))  # every one of them is tried
         if asked.get("why_not"):
             asked["why_not_locks"] = _pairs(asked["why_not"])
         if asked.get("export") not in (None, FLAGS):

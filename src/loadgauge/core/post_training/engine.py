@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base import MIB, Size, maximum
+from loadgauge.core.base import GIB, MIB, Size, in_gib, maximum
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -115,9 +115,10 @@ def on_card(
         pool = demand
     unstarted, needed, least = "", 0.0, token * longest + fixed
     if gpu is not None and pool < least:
+        digits = 1 if least >= GIB / 10 else 3
         unstarted = (
-            f"{engine.text()} leaves {max(pool, 0) / 2**30:.1f} GiB of {gpu.name} for the cache, and one sequence of"
-            f" {longest:,} tokens needs {least / 2**30:.1f} GiB: it does not start"
+            f"{engine.text()} leaves {in_gib(max(pool, 0), digits)} GiB of {gpu.name} for the cache, and one sequence of"
+            f" {longest:,} tokens needs {in_gib(least, digits)} GiB: it does not start"
         )
         # With a larger card its share grows, and the cache is what its share grows by.
         needed = gpu.capacity + (least - pool) / (engine.utilization or engine.static_fraction or 1.0)

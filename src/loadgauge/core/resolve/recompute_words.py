@@ -22,6 +22,12 @@ LATENT = {"attention.query_up", "attention.key_value_up", "attention.rotary_q", 
 LATENT |= {"attention.query_joined", "attention.key_joined", "attention.value"}
 ACTIVATION = {"mlp.activation", "mlp.multiply", "mlp.split", "mlp.gate_clamped", "mlp.up_clamped", "mlp.clamped"}
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+SAID = {
+    **dict.fromkeys(("norm", "norms", "rmsnorm", "rms_norm", "layer_norm"), "layernorm"), "mla_up": "mla_up_proj",
+    **dict.fromkeys(("attn", "attention", "flash_attention"), "core_attn"),
+    **dict.fromkeys(("swiglu", "geglu", "gelu", "silu", "activation", "act_fn"), "act"),
+}  # fmt: skip
+"""Words of papers for what runs again, as modules; `act` is what stands between the matrices of an MLP, its experts' too."""
 
 NAMES = {
     "query_proj": ("attention.query",), "key_proj": ("attention.key",), "value_proj": ("attention.value",),
@@ -46,12 +52,15 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     """Translates a recompute policy into operations of the model: `per-op` (torchtitan's `selective`: attention and
     every second matrix product keep their outputs), `memory_budget=0.5` (torch.compile: what costs least to make again, until
     the layer keeps that share), `modules:...` (Megatron) and `remat:...` (MaxText: the name of a `remat_policy`, or
-    `remat:custom=` with what is kept, joined by +). Any other stays as it is. Raises `ConfigError` for an unknown name.
+    `remat:custom=` with what is kept, joined by +); words of papers stand beside names of operations (`norm,swiglu,mlp.up`).
+    Any other stays as it is. Raises `ConfigError` for an unknown name.
 
     >>> from loadgauge.core.families.reference import llama_model
     >>> from loadgauge.core.definitions.training.training import training
     >>> resolve_recompute("modules:layernorm", llama_model(2, 64, 4, 100), training("megatron"))
     'attention.norm,mlp.norm'
+    >>> resolve_recompute("norm,swiglu", llama_model(2, 64, 4, 100), training("megatron"))
+    'attention.norm,mlp.multiply,mlp.norm'
 
     Compiled, `per-op` does not keep what no gradient reads (torch 2.13, `min_cut_rematerialization_partition`):
 
@@ -70,6 +79,9 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
         return ",".join(sorted(_of_modules(modules.split(","), model, training))) or "none"
     if kind == "remat":
         return _remat(modules, model, training)
+    words = {SAID.get(each.strip(), each.strip()) for each in word.split(",")}
+    if said := words.intersection((*MODULES, "act")):
+        return ",".join(sorted(_of_modules(sorted(said), model, training) | (words - said))) or "none"
     return word
 
 
@@ -257,6 +269,7 @@ def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> fro
             "mlp": set() if routed else halves,
             "moe": halves if routed else set(),
             "moe_act": names & ACTIVATION if routed else set(),
+            "act": names & ACTIVATION,
             "shared_experts": {name for name in names if name.startswith("mlp.shared")},
         }
         for module in modules:

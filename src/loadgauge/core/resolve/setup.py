@@ -19,7 +19,6 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.memory.padding import Forecast, forecast
-from loadgauge.core.estimate.memory.peak import Memory
 from loadgauge.core.estimate.memory.question import Alternative, Unsaid
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
@@ -78,35 +77,42 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 return own
             faster: list[Estimate] = [own, *(each.setup._filled() for each in self.instead(failed=False))]
             return min(faster, key=lambda each: math.inf if each.time is None else each.time.step)
-        fitting = (each for each in self.instead() if each.setup.memory_alone().verdict != "does not fit")
-        runs = ((each.setup._filled(), each.flags) for each in fitting)
+        alone = ((each, each.setup.untimed_estimate()) for each in self.instead())
+        runs = ((each.setup._filled(its), each.flags) for each, its in alone if its.memory.verdict != "does not fit")
         # Of a layout of which nothing is said the fastest, else the mildest change of the one that is.
         chosen = min(runs, key=lambda run: _speed(run[0]), default=None) if self.open_layout else next(runs, None)
         if chosen is None:
             return own
+        if "--pp" in (flag for flag, *_ in chosen[1]) and chosen[0].memory.verdict == "tight":
+            chosen = next((run for run in runs if run[0].memory.verdict != "tight"), chosen)  # more stages are as mild
         there, flags = chosen
         things = (
-            Unsaid(flag, value, (Alternative(usual, without().memory_alone().allocated - there.memory.allocated),))
+            Unsaid(flag, value, (Alternative(usual, before.allocated - there.memory.allocated),))
             for flag, value, usual, without in flags
+            for before in (own.memory if len(flags) == 1 else without().untimed_estimate().memory,)
         )
         unsaid = (*there.memory.unsaid, *things)
         return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
 
-    def _filled(self) -> Estimate:
+    def _filled(self, untimed: Estimate | None = None) -> Estimate:
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""
-        own = self.as_assumed()
+        own = self.as_assumed(untimed)
         if self.larger is not None and own.memory.roomy:
-            chosen = next((setup for setup in self.larger() if setup.memory_alone().roomy), None)
-            own = own if chosen is None else chosen.as_assumed()
+            tried = ((setup, setup.untimed_estimate()) for setup in self.larger())
+            chosen = next((pair for pair in tried if pair[1].memory.roomy), None)
+            own = own if chosen is None else chosen[0].as_assumed(chosen[1])
         return own
 
-    def memory_alone(self) -> Memory:
-        """Return the memory of the run as assumed; its time is not worked out."""
-        return msgspec.structs.replace(self, cluster=None).as_assumed().memory
+    def untimed_estimate(self) -> Estimate:
+        """Return the estimate of the layout as it stands without its time."""
+        return msgspec.structs.replace(self, cluster=None).as_assumed()
 
-    def as_assumed(self) -> Estimate:
-        """Return the estimate of the layout as it stands."""
-        result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+    def as_assumed(self, untimed: Estimate | None = None) -> Estimate:
+        """Return the estimate of the layout as it stands. untimed: the same without its time, where it is there"""
+        workings = None if untimed is None else untimed.workings
+        result = estimate(
+            self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale, shared=workings
+        )
         result = result.replace(assumed=self.assumed)
         if self.untimed:
             result = result.replace(untimed=self.untimed)

@@ -32,6 +32,7 @@ RENAMED = {
     **dict.fromkeys(("target-modules", "lora-target", "lora-modules", "lora-target-modules"), "--lora-targets"),
     "optim": "--optimizer", "optimiser": "--optimizer", "attn-implementation": "--attention", "attn": "--attention",
     **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
+    **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
     **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost"), "--price"),
 }  # fmt: skip
@@ -144,6 +145,7 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", r"(\d+(?:\.\d+)?) ?(GB|GiB)", r"--memory \1\2"),
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
+    ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
     ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
     ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
 )
