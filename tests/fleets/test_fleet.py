@@ -225,8 +225,11 @@ def test_the_answer(capsys) -> None:
         assert "Rule:" in text
 
 
+WHOLE = ("--tp", "1", "--pp", "1")  # stated, as an open layout is filled in until it fits
+
+
 def test_a_step_that_does_not_fit_is_no_run(capsys) -> None:
-    words = ("llama-3.1-70b", "--gpu", "h100", "--gpus", "64", "--zero", "1", "--tokens", "1T", "--runs", "3")
+    words = ("llama-3.1-70b", "--gpu", "h100", "--gpus", "64", "--zero", "1", "--tokens", "1T", "--runs", "3", *WHOLE)
     code, text = ask(capsys, *words)
     assert code == 1
     assert "DOES NOT FIT" in text
