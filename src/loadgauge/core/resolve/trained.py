@@ -189,7 +189,7 @@ def _parts(model: ModelSpec, ends: tuple[dict[str, int], dict[str, int]], by_blo
 
 
 def modules_of(operation: str, block: Block | None) -> Iterator[str]:
-    """Yield the names that transformers' modules may have for what an operation runs, within their layer or the model."""
+    """Yield the names of the modules in transformers that may run an operation, within their layer or the model."""
     if operation in ENDS:
         yield from ENDS[operation]
         return

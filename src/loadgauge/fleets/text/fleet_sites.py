@@ -82,7 +82,7 @@ def split(result: Estimate, options: dict[str, Any], searched: str, job: Job, as
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
-    """Write what the sites take."""
+    """Write the time and traffic of training on several sites."""
     asked, here, others, searched, tokens, days, hours, price = answer.shown
     time = here.estimate.timing
     target.print(

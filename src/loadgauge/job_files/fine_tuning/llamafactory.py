@@ -248,7 +248,7 @@ def _stage() -> Idea:
         if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
             raise keys.wrong(
                 how if keys.has(how) else scores,
-                "scores by adapters (reward_model_type: lora), which go with finetuning_type lora",
+                "scores by adapters (reward_model_type: lora), which need finetuning_type lora",
             )
         if keys.whole(bits, minimum=0):
             keys.note(bits, "quantises the reward model, which is counted whole", "saves", "weights", 0.5)

@@ -240,6 +240,6 @@ def _check_ports(id: str, raw: _Tier, above: int) -> None:
         if raw.ports % (2 * len(raw.dims)):
             raise refuse(f"{raw.ports} ports are not two of each of {len(raw.dims)} dimensions")
     elif raw.dims:
-        raise refuse("dims are those of a torus")
+        raise refuse('dims are for a torus: give kind = "torus"')
     if raw.kind == "dragonfly" and raw.ports < raw.units - 1:
         raise refuse(f"{raw.ports} ports do not reach each of the {raw.units - 1} other groups")

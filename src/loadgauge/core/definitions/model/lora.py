@@ -212,7 +212,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """Return what is trained. ``Lora(rank=8).words == "adapters of rank 8"``"""
+        """Return the trained part in words. ``Lora(rank=8).words == "adapters of rank 8"``"""
         if self.method not in TUNERS:
             return f"adapters of rank {self.rank}"
         tuner = TUNERS[self.method]

@@ -68,7 +68,7 @@ class Carries(StrEnum):
 
     @property
     def in_forward(self) -> bool:
-        """Return whether it is wanted by a forward, so that this is what it may hide under; else it follows a backward."""
+        """Return whether a forward needs it, under which it may hide; else it follows a backward."""
         return self in (Carries.WEIGHTS, Carries.UPDATED_WEIGHTS)
 
     @property

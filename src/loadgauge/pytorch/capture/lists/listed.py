@@ -372,7 +372,7 @@ class Family(Written):
 
     @property
     def unit(self) -> str:  # type: ignore[override]
-        """Return what a sequence is so many of."""
+        """Return the unit of a sequence's length: tokens, or samples of sound."""
         return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
 
     def besides(self, length: int) -> str:
