@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
-BEGINNINGS = {"What": 59, "Those": 4, "As": 5, "Which": 2, "Whether": 9}
+BEGINNINGS = {"What": 60, "Those": 4, "As": 5, "Which": 2, "Whether": 9}
 """A docstring begins with a verb, or with a noun phrase that names what comes back: these are left of 630 that version 0.1 had."""
 NAMES = {
     "one": 235,
     "found": 207,
     "given": 121,
     "known": 86,
-    "said": 21,
+    "said": 23,
     "made": 58,
     "place": 129,
     "what": 40,

@@ -24,7 +24,7 @@ WAYS: dict[str, set[str]] = {
     f"estimate llama-3.1-8b {FLAGS} {ROLLOUT}": ROOMS - {"pytorch"},
     "plan llama-3.1-8b --gpu h100 --gpus 8 --global-batch 64 --seq-len 4096": ROOMS - {"pytorch", "fleets"},
     "fleet llama-3.1-8b --gpu h100 --gpus 8 --zero 2 --micro-batch 1 --tokens 1B": ROOMS - {"pytorch", "fleets"},
-    "why oom.txt": (ROOMS - {"pytorch"}) | SEARCHING | {"core/estimate", "core/layers"},
+    "why oom.txt": (ROOMS - {"pytorch"}) | {"core/estimate", "core/layers", "core/plan", "core/answers"},
 }
 """Command lines, and the rooms and folders of the core that each has no use for."""
 

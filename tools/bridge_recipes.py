@@ -23,10 +23,24 @@ KEPT = {
     "ddp.data_parallel_sharding_strategy": "strategy", "model.cross_entropy_loss_fusion": "fusion",
     "model.cross_entropy_fusion_impl": "impl", "model.num_layers_in_first_pipeline_stage": "first",
     "model.num_layers_in_last_pipeline_stage": "last", "optimizer.optimizer": "optimizer",
-    "model.freeze_language_model": "frozen",
+    "model.freeze_language_model": "frozen", "model.mtp_num_layers": "mtp",
+    "optimizer.use_precision_aware_optimizer": "aware", "optimizer.main_grads_dtype": "grads",
+    "optimizer.main_params_dtype": "params", "optimizer.exp_avg_dtype": "average", "optimizer.exp_avg_sq_dtype": "square",
+    "mixed_precision.grad_reduce_in_fp32": "reduced", "ddp.overlap_grad_reduce": "grads_beside",
+    "comm_overlap.tp_comm_overlap": "tp_beside", "comm_overlap.overlap_moe_expert_parallel_comm": "experts_beside",
 }  # fmt: skip
 """Keys that are kept, and their names in the table."""
 TOKENIZER = "tokenizer.tokenizer_model"
+USUAL = {
+    "reduced": True,
+    "grads": "torch.float32",
+    "params": "torch.float32",
+    "average": "torch.float32",
+    "square": "torch.float32",
+}
+"""Values that say nothing more than the recipe of precision does."""
+FILE = "<file>"
+"""Beside a function's names, those of its own file: two files may have a helper or a constant of one name."""
 
 
 class Functions(dict[str, ast.FunctionDef]):
@@ -37,23 +51,33 @@ class Functions(dict[str, ast.FunctionDef]):
         self.aliases: dict[str, str] = {}
         self.constants: dict[str, Any] = {}
         self.recipes: set[str] = set()
+        self.files: dict[ast.FunctionDef, dict[str, Any]] = {}
         for path in sorted(root.rglob("*.py")):
+            own: dict[str, Any] = {}
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef):
-                    self[node.name] = node
+                    self[node.name] = own[node.name] = node
+                    self.files[node] = own
                     self.recipes |= {node.name} if path.parts[len(root.parts)] == "recipes" else set()
                 elif isinstance(node, ast.ImportFrom):
                     self.aliases |= {name.asname: name.name for name in node.names if name.asname}
                 elif isinstance(node, ast.Assign | ast.AnnAssign):
                     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                     if isinstance(target, ast.Name) and isinstance(node.value, ast.Constant) and target.id.isupper():
-                        self.constants[target.id] = node.value.value
+                        self.constants[target.id] = own[target.id] = node.value.value
                     elif isinstance(target, ast.Name) and isinstance(node.value, ast.Name):  # NAME = other_recipe
                         self.aliases[target.id] = node.value.id
 
-    def read(self, name: str, given: dict[str, Any] | None = None, depth: int = 0) -> dict[str, Any]:
+    def named(self, name: str, local: dict[str, Any]) -> ast.FunctionDef | None:
+        """The function that a name means in a file: its own, else the one that it imports."""
+        own = local.get(FILE, {}).get(name)
+        return own if isinstance(own, ast.FunctionDef) else self.get(self.aliases.get(name, name))
+
+    def read(
+        self, name: str, given: dict[str, Any] | None = None, depth: int = 0, local: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """What a recipe assigns, by key."""
-        function = self.get(self.aliases.get(name, name))
+        function = self.named(name, local or {})
         if function is None or depth > 5:
             return {}
         arguments = [*function.args.args, *function.args.kwonlyargs]
@@ -64,12 +88,14 @@ class Functions(dict[str, ast.FunctionDef]):
             if isinstance(value, ast.Constant)
         }
         state: dict[str, Any] = {}
-        self._run(function.body, state, local | (given or {}), depth)
+        self._run(function.body, state, {FILE: self.files[function]} | local | (given or {}), depth)
         return state
 
     def _value(self, node: ast.expr, state: dict[str, Any], local: dict[str, Any]) -> Any:
         if isinstance(node, ast.Name):
-            return local.get(node.id, self.constants.get(node.id))
+            return local.get(node.id, local.get(FILE, {}).get(node.id, self.constants.get(node.id)))
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
+            return ast.unparse(node)
         if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("cfg."):
             return state.get(ast.unparse(node)[4:])
         if isinstance(node, ast.JoinedStr):
@@ -96,8 +122,9 @@ class Functions(dict[str, ast.FunctionDef]):
                 state |= held if isinstance(held, dict) else {}
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 called = ast.unparse(node.value.func)
-                if called in self and node.value.args and ast.unparse(node.value.args[0]) == "cfg":
-                    self._run(self[called].body, state, self._arguments(node.value, state, local), depth + 1)
+                helper = self.named(called, local)
+                if helper and node.value.args and ast.unparse(node.value.args[0]) == "cfg":
+                    self._run(helper.body, state, self._arguments(node.value, state, local), depth + 1)
             elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
                 self._assign(target, node.value, state, local, depth)
@@ -123,21 +150,23 @@ class Functions(dict[str, ast.FunctionDef]):
         return bool(self._value(node, state, local))
 
     def _arguments(self, call: ast.Call, state: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-        named = self.get(self.aliases.get(ast.unparse(call.func), ast.unparse(call.func)))
+        named = self.named(ast.unparse(call.func), local)
         names = [argument.arg for argument in named.args.args] if named else []
         given = {word.arg: self._value(word.value, state, local) for word in call.keywords if word.arg}
+        given |= {FILE: self.files[named]} if named else {}
         return given | {name: self._value(value, state, local) for name, value in zip(names, call.args, strict=False)}
 
     def _call(self, call: ast.Call, state: dict[str, Any], local: dict[str, Any], depth: int) -> dict[str, Any]:
         name = ast.unparse(call.func)
         inner: dict[str, Any] = {}
-        if call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "cfg" and name in self:
-            self._run(self[name].body, state, self._arguments(call, state, local), depth + 1)
+        helper = self.named(name, local)
+        if call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "cfg" and helper:
+            self._run(helper.body, state, self._arguments(call, state, local), depth + 1)
         elif name == "ConfigContainer":
             for word in call.keywords:
                 self._assign(f"cfg.{word.arg}", word.value, inner, local, depth)
-        elif name in self or name in self.aliases:
-            inner = self.read(name, self._arguments(call, state, local), depth + 1)
+        elif helper:
+            inner = self.read(name, self._arguments(call, state, local), depth + 1, local)
         return inner
 
     def _assign(self, target: str, value: ast.expr, state: dict[str, Any], local: dict[str, Any], depth: int) -> None:
@@ -161,8 +190,8 @@ class Functions(dict[str, ast.FunctionDef]):
             elif target.endswith("mixed_precision") or "precision" in called:
                 first = self._value(value.args[0], state, local) if value.args else called
                 result = "bf16_mixed" if first == "MixedPrecisionConfig" else first
-            elif called in self or called in self.aliases:
-                result = self.read(called, self._arguments(value, state, local), depth + 1)
+            elif self.named(called, local):
+                result = self.read(called, self._arguments(value, state, local), depth + 1, local)
             else:
                 result = {word.arg: self._value(word.value, state, local) for word in value.keywords if word.arg}
         else:
@@ -194,12 +223,15 @@ def main(checkout: str, commit: str, date: str) -> str:
             continue
         if state.get("peft.dim") and not isinstance(state["peft.dim"], int):
             state["peft.dim"] = 32
+        if any(key.startswith("comm_overlap.") for key in state):  # `CommOverlapConfig._get_optimizer_overlap_cfgs`
+            state["ddp.overlap_grad_reduce"] = state.get("comm_overlap.overlap_grad_reduce", True)
         words: dict[str, str] = {}
         for key, short in KEPT.items():
             value = state.get(key)
-            if value not in (None, False, "", []) and not (value == 1 and short in ("tp", "pp", "cp", "ep", "vpp")):
+            usual = value == 1 and short in ("tp", "pp", "cp", "ep", "vpp")
+            if value not in (None, False, "", [], USUAL.get(short)) and not usual:
                 words[short] = ",".join(value) if isinstance(value, list | tuple) else str(value)
-            elif value is False and short == "shared":
+            elif value is False and short in ("shared", "reduced", "grads_beside"):
                 words[short] = "False"
         lines.append(f'{name} = "{" ".join(f"{key}={value}" for key, value in words.items())}"')
     known = {line.split(" = ")[0] for line in lines}

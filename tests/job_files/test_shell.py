@@ -185,3 +185,29 @@ def test_a_patch_goes_where_the_option_is_written() -> None:
 def test_a_hostile_script_is_read_or_refused(script: str) -> None:
     with suppress(ConfigError):
         Shell(script)
+
+
+NPU = """DEVICE=${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}
+case "${DEVICE}" in
+    gpu) use=0.6 ;;
+    npu) use=0.5 ;;
+esac
+if [ "${DEVICE}" = npu ]; then
+    run --moved $use
+else
+    run --stays $use
+fi
+"""
+
+
+def test_a_test_for_another_makers_cards_fails() -> None:
+    shell = Shell(NPU)
+    assert [word.text for word in shell.commands[0]] == ["run", "--stays", "0.6"]
+    assert not shell.notes
+    assert [word.text for word in Shell(NPU, {"DEVICE": "npu"}).commands[0]] == ["run", "--moved", "0.5"]
+
+
+def test_what_a_case_takes_for_granted_holds_after_it() -> None:
+    shell = Shell(NPU.replace("import torch_npu", "import other"))
+    assert [word.text for word in shell.commands[0]] == ["run", "--stays", "0.6"]
+    assert len(shell.notes) == 1

@@ -23,10 +23,11 @@ LATENT |= {"attention.query_joined", "attention.key_joined", "attention.value"}
 ACTIVATION = {"mlp.activation", "mlp.multiply", "mlp.split", "mlp.gate_clamped", "mlp.up_clamped", "mlp.clamped"}
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 SAID = {
-    **dict.fromkeys(("norm", "norms", "rmsnorm", "rms_norm", "layer_norm"), "layernorm"), "mla_up": "mla_up_proj",
+    **dict.fromkeys(("norm", "norms", "rmsnorm", "rms_norm", "layer_norm"), "layernorm"),
+    "mla_up": "mla_up_proj",
     **dict.fromkeys(("attn", "attention", "flash_attention"), "core_attn"),
     **dict.fromkeys(("swiglu", "geglu", "gelu", "silu", "activation", "act_fn"), "act"),
-}  # fmt: skip
+}
 """Words of papers for what runs again, as modules; `act` is what stands between the matrices of an MLP, its experts' too."""
 
 NAMES = {

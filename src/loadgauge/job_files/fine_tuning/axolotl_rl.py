@@ -140,6 +140,7 @@ def preference() -> Idea:
             )
         used, longest = keys.real(SHARE), keys.whole(f"{V}max_model_len")
         words = {"tp": keys.whole(WIDTH) or 1, "utilization": 0.9 if used is None else used, "context": longest}
+        keys.remarks[f"vLLM's server is taken to have {own} of the {everything} GPUs"] = None
         late = any(keys.flag(key) for key in EARLY)
         return {
             "gpus": everything,

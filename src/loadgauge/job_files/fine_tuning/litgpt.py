@@ -169,8 +169,9 @@ def _gpus() -> Idea:
         several = keys.given.get("gpus", per_node * hosts) > 1
         if several and keys.has("quantize"):
             raise keys.wrong("quantize", "needs one GPU; LitGPT does not run it on several")
+        unsaid = str(keys.raw(devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
         facts: Facts = {
-            "gpus": per_node * hosts,
+            "gpus": None if unsaid and hosts == 1 else per_node * hosts,
             "zero": 3 if several else 0,
             "recompute": "full" if several and not _pretrains(keys) else "none",
         }

@@ -51,6 +51,7 @@ from loadgauge.job_files.ideas.table import (
     row,
     short,
 )
+from loadgauge.job_files.ideas.unsaid import lengths, spec_of
 from loadgauge.job_files.ideas.words import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
@@ -108,6 +109,7 @@ __all__ = [
     "frozen_share",
     "instantiated",
     "layers",
+    "lengths",
     "merge",
     "names_in",
     "optimizer",
@@ -120,6 +122,7 @@ __all__ = [
     "sayable",
     "short",
     "solve",
+    "spec_of",
     "spelled",
     "split_of",
     "stored",

@@ -14,13 +14,25 @@ import msgspec
 
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import MISSING, TRANSFORMER_ENGINE, Dialect, Document, Facts, Idea, Keys, reads, row
+from loadgauge.job_files.ideas import (
+    MISSING,
+    TRANSFORMER_ENGINE,
+    Dialect,
+    Document,
+    Facts,
+    Idea,
+    Keys,
+    reads,
+    row,
+    spec_of,
+)
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,
     launched,
     loss,
     offload,
+    overlap,
     pipeline,
     recompute,
     tensor_parallel,
@@ -46,7 +58,11 @@ BENEATH = {
     "strategy": "ddp.data_parallel_sharding_strategy", "fusion": "model.cross_entropy_loss_fusion",
     "impl": "model.cross_entropy_fusion_impl", "first": "model.num_layers_in_first_pipeline_stage",
     "last": "model.num_layers_in_last_pipeline_stage", "optimizer": "optimizer.optimizer",
-    "frozen": "model.freeze_language_model",
+    "frozen": "model.freeze_language_model", "mtp": "model.mtp_num_layers", "aware": "optimizer.use_precision_aware_optimizer",
+    "grads": "optimizer.main_grads_dtype", "params": "optimizer.main_params_dtype", "average": "optimizer.exp_avg_dtype",
+    "square": "optimizer.exp_avg_sq_dtype", "reduced": "mixed_precision.grad_reduce_in_fp32",
+    "grads_beside": "ddp.overlap_grad_reduce", "tp_beside": "comm_overlap.tp_comm_overlap",
+    "experts_beside": "comm_overlap.overlap_moe_expert_parallel_comm",
 }  # fmt: skip
 """The names of keys in the table of recipes."""
 SHORT = {
@@ -55,6 +71,14 @@ SHORT = {
     "expert_model_parallel_size": "ep", "expert_tensor_parallel_size": "etp",
 }  # fmt: skip
 """Options of `run_recipe.py` that set a key."""
+NARROW = {
+    "optimizer.exp_avg_dtype": "optimizer",
+    "optimizer.exp_avg_sq_dtype": "optimizer",
+    "optimizer.main_params_dtype": "optimizer",
+    "optimizer.main_grads_dtype": "gradients",
+    "mixed_precision.grad_reduce_in_fp32": "gradients transient",
+}
+"""What a recipe may keep in 16 bits by itself, and the parts of the memory that have it."""
 CHOSEN = ("recipe", "recipe_name", "model", "mode", "peft_scheme", "peft")
 """Options that say which recipe."""
 TARGETS = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",)}
@@ -127,6 +151,9 @@ def _recipe(keys: Keys) -> Facts:
     if keys.document.syntax == "argv" and keys.has("recipe") and not keys.has("model.hf_model_id"):
         note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
         keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
+    for narrow, parts in NARROW.items():
+        if keys.document.get(narrow) is not MISSING and narrow not in keys.document.names():
+            keys.note(narrow, "its recipe keeps 16 bits of what is counted in 32", "saves", parts, 0.5)
     for key, what in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
         if keys.flag(f"model.{key}"):
             shown = keys.document.shown(f"model.{key}")
@@ -208,6 +235,28 @@ def _model() -> Idea:
     )
 
 
+def _next_tokens() -> Idea:
+    """Return whether heads of the next tokens are trained: the model's, where it has as many as the recipe says."""
+    key = "model.mtp_num_layers"
+
+    def read(keys: Keys) -> Facts:
+        many = keys.whole(key, minimum=0)
+        spec = spec_of(keys, "model.hf_model_id") if many else None
+        if spec is not None and spec.num_nextn_predict_layers == many:
+            return {"mtp": True}
+        if many:
+            why = f"{many} heads of the next tokens are trained too, whose sizes are not known"
+            keys.note(key, why, "costs", "weights gradients optimizer activations loss transient", 0.25)
+        return {}
+
+    return Idea(
+        keys=(key,),
+        facts=("mtp",),
+        read=read,
+        write=lambda facts, keys: {key: 1 if facts.get("mtp") else 0 if keys.has(key) else None},
+    )
+
+
 BRIDGE = Dialect(
     name="megatron-bridge",
     title="Megatron-Bridge configuration",
@@ -245,6 +294,13 @@ BRIDGE = Dialect(
         offload("optimizer.", share=1.0),
         _lora(),
         loss("model."),
+        overlap(
+            {
+                "overlap_grad_reduce": "ddp.", "overlap_param_gather": "ddp.", "tp_comm_overlap": "comm_overlap.",
+                "overlap_moe_expert_parallel_comm": "comm_overlap.", "overlap_p2p_comm": "comm_overlap.",
+            }
+        ),
+        _next_tokens(),
         _model(),
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ Ideas that other dialects share take the names of their keys, or a prefix. The s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -79,6 +80,10 @@ def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") ->
     return Idea(keys=(tp, sp, older) if older else (tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
 
+EVENLY = "layers are shared out evenly"
+SPLIT = ("either", "weights gradients optimizer activations", 0.5)
+
+
 def pipeline(keys_of: dict[str, str]) -> Idea:
     """The idea of pipeline parallelism: stages, their chunks, and stages with fewer or more layers.
 
@@ -100,7 +105,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
             raise keys.wrong(layers, f"contradicts {keys.document.shown(chunks)}; leave one of them out")
         if per_chunk is not None:
             if total is None:
-                _split_unread(keys, layers, f"says nothing without {keys.document.shown(count)}")
+                keys.note(layers, f"says nothing without {keys.document.shown(count)}, and {EVENLY}", *SPLIT)
                 virtual, left = 1, 0
             else:
                 virtual, left = divmod(total, stages * per_chunk)
@@ -112,8 +117,10 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
             facts["schedule"] = "interleaved" if virtual > 1 else "1f1b"
         ends = keys.whole(first), keys.whole(last)
         if stages > 1 and ends != (None, None):
-            if total is None:
-                _split_unread(keys, first if ends[0] else last, f"says nothing without {keys.document.shown(count)}")
+            if total is None and virtual > 1:
+                keys.note(first if ends[0] else last, f"is not read beside chunks, and {EVENLY}", *SPLIT)
+            elif total is None:  # the model has the number of all
+                facts["layers_per_stage"] = f"ends,{ends[0] or ''},{ends[1] or ''}"
             else:
                 facts["stage_layers"] = _stage_layers(keys, total, stages, *ends)
         elif stages > 1 and total is not None and virtual == 1 and accounted and any(map(keys.flag, accounted)):
@@ -144,17 +151,10 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 
     return Idea(
         keys=(pp, chunks, layers, first, last, *([also] if also is not None else []), *accounted),
-        facts=("pp", "vpp", "schedule", "stage_layers"),
+        facts=("pp", "vpp", "schedule", "stage_layers", "layers_per_stage"),
         read=read,
         write=write,
     )
-
-
-def _split_unread(keys: Keys, key: str, why: str) -> None:
-    shown = keys.document.shown(key)
-    parts = ("weights", "gradients", "optimizer", "activations")
-    note = f"{shown}: {why}; layers are shared out evenly"
-    keys.add(Uncounted(note, shown, effect="either", parts=parts, share=0.5))
 
 
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
@@ -190,7 +190,7 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
         if older and keys.flag(older[2]) and kind == "none":
-            return {"recompute": "modules:moe"}
+            return {"recompute": "modules:core_attn,moe"}
         if switch and keys.flag(switch):
             kind = "selective"
         method, number = how, count
@@ -365,22 +365,27 @@ def zero(prefix: str = "", *also: str) -> Idea:
     return Idea(keys=(*owned, *also), facts=("zero", "replicas"), read=read, write=write)
 
 
-def overlap() -> Idea:
-    """The idea of overlapped communication; the ring of context parallelism and FSDP's prefetch have no switch."""
+def overlap(sections: Mapping[str, str] | None = None) -> Idea:
+    """The idea of overlapped communication; the ring of context parallelism and FSDP's prefetch have no switch.
+
+    sections: those that a configuration has some of the switches in; those that it has not, stay where the command line has them
+    """
+    at = sections or {}
     owned = names_in(
         """
         overlap_grad_reduce overlap_param_gather tp_comm_overlap overlap_moe_expert_parallel_comm overlap_p2p_comm
         no_overlap_p2p_communication
         """
     )
-    grads, params, tensor, experts_too, stages, switched_off = owned
+    owned = tuple(at.get(name, "") + name for name in owned if not at or name in at)
+    grads, params, tensor, experts_too, stages, *switched_off = owned
 
     def read(keys: Keys) -> Facts:
         if not keys.has(*owned):
             return {}
         hidden = {"cp", "prefetch"}
         hidden |= {name for name, key in (("dp", grads), ("tp", tensor), ("ep", experts_too)) if keys.flag(key)}
-        hidden |= {"pp"} if keys.flag(stages) is not False and not keys.flag(switched_off) else set()
+        hidden |= {"pp"} if keys.flag(stages) is not False and not any(map(keys.flag, switched_off)) else set()
         return {"overlap": ",".join(sorted(hidden))}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -389,9 +394,9 @@ def overlap() -> Idea:
             return {}
         on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
         values: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
-        if keys.document.syntax == "argv":
+        if keys.document.syntax == "argv" and switched_off:
             return {key: value or None for key, value in values.items()} | {
-                switched_off: None if "pp" in hidden else True
+                switched_off[0]: None if "pp" in hidden else True
             }
         return {key: value or None for key, value in values.items()} | {stages: None if "pp" in hidden else False}
 

@@ -17,11 +17,12 @@ from loadgauge.job_files.ideas import (
     Keys,
     instantiated,
     layers,
+    lengths,
     names_in,
     row,
     split_of,
 )
-from loadgauge.job_files.pre_training.megatron import machines
+from loadgauge.job_files.pre_training.megatron import machines, overlap
 from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     SIZES,
     D,
@@ -420,9 +421,10 @@ def _lengths() -> Idea:
         first, rest = keys.whole(prompt), keys.whole(answer)
         if rest is not None and rest > length:
             raise keys.wrong(answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
+        unsaid = rest in (None, length) and (first is None or first >= length)
         if rest is None or rest == length:
-            rest = length - (first if first is not None and first < length else max(1, length // PROMPT_SHARE))
-        return {"prompt_len": length - rest, "answers": str(rest)}
+            rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
+        return lengths(keys, length - rest, rest, taken=unsaid)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not generates(keys):
@@ -537,6 +539,20 @@ def _attention() -> Idea:
     )
 
 
+def _overlap() -> Idea:
+    """The idea of gradients that Megatron sums beside compute (`distributed_data_parallel_config`)."""
+    buckets = dict.fromkeys(
+        ("overlap_grad_reduce", "overlap_param_gather"), f"{P}megatron_cfg.distributed_data_parallel_config."
+    )
+    others = ("tp_comm_overlap", "overlap_moe_expert_parallel_comm", "overlap_p2p_comm")
+    inner = overlap(buckets | dict.fromkeys(others, f"{P}megatron_cfg."))
+    return msgspec.structs.replace(
+        inner,
+        read=lambda keys: inner.read(keys) if megatron_trains(keys) else {},
+        write=lambda facts, keys: inner.write(facts, keys) if megatron_trains(keys) else {},
+    )
+
+
 NEMO_RL = Dialect(
     name="nemo-rl",
     title="NeMo-RL",
@@ -561,5 +577,6 @@ NEMO_RL = Dialect(
         _optimizer(),
         _loss(),
         _attention(),
+        _overlap(),
     ),
 )  # fmt: skip

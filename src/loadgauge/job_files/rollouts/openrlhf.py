@@ -23,6 +23,7 @@ from loadgauge.job_files.ideas import (
     adapters,
     fixed,
     layers,
+    lengths,
     lenses,
     names_in,
     product,
@@ -360,7 +361,7 @@ def _lengths() -> Idea:
                 f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
             )
         each = stated or (1024 if keys.has(prompt, older) else whole // 2)
-        return {"prompt_len": whole - each, "answers": str(each)}
+        return lengths(keys, whole - each, each, taken=not stated and not keys.has(prompt, older))
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if not _generates(keys):

@@ -9,7 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import MISSING, NEAREST, Dialect, Facts, Idea, Keys, layers, names_in, split_of
+from loadgauge.job_files.ideas import (
+    MISSING,
+    NEAREST,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    layers,
+    lengths,
+    names_in,
+    spec_of,
+    split_of,
+)
 
 V = "inference.vllm."
 TOKENS = "orchestrator.token_batch_size"
@@ -200,15 +212,15 @@ def _batch() -> Idea:
         if left:
             raise keys.wrong(whole, f"{number} answers are no whole groups of {each}")
         rest = keys.agreed(answer, keys.whole)
-        first = longest - rest if rest is not None and rest < longest else max(1, longest // PROMPT_SHARE)
+        unsaid = rest is None or rest >= longest
+        first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
         return {
             "global_batch": number,
             "prompts": prompts,
             "samples": each,
             "micro_batch": 1,
-            "prompt_len": first,
-            "answers": str(longest - first),
             "epochs": 1,
+            **lengths(keys, first, longest - first, taken=unsaid),
         }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -320,6 +332,14 @@ def _engine() -> Idea:
     )
 
 
+def _experts_shared(keys: Keys, copies: str) -> int:
+    """Ranks that share the experts by themselves: at most 8 of those that share the weights (`ModelConfig.ep`)."""
+    placed = _gpus().read(keys)
+    ranks = (split_of(placed.get("placement")) or (keys.given.get("gpus") or placed["gpus"], 0))[0]
+    spec = spec_of(keys, "trainer.model.name" if keys.has("trainer.model.name") else "model.name")
+    return 1 if spec is None or not spec.has_experts else min(ranks // (keys.whole(_of(keys, copies)) or 1), 8)
+
+
 def _trainer() -> Idea:
     """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
     names = (
@@ -363,7 +383,7 @@ def _trainer() -> Idea:
             word = f"full:every={step}"
         host = _section(keys, _of(keys, everything), usual=False)
         experts = keys.raw(_of(keys, ep))
-        width = 1 if experts in (None, "auto") else keys.whole(_of(keys, ep)) or 1
+        width = keys.whole(_of(keys, ep)) or 1 if experts not in (None, "auto") else _experts_shared(keys, copies)
         return {
             "framework": "torchtitan",
             "zero": 2 if keys.flag(_of(keys, reshard)) is False else 3,

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import ATTENTION, Dialect, Document, Facts, Idea, Keys, fitted, names_in, row
+from loadgauge.job_files.ideas import ATTENTION, Dialect, Document, Facts, Idea, Keys, fitted, lengths, names_in, row
 from loadgauge.job_files.pre_training.megatron import (
     context,
     experts,
@@ -204,11 +204,10 @@ def _sequences() -> Idea:
             )
             batch = whole * samples
         prompt = keys.whole(first) or 1024
-        prompt = prompt if prompt < length else max(1, length // 8)
+        first_part = prompt if prompt < length else max(1, length // 8)
         facts = {
             "seq_len": length,
-            "prompt_len": prompt,
-            "answers": str(length - prompt),
+            **lengths(keys, first_part, length - first_part, taken=prompt >= length),
             "prompts": whole,
             "samples": samples,
         }

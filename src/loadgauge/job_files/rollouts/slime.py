@@ -11,7 +11,20 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Unknown, engine, fixed, names_in, row, split_of
+from loadgauge.job_files.ideas import (
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Unknown,
+    engine,
+    fitted,
+    fixed,
+    lengths,
+    names_in,
+    row,
+    split_of,
+)
 from loadgauge.job_files.pre_training.megatron import (
     ATTENTION,
     FP8,
@@ -57,20 +70,6 @@ def _model() -> Idea:
         return {"model": f"{last.removesuffix(size)}{SIZED.get(size, '')}" or None}
 
     return Idea(keys=(key,), facts=("model",), read=read, write=lambda facts, keys: {key: facts.get("model")})
-
-
-def _pipeline() -> Idea:
-    """Megatron's stages; layers of the first or the last are read without the number of all, which the model's script has."""
-    plain, ends = LAYOUT[1], ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
-
-    def read(keys: Keys) -> Facts:
-        stages = keys.whole("pipeline_model_parallel_size") or 1
-        if stages == 1 or keys.has("num_layers") or not keys.has(*ends):
-            return plain.read(keys)
-        first, last = (keys.whole(name) or "" for name in ends)
-        return {"pp": stages, "vpp": 1, "schedule": "1f1b", "layers_per_stage": f"ends,{first},{last}"}
-
-    return msgspec.structs.replace(plain, facts=(*plain.facts, "layers_per_stage"), read=read)
 
 
 def _gpus() -> Idea:
@@ -197,8 +196,9 @@ def _lengths() -> Idea:
             most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
         if whole is not None and most >= whole:
             raise keys.wrong(answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
+        unsaid = not first and (whole is None or keys.whole(answer) is None)
         first = first or (PROMPT if whole is None else max(1, whole - most))
-        return {"prompt_len": first, "answers": str(most)}
+        return lengths(keys, first, most, taken=unsaid)
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         if "prompt_len" not in facts:
@@ -251,15 +251,13 @@ def _batch() -> Idea:
         if tokens is None:
             raise keys.wrong(most, "says how many tokens a dynamic micro-batch has")
         ranks = keys.whole("context_parallel_size") or 1
-        lengths = _lengths().read(keys)
-        longest = lengths["prompt_len"] + int(lengths["answers"])
+        both = _lengths().read(keys)
+        longest = both["prompt_len"] + int(both["answers"])
         # A sequence that is longer makes a micro-batch of its own.
         facts["logprob_tokens"] = max((keys.whole(scored) or tokens) * ranks, longest)
+        said = f"{tokens * ranks} tokens of a micro-batch"
         own = _own_batch(keys, batch or first * each)
-        fits = max(1.0, tokens * ranks / longest)
-        facts["micro_batch"] = min(
-            (rows for rows in range(1, own + 1) if own % rows == 0), key=lambda rows: abs(rows - fits)
-        )
+        facts["micro_batch"] = fitted(keys, most, max(1.0, tokens * ranks / longest), own, longest, said)
         return facts
 
     def _own_batch(keys: Keys, batch: int) -> int:
@@ -435,9 +433,7 @@ SLIME = Dialect(
     blanks=dict.fromkeys(("grpo", "gspo", "ppo", "dapo"), "python3 train.py \\\n   --attention-dropout 0.0 --hidden-dropout 0.0\n"),
     ideas=(
         _model(),
-        LAYOUT[0],
-        _pipeline(),
-        *LAYOUT[2:],
+        *LAYOUT,
         _gpus(),
         _placement(),
         _task(),

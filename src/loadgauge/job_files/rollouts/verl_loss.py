@@ -6,11 +6,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.hugging_face import huggingface
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys
+from loadgauge.job_files.ideas import Facts, Idea, Keys, spec_of
 from loadgauge.job_files.rollouts.verl_names import A, W, engine_of, has_actor
 
 
@@ -61,12 +58,9 @@ def next_tokens() -> Idea:
     def read(keys: Keys) -> Facts:
         if not keys.flag(switch) or not keys.flag(trained):
             return {}
-        try:
-            named = keys.given.get("model") or keys.model(f"{W}path") or ""
-            if found_model(Job(model=named, hub=False)).spec.num_nextn_predict_layers:
-                return {"mtp": True}
-        except ConfigError:
-            pass
+        spec = spec_of(keys, f"{W}path")
+        if spec is not None and spec.num_nextn_predict_layers:
+            return {"mtp": True}
         keys.note(trained, "heads of the next tokens are trained too, whose number is not known", "costs",
                   "weights gradients optimizer activations loss transient", 0.25)  # fmt: skip
         return {}

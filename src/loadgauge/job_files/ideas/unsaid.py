@@ -1,0 +1,25 @@
+"""Facts that a file leaves open: what depends on its model, and lengths that it does not tell apart."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.resolve.model import found_model
+from loadgauge.job_files.ideas.table import Facts, Keys
+
+
+def spec_of(keys: Keys, key: str) -> ModelSpec | None:
+    """Return the model that was asked for, or that a key names; None where it is not known."""
+    with suppress(ConfigError):
+        return found_model(Job(model=keys.given.get("model") or keys.model(key) or "", hub=False)).spec
+    return None
+
+
+def lengths(keys: Keys, prompt: int, answer: int, *, taken: bool) -> Facts:
+    """Return the tokens of prompts and answers; `taken`: the file does not tell them apart, which the answer says."""
+    if taken:
+        keys.remarks[f"prompts are taken to have {prompt} tokens, and answers {answer}"] = None
+    return {"prompt_len": prompt, "answers": str(answer)}
