@@ -29,6 +29,7 @@ def grams(text: str) -> tuple[float, str]:
         return positive_number(text), "as stated"
     country = _countries().get(text.strip().lower())
     if country is None:
-        hint = suggest(text.lower(), _countries())
-        raise ConfigError(f"unknown electricity {text!r}: give a country of the table, or grams of CO2 a kWh{hint}")
+        raise ConfigError(
+            f"unknown electricity {text!r}: give a country, or grams a kWh{suggest(text.lower(), _countries())}"
+        )
     return country["grams"], f"{country['name'].title()}, {country['year']}"
