@@ -18,7 +18,7 @@ NAMES = {
     "found": 207,
     "given": 121,
     "known": 86,
-    "said": 23,
+    "said": 22,
     "made": 58,
     "place": 129,
     "what": 40,

@@ -41,7 +41,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 """What the defaults of a configuration class lack to make a model that can run."""
 
 
-NO_CLASS = frozenset({"bailing_moe", "bailing_moe_v2", "nemotron-nas"})
+NO_CLASS = frozenset({"bailing_moe", "bailing_moe_v2", "kimi_k3", "nemotron-nas"})
 """Families whose class is not in transformers."""
 
 

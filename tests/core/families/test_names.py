@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -93,12 +94,29 @@ def test_active_parameters_as_they_are_published() -> None:
         "granite-4.0-350m", "granite-4.0-h-1b", "hunyuan-0.5b", "internvl3-1b", "jamba-v0.1", "lfm2-2.6b", "llava-1.5-7b",
         "mini-glm-moe", "ministral-3-3b", "moonlight-16b-a3b", "muse-glimmer-30b", "nemotron-3-nano-4b", "phi-4-mini",
         "pythia-14m", "qwen-7b", "qwen2-vl-2b", "qwen3.5-0.8b", "replit-code-v1-3b", "smolvlm-256m", "starcoderbase-1b",
-        "tiny-aya-3.35b", "trinity-large-400b", "voxtral-mini-3b",
+        "tiny-aya-3.35b", "trinity-large-400b", "voxtral-mini-3b", "ling-3.0-flash", "minicpm5-1b",
+        "sarvam-30b", "sarvam-105b", "mellum2-12b-a2.5b", "qwen3.8-2.4t-a95b",
     ],
 )  # fmt: skip
 def test_parameters_are_those_of_the_class(name: str) -> None:
     meta_models = pytest.importorskip("meta_models")
     assert parameters(model(name)).total == meta_models.total_size(config(name))
+
+
+@pytest.mark.thorough
+def test_forty_lines_from_cards_have_the_parameters_of_their_class() -> None:
+    """Drawn by a seed. Ling 2.5 is left out: under its model_type transformers builds Ling 3."""
+    meta_models = pytest.importorskip("meta_models")
+    cards = [name for name in LISTED if names.listed(name).known == "card" and not name.startswith("ling-2")]
+    compared = 0
+    for name in random.Random(31).sample(cards, 80):
+        try:
+            built = meta_models.total_size(config(name))
+        except (LookupError, ValueError):
+            continue
+        compared += 1
+        assert parameters(model(name)).total == built, name
+    assert compared >= 40
 
 
 @pytest.mark.parametrize(
@@ -143,7 +161,7 @@ def test_what_is_not_known_for_certain_is_said() -> None:
         ("deepseek-v4", "is several models: deepseek-v4-flash or deepseek-v4-pro; say which with --model"),
         ("google/gemma-3n", "gemma-3n-e2b or gemma-3n-e4b"),
         ("acme/Router-4B", "of its size are .*qwen3-4b.*: --model takes one"),
-        ("deepseek-ai/DeepSeek-VL2", "did you mean"),
+        ("deepseek-ai/DeepSeek-VL3", "did you mean"),
         ("./gpt2", "no such file"),
         ("/data/config.json", "no such file"),
     ],

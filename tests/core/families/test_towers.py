@@ -64,7 +64,7 @@ def test_towers_of_other_sizes(change: str) -> None:
     assert tower.parameters == theirs(config)
 
 
-@pytest.mark.parametrize("kind", sorted({*WRAPPERS, "phi4_multimodal"}))
+@pytest.mark.parametrize("kind", sorted({*WRAPPERS, "phi4_multimodal"} - {"kimi_k3"}))  # which has no class
 def test_every_model_that_sees_names_what_is_left_out(kind: str) -> None:
     stated = from_dict(as_written(kind), class_defaults=True) if kind != "qwen3_omni_moe" else None
     for spec in (stated, from_dict(bare(kind), class_defaults=True)):

@@ -29,7 +29,7 @@ MODULES = {
 
 def listed(narrow: bool) -> Layer:
     build = Builder(View.of(SEQ, BATCH))
-    spec = KimiDelta(linear_num_heads=HEADS, linear_head_dim=WIDTH, narrow_gates=narrow)
+    spec = KimiDelta(linear_num_heads=HEADS, linear_head_dim=WIDTH, narrow=("decay", "gate") if narrow else ())
     kimi_delta(build, build.residual("input", HIDDEN), spec, HIDDEN)
     return build.layer("kda")
 

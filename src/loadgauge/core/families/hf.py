@@ -64,7 +64,7 @@ FILES = {
             "glm4v_moe",
             "idefics3",
         ),
-        *("internvl", "kimi_k25", "lfm2_vl", "llama4", "llava", "llava_next", "llava_onevision"),
+        *("internvl", "kimi_k25", "kimi_k3", "lfm2_vl", "llama4", "llava", "llava_next", "llava_onevision"),
         *("mistral3", "muse_glimmer"),
         *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     ),

@@ -25,7 +25,7 @@ from loadgauge.core.layers.mixers.mixers import linear_mixer
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Layer, Tensor
 from loadgauge.core.layers.operations.rank_view import View, from_code
-from loadgauge.core.layers.streams import alternated, connected
+from loadgauge.core.layers.streams import alternated, banked, connected
 from loadgauge.core.layers.tower import patches, scaled, tower_steps
 
 
@@ -66,6 +66,9 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         if wide_residual:
             tensor = build.elementwise(f"{name}.cast", (tensor,), build.hidden(f"{name}.cast", hidden_size))
         return build.norm(name, tensor, block.norm, build.local_tokens, hidden_size, kept_input=held)
+
+    def mixed(name: str, tensor: Tensor) -> Tensor:
+        return banked(build, name, tensor, block.residual_bank, hidden_size) if block.residual_bank else tensor
 
     def attend(tensor: Tensor) -> Tensor:
         spec = block.attention
@@ -126,11 +129,11 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         build.add("mlp.residual", y, norm("mlp.post_norm", feed_forward(y)))
     else:
         sandwich = block.placement == "sandwich"
-        normed = norm("attention.norm", x) if block.first_norm else x
+        normed = norm("attention.norm", mixed("attention", x)) if block.first_norm else x
         attended = attend(normed) if block.beside is None else both(normed, block.beside)
         attended = norm("attention.post_norm", attended) if sandwich else attended
         y = build.add("attention.residual", x, attended)
-        normed = norm("mlp.norm", y, attended)
+        normed = norm("mlp.norm", mixed("mlp", y), attended)
         apart = isinstance(block.mlp, Moe) and block.mlp.own_norms
         fed = experts_beside(build, y, normed, block, hidden_size) if apart else feed_forward(normed)
         y = build.add("mlp.residual", y, norm("mlp.post_norm", fed) if sandwich else fed)

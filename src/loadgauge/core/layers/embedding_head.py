@@ -26,7 +26,7 @@ from loadgauge.core.layers.logprobs import divergence, liger_logits, liger_logpr
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.rank_view import View, from_code
-from loadgauge.core.layers.streams import joined, split
+from loadgauge.core.layers.streams import banked, joined, split
 
 
 def vocabulary(model: ModelSpec, view: View) -> Size:
@@ -199,6 +199,8 @@ def head_layer(
         x = build.float32("input", rows * hidden)
     if not same(model.streams, 1):
         x = joined(build, x, model)
+    if bank := max((block.residual_bank for block in model.blocks), default=0):
+        x = banked(build, "head", x, bank, hidden)
     if model.final_norm is not None:
         x = build.norm("head.norm", x, model.final_norm, rows, hidden)
     if x.itemsize > build.residual_itemsize:

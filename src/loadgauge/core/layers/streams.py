@@ -1,4 +1,5 @@
-"""Blocks between which not one residual stream flows but several: hyper-connections (DeepSeek-V4) and AltUp (Gemma 3n).
+"""Blocks between which not one residual stream flows but several: hyper-connections (DeepSeek-V4) and AltUp (Gemma 3n); or that
+read earlier values of theirs as well: attention residuals (Kimi K3).
 
 Legend: T tokens, h hidden size, n streams, r rank of the product beside attention (LAuReL).
 
@@ -139,6 +140,21 @@ def connected(build: Builder, name: str, x: Tensor, spec: HyperConnections, hidd
         (narrow[1], x),
     )
     return build.add(f"{name}.residual", spread, mixed)
+
+
+def banked(build: Builder, name: str, x: Tensor, count: int, hidden: Size) -> Tensor:
+    """Adds what a half reads in place of the stream `x`: the sum of it and of `count` earlier values, by a softmax over the
+    product of each, normed, with a vector (source: kimi2026residuals). Each value is kept by the block that it entered, and
+    the gradient of them all is there while this runs backwards.
+    """
+    rows = build.local_tokens
+    trained = build.trains(f"{name}.bank")
+    weights = tuple(Weight(f"{name}.bank.{part}", hidden, 1, "vector", trained) for part in ("norm", "score"))
+    kept = [build.float32(f"{name}.bank.{part}", rows * (count + 1)) for part in ("rstd", "weights")]
+    earlier = stream(build, f"{name}.bank.earlier", rows * hidden * count)
+    output = stream(build, f"{name}.bank", rows * hidden)
+    build.operations.append(Operation(output.name, "elementwise", (x, earlier), (output,), weights, keeps=(x, *kept)))
+    return output
 
 
 def joined(build: Builder, x: Tensor, model: ModelSpec) -> Tensor:

@@ -81,8 +81,8 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     if kind == "remat":
         return _remat(modules, model, training)
     words = {SAID.get(each.strip(), each.strip()) for each in word.split(",")}
-    if said := words.intersection((*MODULES, "act")):
-        return ",".join(sorted(_of_modules(sorted(said), model, training) | (words - said))) or "none"
+    if halves := words.intersection((*MODULES, "act")):
+        return ",".join(sorted(_of_modules(sorted(halves), model, training) | (words - halves))) or "none"
     return word
 
 

@@ -134,6 +134,8 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Queries are multiplied by a factor of their position (Mistral 4)."""
     head_gate: bool = False
     """The sigmoid of a number for each head, in float32, multiplies its output (Ling 3)."""
+    channel_gate: bool = False
+    """The sigmoid of a number for each channel of each head does (Kimi K3)."""
     causal: bool = True
     sliding_window: Size | None = None
     dropout: float = 0.0
@@ -232,8 +234,8 @@ class KimiDelta(msgspec.Struct, frozen=True, kw_only=True):
     linear_head_dim: Size
     linear_conv_kernel_dim: Size = 4
     chunk_size: Size = 64
-    narrow_gates: bool = True
-    """Decay and gate come through latents as wide as a head (Kimi Linear), else from whole matrices (Ling 3)."""
+    narrow: tuple[str, ...] = ("decay", "gate")
+    """Gates made through a latent as wide as a head (Kimi Linear: both; Kimi K3: the decay); the others have a whole matrix."""
     hidden_act: str = "silu"
 
 
@@ -295,6 +297,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     own_norms: shared and routed experts have norms of their own around them, and the router one without a gain, a scale of
     each channel and one of each expert (Gemma 4)
     latent_size: None, or the width of a latent of the tokens on which the experts work (Nemotron 3 Super)
+    latent_norm: of their sum in that latent (Kimi K3)
     zero_experts: choices more that compute nothing (LongCat), taken to get an even share of the tokens
     capacity_factor: None: no token is dropped; else each expert takes at most this many times its fair share
     """
@@ -316,6 +319,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     shared_gate: bool = False
     own_norms: bool = False
     latent_size: Size | None = None
+    latent_norm: Norm | None = None
     zero_experts: Size = 0
     capacity_factor: float | None = None
 
@@ -414,6 +418,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Channels of an embedding of the layer's own that gates its output (Gemma 4)."""
     streams: HyperConnections | AltUp | None = None
     """Way that several residual streams are mixed; None: there is one."""
+    residual_bank: int = 0
+    """Earlier values of the residual stream whose weighted sum with it each half reads in its place (Kimi K3): at most."""
     shares_weights: bool = False
     """Its weights are those of an earlier layer (ALBERT), and counted there."""
     trained: frozenset[str] | None = None

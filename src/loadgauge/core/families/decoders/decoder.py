@@ -25,11 +25,6 @@ Rotated = Callable[[Reader, Sequence[int | None]], Sequence[bool]]
 """From the config and the windows: whether each layer rotates its queries and keys."""
 
 
-def no_windows(reader: Reader, count: int) -> list[int | None]:
-    """The windows of `count` layers that attend to all keys: None for each."""
-    return [None] * count
-
-
 def one_window(reader: Reader, count: int) -> list[int | None]:
     """The windows of `count` layers [tokens]: `sliding_window` for each."""
     return [reader.optional_whole("sliding_window")] * count
@@ -44,11 +39,6 @@ def typed_windows(every: Callable[[Reader], int]) -> Windows:
         return parts.windows_where(reader, count, window, lambda i: bool((i + 1) % step))
 
     return read_windows
-
-
-def all_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Return whether each layer rotates queries and keys: all do."""
-    return [True] * len(windows)
 
 
 class Decoder(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,10 +96,10 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     """`attn_logit_softcapping` and `final_logit_softcapping` are keys."""
     bidirectional_key: bool = False
     """`use_bidirectional_attention` is a key."""
-    windows: Windows = no_windows
+    windows: Windows = lambda reader, count: [None] * count
     own_angles: bool = False
     """Layers with a window have rotary tables of their own."""
-    rotated: Rotated = all_rotate
+    rotated: Rotated = lambda reader, windows: [True] * len(windows)
     rotary_factor: float | None = None
     """Default share of each head that is rotated, where the family has the key; None: the whole head."""
     dense_size_key: str = "intermediate_size"

@@ -53,11 +53,6 @@ def smollm3_windows(reader: Reader, count: int) -> list[int | None]:
     return parts.windows(reader, types, window)
 
 
-def smollm3_rotated(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Return whether each layer rotates: three of four, or as `no_rope_layers` lists them (SmolLM3)."""
-    return rope_layers(reader, len(windows))
-
-
 def exaone_windows(reader: Reader, count: int) -> list[int | None]:
     """Return the window of each of `count` layers [tokens]; None: all keys.
 
@@ -147,7 +142,7 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                 classes=parts.decoder_classes("SmolLM3"),
                 ignored=("max_window_layers",),
                 windows=smollm3_windows,
-                rotated=smollm3_rotated,
+                rotated=lambda reader, windows: rope_layers(reader, len(windows)),
             ),
             "seed_oss": Decoder(
                 classes=parts.decoder_classes("SeedOss"),

@@ -59,6 +59,7 @@ WRAPPERS = {
     "idefics3": Wrapper(prefix="Idefics3", text="llama"),
     "internvl": Wrapper(prefix="InternVL", text="qwen2"),
     "kimi_k25": Wrapper(prefix="Kimi_K25", published="KimiK25", text="deepseek_v3"),
+    "kimi_k3": Wrapper(prefix="KimiK3", text="kimi_linear"),
     "lfm2_vl": Wrapper(prefix="Lfm2Vl", text="lfm2"),
     "llava_next": Wrapper(prefix="LlavaNext", text="llama"),
     "llava_onevision": Wrapper(prefix="LlavaOnevision", text="qwen2"),

@@ -5,7 +5,7 @@ A family is a `Decoder`, which states its attention layers, and a function that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,12 +18,6 @@ from loadgauge.core.families.hybrids.state_space import mamba2_of, step_rank
 from loadgauge.core.families.mixtures import experts
 from loadgauge.core.families.mixtures.experts import Experts
 from loadgauge.core.families.reader import Reader
-
-
-def no_rotation(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Return whether each attention layer rotates: none does, as the state-space layers know the order."""
-    return [False] * len(windows)
-
 
 # Mamba-2 between attention layers, or beside them
 
@@ -101,7 +95,7 @@ def falcon_h1(reader: Reader) -> ModelSpec:
 
 JAMBA = Decoder(
     classes=language("Jamba", classifier=True),
-    rotated=no_rotation,
+    rotated=lambda reader, windows: [False] * len(windows),  # the state-space layers know the order
     ignored=("use_mamba_kernels", "use_mambapy", "use_associative_scan"),
     experts=Experts(
         count=("num_experts", "num_local_experts"),

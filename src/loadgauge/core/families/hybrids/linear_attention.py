@@ -13,11 +13,12 @@ from loadgauge.core.definitions.model.model import (
     Attention,
     Block,
     GatedDeltaNet,
+    HyperConnections,
     KimiDelta,
-    LatentAttention,
     LightningAttention,
     Mlp,
     ModelSpec,
+    Moe,
     ShortConvolution,
 )
 from loadgauge.core.families import common as parts
@@ -67,7 +68,8 @@ QWEN3_5_MOE = msgspec.structs.replace(
 
 
 def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec:
-    """Delta nets by `layer_types`, or but for each `full_attention_interval`-th layer; attention has a gate."""
+    """Delta nets by `layer_types`, or but for each `full_attention_interval`-th layer; attention has a gate. With `hc_count`
+    streams between them (Qwen4-exp)."""
     reader.ignore("mamba_ssm_dtype", "output_gate_type")
     if not reader.flag("attn_output_gate", default=True):
         raise reader.unmodelled("attn_output_gate", "false is not modelled for this family")
@@ -90,9 +92,12 @@ def _delta_nets(reader: Reader, family: Decoder, *, separate: bool) -> ModelSpec
         many = mixer.linear_num_value_heads
         raise reader.wrong("linear_num_key_heads", f"{key_heads} does not divide {many} value heads")
 
+    streams = HyperConnections(count=many) if (many := reader.optional_whole("hc_count", default=None)) else None
+
     def gated(index: int, block: Block) -> Block:
         assert isinstance(block.attention, Attention)
-        return msgspec.structs.replace(block, attention=msgspec.structs.replace(block.attention, output_gate=True))
+        opened = msgspec.structs.replace(block.attention, output_gate=True)
+        return msgspec.structs.replace(block, attention=opened, streams=streams)
 
     return interleaved(rebuilt(spec, gated), types, mixer)
 
@@ -102,9 +107,8 @@ def qwen3_next(reader: Reader) -> ModelSpec:
 
     Raises as `hf.from_dict`.
     """
-    dense = reader.whole("num_experts", minimum=0) == 0
-    family = msgspec.structs.replace(QWEN3_NEXT, experts=None) if dense else QWEN3_NEXT
-    return _delta_nets(reader, family, separate=False)
+    experts = QWEN3_NEXT.experts if reader.whole("num_experts", minimum=0) else None
+    return _delta_nets(reader, msgspec.structs.replace(QWEN3_NEXT, experts=experts), separate=False)
 
 
 OLMO_HYBRID = Decoder(
@@ -159,29 +163,23 @@ def _attention_in_fourths(count: int) -> tuple[str, ...]:
 # Kimi delta attention, between layers of latent attention
 
 
-def unrotated_attention(reader: Reader) -> LatentAttention:
-    """Read Kimi Linear's latent attention, which does not rotate. Raises as `hf.from_dict`."""
-    return msgspec.structs.replace(latent_attention(reader), rotary=False)
-
-
-def gated_attention(reader: Reader) -> LatentAttention:
-    """Read Ling 3's latent attention, with a gate for each head. Raises as `hf.from_dict`."""
-    reader.ignore("q_lora_rank")
-    return msgspec.structs.replace(latent_attention(reader), q_lora_rank=None, head_gate=True)
-
-
 KIMI_EXPERTS = msgspec.structs.replace(
     experts.DEEPSEEK_V3,
     count=("num_experts", "num_local_experts"),
     per_token=("num_experts_per_token", "num_experts_per_tok"),
     sparse=experts.typed_or_first,
-    shared=experts.counted_as("num_shared_experts", "n_shared_experts"),
+    shared=experts.counted("num_shared_experts", "n_shared_experts"),
     norm_topk_prob=True,
 )
 KIMI_LINEAR = Decoder(
     classes=language("KimiLinear"),
-    latent=unrotated_attention,
+    # Nothing rotates; Kimi K3's has a gate for each channel.
+    latent=lambda reader: msgspec.structs.replace(
+        latent_attention(reader), rotary=False, channel_gate=reader.flag("mla_use_output_gate", default=False)
+    ),
+    renamed_activations={"situ": "clamped_silu"},
     ignored=(
+        *("activation_situ_beta", "activation_situ_linear_beta", "topk_method", "moe_layer_freq"),
         *("head_dim", "moe_router_activation_func", "use_grouped_topk", "mla_use_nope", "moe_renormalize"),
         *("num_expert_group", "v_head_dim", "norm_topk_prob"),
     ),
@@ -191,8 +189,10 @@ KIMI_LINEAR = Decoder(
 )
 LING_HYBRID = Decoder(
     classes=language("BailingHybrid"),
-    latent=gated_attention,
+    # A gate for each head.
+    latent=lambda reader: msgspec.structs.replace(latent_attention(reader), q_lora_rank=None, head_gate=True),
     ignored=(
+        "q_lora_rank",
         *("head_dim", "kda_safe_gate", "kda_lower_bound", "moe_renormalize", "num_expert_group", "norm_topk_prob"),
         "mtp_loss_scaling_factor",
     ),
@@ -202,20 +202,31 @@ LING_HYBRID = Decoder(
 )
 
 
+LING_2_5 = msgspec.structs.replace(
+    LING_HYBRID,
+    classes=language("BailingMoeV2_5"),
+    latent=latent_attention,
+    ignored=(
+        *LING_HYBRID.ignored,
+        *("group_norm_size", "linear_silu", "use_qk_norm", "use_qkv_bias", "use_bias", "short_conv_kernel_size"),
+        *("moe_router_enable_expert_bias", "score_function", "rope_interleave", "moe_shared_expert_intermediate_size"),
+    ),
+)
+
+
 def kimi_linear(reader: Reader) -> ModelSpec:
     """Read a config of Kimi Linear: Kimi delta attention by `layer_types` or `linear_attn_config`, or but for each fourth
-    layer after the first. Raises as `hf.from_dict`.
+    layer after the first. With `hc_mult` streams between them (GLM-5.3-Flash). Raises as `hf.from_dict`.
     """
     spec = decoder.read(reader, KIMI_LINEAR)
     count = spec.num_hidden_layers
     nested = reader.section("linear_attn_config", default={})
-    whole = nested.wholes("full_attn_layers", minimum=1)
-    types: Sequence[str] | None = types_of(reader, count)
-    if types is None and whole is not None:
-        types = ["full_attention" if i + 1 in whole else "linear_attention" for i in range(count)]  # counted from 1
-        nested.ignore("kda_layers")
-    elif types is None:
-        types = ["full_attention" if i and not i % 4 else "linear_attention" for i in range(count)]
+    nested.ignore("gate_lower_bound", "kda_layers")
+    whole = nested.wholes("full_attn_layers", minimum=1)  # counted from 1
+    types = types_of(reader, count) or [
+        "full_attention" if (i and not i % 4 if whole is None else i + 1 in whole) else "linear_attention"
+        for i in range(count)
+    ]
 
     def size(own: str, key: str) -> int:
         return nested.whole(own, default=0) if nested.has(own) else reader.whole(key)
@@ -224,23 +235,44 @@ def kimi_linear(reader: Reader) -> ModelSpec:
         linear_num_heads=size("num_heads", "linear_num_heads"),
         linear_head_dim=size("head_dim", "linear_head_dim"),
         linear_conv_kernel_dim=size("short_conv_kernel_size", "linear_conv_kernel_dim"),
-        hidden_act=reader.text("hidden_act"),
+        narrow=("decay",) if (third := nested.flag("use_full_rank_gate", default=False)) else ("decay", "gate"),
+        hidden_act="silu" if third else reader.text("hidden_act"),
     )
-    return interleaved(spec, types, mixer)
+    latent = {
+        "latent_size": reader.optional_whole("routed_expert_hidden_size", default=None),
+        "latent_norm": parts.RMS_NORM if reader.flag("latent_moe_use_norm", default=False) else None,
+    }
+    bank = -(-count // (reader.optional_whole("attn_res_block_size", default=None) or count)) if third else 0
+
+    streams = HyperConnections(count=many) if (many := reader.optional_whole("hc_mult", default=None)) else None
+
+    def more(index: int, block: Block) -> Block:
+        mlp = msgspec.structs.replace(block.mlp, **latent) if isinstance(block.mlp, Moe) else block.mlp
+        return msgspec.structs.replace(block, mlp=mlp, residual_bank=bank, streams=streams)
+
+    return interleaved(rebuilt(spec, more), types, mixer)
 
 
 def ling_hybrid(reader: Reader) -> ModelSpec:
-    """Read a config of Ling 3: latent attention in the last layer of each `layer_group_size`. Raises as `hf.from_dict`."""
-    spec = decoder.read(reader, LING_HYBRID)
+    """Read a config of Ling 3: latent attention in the last layer of each `layer_group_size`; or of Ling 2.5, by its class, whose
+    other layers have lightning attention. Raises as `hf.from_dict`.
+    """
+    older = (reader.texts("architectures") or ("",))[0].startswith("BailingMoeV2_5")
+    spec = decoder.read(reader, LING_2_5 if older else LING_HYBRID)
     every = reader.whole("layer_group_size")
     types = types_of(reader, spec.num_hidden_layers) or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(spec.num_hidden_layers)
     ]
+    heads = reader.whole("num_attention_heads")
+    if older:
+        return interleaved(
+            spec, types, LightningAttention(num_attention_heads=heads, head_dim=reader.whole("head_dim"))
+        )
     mixer = KimiDelta(
-        linear_num_heads=reader.whole("num_attention_heads"),
+        linear_num_heads=heads,
         linear_head_dim=reader.optional_whole("linear_head_dim", default=None) or reader.whole("head_dim"),
         linear_conv_kernel_dim=reader.whole("short_conv_kernel_size"),
-        narrow_gates=False,
+        narrow=(),
         hidden_act=reader.text("hidden_act"),
     )
     return interleaved(spec, types, mixer)

@@ -83,11 +83,6 @@ def sparse_attention(reader: Reader, family: Decoder) -> ModelSpec:
     )
 
 
-def mistral4_attention(reader: Reader) -> LatentAttention:
-    """Read Mistral 4's: queries are scaled by their position. Raises as `hf.from_dict`."""
-    return msgspec.structs.replace(latent_attention(reader), query_scale=True)
-
-
 LONGCAT = Decoder(
     classes=parts.language("LongcatFlash"),
     latent=latent_attention,
@@ -167,7 +162,7 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
         {
             "mistral4": Decoder(
                 classes=parts.decoder_classes("Mistral4"),
-                latent=mistral4_attention,
+                latent=lambda reader: msgspec.structs.replace(latent_attention(reader), query_scale=True),
                 ignored=("head_dim",),
                 experts=msgspec.structs.replace(
                     experts.DEEPSEEK_V3, router_score="softmax", router_float32=False, scores_float32=False

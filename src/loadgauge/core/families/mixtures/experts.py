@@ -94,17 +94,8 @@ def no_shared(reader: Reader, width: int) -> int:
     return 0
 
 
-def counted(key: str) -> Shared:
-    """A reader of the width of the shared experts: `key` is how many there are, each as wide as a routed one."""
-
-    def shared(reader: Reader, width: int) -> int:
-        return width * (reader.optional_whole(key, minimum=0) or 0)
-
-    return shared
-
-
-def counted_as(*keys: str) -> Shared:
-    """Return what `counted` returns, for a number with several accepted keys."""
+def counted(*keys: str) -> Shared:
+    """A reader of the width of the shared experts: one of `keys` is how many there are, each as wide as a routed one."""
 
     def shared(reader: Reader, width: int) -> int:
         return width * (reader.optional_whole(*keys, minimum=0) or 0)

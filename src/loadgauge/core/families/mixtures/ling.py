@@ -21,15 +21,26 @@ LING = Decoder(
     mlp_bias=False,
     embedding_dropout="embedding_dropout",
     residual_dropout="output_dropout",
-    ignored=("norm_head", "norm_softmax", "max_window_layers", "moe_router_enable_expert_bias", "score_function",
-             "router_dtype", "moe_shared_expert_intermediate_size", "mtp_loss_scaling_factor", "use_rmsnorm",
-             "first_k_dense_replace", "norm_topk_prob", "moe_router_enable_shared_expert"),
+    ignored=(
+        "norm_head",
+        "norm_softmax",
+        "max_window_layers",
+        "moe_router_enable_expert_bias",
+        "score_function",
+        "router_dtype",
+        "moe_shared_expert_intermediate_size",
+        "mtp_loss_scaling_factor",
+        "use_rmsnorm",
+        "first_k_dense_replace",
+        "norm_topk_prob",
+        "moe_router_enable_shared_expert",
+    ),
     experts=experts.Experts(
         count=("num_experts", "n_routed_experts"),
         sparse=experts.after_first,
-        shared=experts.counted_as("num_shared_experts", "n_shared_experts"),
+        shared=experts.counted("num_shared_experts", "n_shared_experts"),
     ),
-)  # fmt: skip
+)
 LING_2 = msgspec.structs.replace(
     LING,
     classes=parts.language("BailingMoeV2"),
@@ -38,7 +49,7 @@ LING_2 = msgspec.structs.replace(
     experts=msgspec.structs.replace(
         experts.DEEPSEEK_V3,
         count=("num_experts", "n_routed_experts"),
-        shared=experts.counted_as("num_shared_experts", "n_shared_experts"),
+        shared=experts.counted("num_shared_experts", "n_shared_experts"),
         norm_topk_prob=True,
     ),
 )

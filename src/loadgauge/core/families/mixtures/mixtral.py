@@ -4,8 +4,6 @@ MiniMax-M2, ERNIE 4.5, Llama 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from loadgauge.core.definitions.model.model import Norm
@@ -29,11 +27,6 @@ def chunks(reader: Reader, count: int) -> list[int | None]:
     if types is None:
         types = tuple("chunked_attention" if rotates else "full_attention" for rotates in rope_layers(reader, count))
     return parts.windows(reader, types, size, "attention_chunk_size")
-
-
-def some_rotate(reader: Reader, windows: Sequence[int | None]) -> Sequence[bool]:
-    """Return whether each layer rotates, by `no_rope_layers` (Llama 4)."""
-    return rope_layers(reader, len(windows))
 
 
 GRANITE_MOE = Decoder(
@@ -125,7 +118,7 @@ READERS = readers(
             rotated_only=True,
             unrotated_query_scale="attn_temperature_tuning",
             windows=chunks,
-            rotated=some_rotate,
+            rotated=lambda reader, windows: rope_layers(reader, len(windows)),
             dense_size_key="intermediate_size_mlp",
             ignored=("for_llm_compressor", "floor_scale", "attn_scale"),
             experts=Experts(

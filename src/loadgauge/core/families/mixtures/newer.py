@@ -40,21 +40,8 @@ def mimo_sparse(reader: Reader, count: int) -> Sequence[bool]:
     return experts.typed(reader, count)
 
 
-def typed_or_all(reader: Reader, count: int) -> Sequence[bool]:
-    """Return whether each of `count` layers has experts: by `mlp_layer_types`, or else all of them do (Mellum 2)."""
-    return experts.typed(reader, count) if reader.texts("mlp_layer_types") else experts.every_layer(reader, count)
-
-
 NO_GAIN = msgspec.structs.replace(parts.RMS_NORM, weight=False)
 V3 = experts.DEEPSEEK_V3
-
-
-def first_whole(reader: Reader, count: int) -> list[int | None]:
-    """Return the window of each of `count` layers [tokens]; None: all keys. By `layer_types`, or in three of four layers, of
-    which the first has none (CWM).
-    """
-    window = reader.optional_whole("sliding_window")
-    return parts.windows_where(reader, count, window, lambda i: bool(i % 4))
 
 
 MIMO = Decoder(
@@ -144,7 +131,13 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                     weights_float32=True,
                 ),
             ),
-            "cwm": Decoder(classes=parts.language("Cwm"), windows=first_whole),
+            "cwm": Decoder(
+                classes=parts.language("Cwm"),
+                # Three of four layers have a window, of which the first has none.
+                windows=lambda reader, count: parts.windows_where(
+                    reader, count, reader.optional_whole("sliding_window"), lambda i: bool(i % 4)
+                ),
+            ),
             "exaone_moe": Decoder(
                 classes=parts.language("ExaoneMoe"),
                 qk_norm=parts.RMS_NORM,
@@ -187,7 +180,11 @@ READERS: dict[str, Callable[[Reader], ModelSpec]] = {
                 ignored=("use_sliding_window", "max_window_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
                 next_tokens=True,
                 experts=experts.Experts(
-                    count=("num_local_experts", "num_experts"), sparse=typed_or_all, norm_topk_prob="norm_topk_prob"
+                    count=("num_local_experts", "num_experts"),
+                    sparse=lambda reader, count: (
+                        experts.typed if reader.texts("mlp_layer_types") else experts.every_layer
+                    )(reader, count),
+                    norm_topk_prob="norm_topk_prob",
                 ),
             ),
             "muse_glimmer_text": Decoder(

@@ -16,14 +16,15 @@ from loadgauge.core.base.package_data import read_table
 
 # How a copy is stored, by the end of its name; the words are those of `quantization_config.quant_method` and of file formats.
 _STORED = {
-    "nf4": r"(unsloth-)?(dynamic-)?bnb-4bit|(bnb-)?nf4(-bf16)?|qlora-4bit|4bit-bnb",
+    "nf4": r"(unsloth-)?(dynamic-)?bnb-4bit|(bnb-)?nf4(-bf16)?|qlora-4bit|4bit-bnb|4bits",
     "gptq": r"gptq(-\w?int[2348])?|gptq-?\d?bit|int4-gptq|w4a16|int4",
-    "int8": r"bnb-8bit|8bit|int8|w8a8|w8a16",
+    "int8": r"bnb-8bit|8bits?|int8|w8a8|w8a16",
     "awq": r"awq(-int4)?|awq-?\d?bit|int4-awq",
     "hqq": r"hqq(-\dbit)?|\dbit-hqq",
     "fp8": r"fp8(-dynamic|-kv|-block)?|block-fp8",
     "nvfp4": r"nvfp4|fp4",
     "gguf": r"(imatrix-|i1-)?gguf|ggml|q[2-8]-k(-[ms])?",
+    "aqlm": r"aqlm(-[\w.-]+)?",
     "mlx": r"mlx(-\dbit)?|4bit|[368]bit-mlx|4bit-dwq",
     "exl2": r"exl[23]|\d\.\dbpw(-\w+)?",
 }

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, shard
+from loadgauge.core.base.algebra import Size, same, shard
 from loadgauge.core.definitions.model.model import Attention, Indexer, LatentAttention
 from loadgauge.core.layers.attention.attention import core
 from loadgauge.core.layers.operations.builder import Builder
@@ -66,8 +66,8 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
         context = _over_latents(build, plain, spec, query, key, value, heads)
     else:
         context = core(build, plain, query, key, value, heads, heads, spec.v_head_dim)
-    if spec.head_gate:
-        context = _gated(build, x, context, hidden_size, heads)
+    if spec.head_gate or spec.channel_gate:
+        context = _gated(build, x, context, hidden_size, heads * spec.v_head_dim if spec.channel_gate else heads)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "attention.output",
@@ -87,8 +87,8 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
     )
 
 
-def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, heads: Size) -> Tensor:
-    """The output of each head times the sigmoid of a number, made in float32."""
+def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, gates: Size) -> Tensor:
+    """The output of each head times the sigmoid of a number, made in float32, or of one for each channel."""
     view = build.view
     source, kept, reduced, workspace = build.enter("attention.gate_gather", x, hidden_size)
     score = build.linear(
@@ -96,15 +96,16 @@ def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, heads:
         source,
         view.tokens,
         hidden_size,
-        heads,
+        gates,
         kept_input=kept,
         shards=view.tp,
         backward_comm=reduced,
         workspace=workspace,
     )
-    wide = build.float32("attention.gate_sigmoid", score.numel)
+    tensor_of = build.tensor if same(gates * view.tokens, context.numel) else build.float32
+    wide = tensor_of("attention.gate_sigmoid", score.numel)
     build.elementwise("attention.gate_sigmoid", (score,), wide, keeps=(wide,))
-    copied = build.dtypes.activation != 4
+    copied = wide.itemsize != build.dtypes.activation
     opened = build.cast("attention.gate_cast", wide, build.dtypes.activation) if copied else wide
     product = build.tensor("attention.gated", context.numel)
     return build.elementwise("attention.gated", (context, opened), product, keeps=(context, opened))

@@ -67,6 +67,8 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
         local, latent, bias = build.local_tokens, spec.latent_size, spec.shared is not None and spec.shared.bias
         narrow = build.linear("mlp.latent_down", x, local, hidden_size, latent, bias=bias)
         from_experts = _experts(build, narrow, weights, order, spec, latent, rows)
+        if spec.latent_norm is not None:
+            from_experts = build.norm("mlp.latent_norm", from_experts, spec.latent_norm, local, latent)
         routed = build.linear("mlp.latent_up", from_experts, local, latent, hidden_size, bias=bias)
     if spec.shared is None:
         return routed

@@ -46,7 +46,7 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
         )
 
     def gate(name: str) -> Tensor:
-        if not spec.narrow_gates:
+        if name not in spec.narrow:
             return project(name, inner)
         # The matrix into the latent is whole on every rank.
         latent = build.linear(f"kda.{name}_down", source, tokens, hidden_size, width, kept_input=kept)
