@@ -131,6 +131,7 @@ def main() -> None:
         ),
         ("a 1F1B pipeline of 64 stages and 512 micro-batches, played", seconds(played, 21), "< 50 ms"),
         ("`loadgauge estimate --json`, cold start, CPU time", cold_start(command), "< 200 ms"),
+        ("`loadgauge trace llama-3.1-8b`, cold start, CPU time", cold_start(["trace", "llama-3.1-8b"], 3), "< 3.5 s"),
     ]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     lines = [

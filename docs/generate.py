@@ -6,7 +6,7 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from loadgauge.core.answers.equations.equation import Equation, equations
 from loadgauge.core.base.sources import cite
@@ -14,7 +14,7 @@ from loadgauge.core.command_line.equation import arguments as command_arguments,
 from loadgauge.core.command_line.estimate import command as estimate
 from loadgauge.core.command_line.options.grouped import groups
 from loadgauge.core.definitions.job import spoken
-from loadgauge.core.definitions.job.flag_types import Flags, kinds_of_flags
+from loadgauge.core.definitions.job.flag_types import CaptureFlags, Flags, TaskFlags, TraceFlags, kinds_of_flags
 from loadgauge.core.definitions.model.model import (
     Attention,
     Block,
@@ -25,6 +25,7 @@ from loadgauge.core.definitions.model.model import (
 )
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families import model, model_sources, model_types, models
+from loadgauge.core.text.show import How
 from loadgauge.pytorch.capture.requests.world import tried
 
 HERE = Path(__file__).parent
@@ -314,7 +315,8 @@ def equations_of(arguments: list[str]) -> tuple[Equation, ...]:
     >>> equations_of(["params", "--layer", "gpt"])[0].text
     '12*h**2 + 13*h'
     """
-    given = dict(command.make_context("equation", list(arguments)).params)
+    typed = command.make_context("equation", list(arguments)).params
+    given = {name: value for name, value in typed.items() if name not in How._fields}
     quantity = given.pop("quantity")
     return equations(quantity, **command_arguments(quantity, given))
 
@@ -373,19 +375,23 @@ def flag_types() -> str:
             for name, kind in flat.items()
         ]
 
-    own = list(Flags.__annotations__)
+    def classes(name: str, kind: Any, base: Any = TypedDict) -> list[str]:
+        own = [field for field in kind.__annotations__ if field not in getattr(base, "__annotations__", ())]
+        return [f"class {name}({base.__name__}, total=False):", *lines(own), ""]
+
     return "\n".join(
         [
             '"""The fields of `Job` as keywords with types: written by docs/generate.py."""',
             "",
             "from typing import Any, Literal, TypedDict",
             "",
-            "class Flags(TypedDict, total=False):",
-            *lines(own),
+            "STEP: tuple[str, ...]",
+            "SPLIT: tuple[str, ...]",
             "",
-            "class TaskFlags(Flags, total=False):",
-            *lines([name for name in kinds if name not in own]),
-            "",
+            *classes("Flags", Flags),
+            *classes("TaskFlags", TaskFlags, Flags),
+            *classes("CaptureFlags", CaptureFlags),
+            *classes("TraceFlags", TraceFlags, CaptureFlags),
             "def kinds_of_flags() -> dict[str, Any]: ...",
             "",
         ]

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "loadgauge"
-BEGINNINGS = {"What": 60, "Those": 4, "As": 5, "Which": 2, "Whether": 9}
+BEGINNINGS = {"What": 60, "Those": 4, "As": 5, "Which": 2, "Whether": 8}
 """A docstring begins with a verb, or with a noun phrase that names what comes back: these are left of 630 that version 0.1 had."""
 NAMES = {
-    "one": 235,
-    "found": 207,
-    "given": 121,
+    "one": 237,
+    "found": 205,
+    "given": 120,
     "known": 86,
-    "said": 22,
-    "made": 58,
-    "place": 129,
-    "what": 40,
+    "said": 21,
+    "made": 59,
+    "place": 128,
+    "what": 42,
     "kinds": 26,
 }
 """Locals that name nothing; a name of the field says what it holds."""

@@ -29,7 +29,7 @@ CORE = (
     "estimate llama-3.1-8b --gpu a-card-that-is-none",
 )
 OTHERS = {
-    "evidence": ("validate --source none", "article 2 --brief"),
+    "evidence": ("validate --source none", "article 1 --brief"),
     "fleets": ("fleet llama-3.1-8b --gpu h100 --gpus 64 --tokens 1T",),
     "job_files": ("check job.yaml --memory 80GiB",),
     "page": ("serve --help",),

@@ -16,7 +16,7 @@ SRC = Path(loadgauge.__file__).parent.parent
 FLAGS = "--gpu h100 --gpus 8 --zero 3"
 ROLLOUT = "--task grpo --prompts 8 --samples 8 --prompt-len 512 --answers 1024"
 ROOMS = {"evidence", "fleets", "page", "pytorch", "sheets", "train"}
-SEARCHING = {"core/resolve", "core/plan", "core/answers"}
+SEARCHING = {"core/resolve", "core/plan"}
 WAYS: dict[str, set[str]] = {
     "gpus h100": ROOMS | SEARCHING | {"job_files"},
     "models qwen3": ROOMS | SEARCHING | {"job_files"},
@@ -24,7 +24,7 @@ WAYS: dict[str, set[str]] = {
     f"estimate llama-3.1-8b {FLAGS} {ROLLOUT}": ROOMS - {"pytorch"},
     "plan llama-3.1-8b --gpu h100 --gpus 8 --global-batch 64 --seq-len 4096": ROOMS - {"pytorch", "fleets"},
     "fleet llama-3.1-8b --gpu h100 --gpus 8 --zero 2 --micro-batch 1 --tokens 1B": ROOMS - {"pytorch", "fleets"},
-    "why oom.txt": (ROOMS - {"pytorch"}) | {"core/estimate", "core/layers", "core/plan", "core/answers"},
+    "why oom.txt": (ROOMS - {"pytorch"}) | {"core/estimate", "core/layers", "core/plan"},
 }
 """Command lines, and the rooms and folders of the core that each has no use for."""
 

@@ -26,7 +26,7 @@ from loadgauge.core.families.catalogue import models
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.page.inputs.flags import job_of
 from loadgauge.page.inputs.uploads import Uploads
-from loadgauge.page.panels.explain import explained, find
+from loadgauge.page.panels.reasons import find, reason
 from serving import LARGE, LLAMA, SMALL
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "gemma-2-9b", "nemotron-h-8b", "bert-base")
@@ -270,7 +270,7 @@ def test_an_explanation_has_the_numbers_of_the_command(part: str) -> None:
     given = job_of(LLAMA, kept)
     kept.close()
     result = given.estimate()
-    found = explained(result, part)
+    found = reason(given, result, part)
     told = document(f"estimate {given.job.model} {given.job.flags()} --explain {part} --at peak")["explain"]
     assert found["value"] == told["total"]
     assert [(step["what"], step["value"]) for step in found["steps"]] == [
@@ -293,8 +293,8 @@ def test_every_block_can_be_asked_for() -> None:
     result = given.estimate()
     blocks = [leaf for node in PANELS["treemap"](result) for leaf in (node, *leaves(node))]
     for block in blocks[:: max(1, len(blocks) // 12)]:
-        found = explained(result, block["id"])
+        found = reason(given, result, block["id"])
         assert found["value"] == block["bytes"]
         assert find(PANELS["treemap"](result), block["id"]) == block
-    tensor = explained(result, "activations/layer run again in backward/mlp.down")
+    tensor = reason(given, result, "activations/layer run again in backward/mlp.down")
     assert [one["name"] for one in tensor["tensors"]] == ["mlp.multiply"]

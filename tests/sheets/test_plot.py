@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from command_line import typed
+from command_line import document, typed
 from loadgauge.core.answers.figures.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.job.job import Job
@@ -145,3 +145,17 @@ def test_a_notebook_shows_the_numbers_of_the_estimate(result: Estimate) -> None:
         if nbytes:
             assert cells[cells.index(part) + 1] == f"{nbytes / GIB:,.2f} GiB"
     assert "<script" not in text
+
+
+def test_bars_of_a_table_end_at_the_sums_of_its_rows(tmp_path: Path) -> None:
+    """Of any answer: here of a run after pre-training, whose table has a row a phase and a colour a role."""
+    line = "estimate qwen3-0.6b --gpu h100 --gpus 4 --task dpo"
+    phases = document(line)["memory"]["phases"]
+    assert typed(f"{line} --plot {tmp_path / 'a.svg'}").code == 0
+    drawn = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    for phase in phases:
+        assert f">{phase['phase']}</text>" in drawn
+        assert f"> {phase['total'] / GIB:,.4g}</text>" in drawn
+    assert {
+        role for phase in phases for part in phase["parts"] if (role := part["role"]) and f">{role}</text>" not in drawn
+    } == set()

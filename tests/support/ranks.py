@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from loadgauge.pytorch.trace.transformers_api import DEFAULT_KEEP
+from loadgauge.pytorch.trace.subprocess import DEFAULT_KEEP
 
 H, LAYERS, TOKENS, DEVICE = 128, 3, 64, "cpu"
 

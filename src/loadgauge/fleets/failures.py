@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, list_data, parse, read_data, suggest
+from loadgauge.core.base import ConfigError, above_zero, list_data, parse, read_data, suggest
 
 DAY = 86_400.0
 NODE = 8
@@ -88,9 +88,7 @@ def failures(text: str) -> Failures:
     if text == "none":
         return NONE
     if text.endswith("h") and text[:1].isdigit():
-        value, unit = parse(text, "failures", "second")
-        if unit != "second" or value <= 0:
-            raise ConfigError(f"must be hours between failures of one GPU, got {text!r}", key="failures")
+        value = above_zero(text, "failures", "second", "hours between failures of one GPU")
         every = Part(name="any", count=1)
         return Failures(
             id=text, name=f"one in {text} of a GPU", source=(), low=1 / value, high=1 / value, parts=(every,)
@@ -198,7 +196,4 @@ def checkpoint(text: str) -> Checkpoint:
         return Checkpoint(way=way)  # type: ignore[arg-type]
     if way == "none":
         raise ConfigError(f"none has no interval, got {text!r}", key="checkpoint")
-    value, unit = parse(every, "checkpoint", "second")
-    if unit != "second" or value <= 0:
-        raise ConfigError(f"must be like async:5min, got {text!r}", key="checkpoint")
-    return Checkpoint(way=way, every=value)  # type: ignore[arg-type]
+    return Checkpoint(way=way, every=above_zero(every, "checkpoint", "second", "like async:5min"))  # type: ignore[arg-type]

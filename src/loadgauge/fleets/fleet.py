@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, NotStated, Size, needs, parse, parse_count, share
+from loadgauge.core.base import ConfigError, NotModelled, NotStated, Size, above_zero, needs, parse_count, share
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.states import model_states
 from loadgauge.core.estimate.time.cost import DAY, HOUR, checkpoint_interval
@@ -259,7 +259,7 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     assumed: dict[str, str] = {}
     storage = HOST_STORAGE * hosts
     if options.storage is not None:
-        storage = _bandwidth(options.storage)
+        storage = above_zero(options.storage, "storage", "byte/s", "a bandwidth such as 2TB/s")
     elif saved.way != "none":
         assumed["--storage"] = f"{storage / 1e9:,.0f} GB/s (0.65 GB/s a host, as Llama 3's)"
     stall, lag, reload = _saving(result, saved, nbytes, storage)
@@ -352,13 +352,6 @@ def fleet(result: Estimate, tokens: str | float, options: Options, *, price: flo
         watts=simulated.watts,
         assumed=simulated.assumed,
     )
-
-
-def _bandwidth(text: str) -> float:
-    value, unit = parse(text, "storage", "byte/s")
-    if unit != "byte/s" or value <= 0:
-        raise ConfigError(f"must be a bandwidth such as 2TB/s, got {text!r}", key="storage")
-    return value
 
 
 def _saving(result: Estimate, saved: Checkpoint, nbytes: float, storage: float) -> tuple[float, float, float]:

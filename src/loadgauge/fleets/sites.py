@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, LayoutError, parse, share
+from loadgauge.core.base import ConfigError, LayoutError, above_zero, share
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.topology import FIBRE
@@ -52,10 +52,7 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
         """Read the flags of `loadgauge fleet`; link: what the topology's last tier has. Raises `ConfigError`."""
         between = link
         if options.get("between") is not None:
-            value, unit = parse(str(options["between"]), "between", "byte/s")
-            if unit != "byte/s" or value <= 0:
-                raise ConfigError(f"must be a bandwidth such as 100Gbit/s, got {options['between']!r}", key="between")
-            between = value
+            between = above_zero(str(options["between"]), "between", "byte/s", "a bandwidth such as 100Gbit/s")
         if between is None:
             raise ConfigError("is missing: the bandwidth from a site to the others, such as 100Gbit/s", key="between")
         speeds: tuple[float, ...] = ()

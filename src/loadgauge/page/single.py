@@ -19,6 +19,7 @@ import msgspec
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.figures import PANELS
+from loadgauge.core.answers.plan.progress import clear, say
 from loadgauge.core.base import ConfigError, Error, is_script
 from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
 from loadgauge.core.definitions.job.job import Job
@@ -26,9 +27,7 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import names_file
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.plan.progress import clear, say
 from loadgauge.page.inputs.uploads import plain_name
-from loadgauge.page.panels.explain import explained
 from loadgauge.page.panels.reasons import reason
 from loadgauge.page.server.handlers import told
 
@@ -189,7 +188,7 @@ def explanations(setup: Setup, result: Estimate) -> Iterator[tuple[str, Any]]:
 
     tree = PANELS["treemap"](result)
     for id in blocks(tree):
-        yield id, explained(result, id, tree)
+        yield id, reason(setup, result, id, tree)
     lanes = [f"lane/{lane['lane']}" for lane in PANELS["lanes"](result) or ()]
     for id in ("fit", "step", "rate", "mfu", "days", "cost", *lanes):
         try:

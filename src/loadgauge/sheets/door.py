@@ -5,6 +5,7 @@ from loadgauge.core.base.hooks import lazily
 NAMES = {
     "plot": "loadgauge.sheets.plot.sheet:plot",
     "plot_sweep": "loadgauge.sheets.plot.sweep:plot_sweep",
+    "plot_tables": "loadgauge.sheets.plot.tables:plot_tables",
     "sweep": "loadgauge.sheets.sweep.text:answer",
     "Processes": "loadgauge.sheets.sweep.workers:Processes",
     "OnRay": "loadgauge.sheets.sweep.workers:OnRay",

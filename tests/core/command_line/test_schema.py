@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import click
 import pytest
 from jsonschema import Draft202012Validator
 
-from command_line import typed
+from command_line import typed, written
 from loadgauge.core.command_line.main import COMMANDS, commands
 from loadgauge.core.text.table import SCHEMA
 
@@ -82,7 +81,12 @@ LINES = {
         NETWORK,
         "network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32",
     ],
-    "network.explain": [f"{NETWORK} --explain tp"],
+    "network.explain": [
+        f"{NETWORK} --explain tp",
+        "gpus h100 --explain gpus.tdp",
+        "why examples/oom.txt --explain capacity",
+        "estimate gpt2 --gpu l4 --explain memory.total",
+    ],
     "network.sweep": ["network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64 --sweep tp=3,8"],
     "fleet.run": [f"{FLEET} --what-if --price 2"],
     "fleet.explain": [f"{FLEET} --explain days"],
@@ -97,6 +101,7 @@ LINES = {
         "equation bubble",
         "equation params --layer deepseek-v3",
     ],
+    "equation.catalogue": ["equation"],
     "article.tables": ["article 2", "article 4"],
     "validate.runs": ["validate --source SM"],
     "validate.operators": ["validate --operators"],
@@ -133,11 +138,6 @@ LARGE = {
     "calibrate.device": ["calibrate --device cpu"],
 }
 """Those that need PyTorch, or other processes."""
-TINY = {
-    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 1, "n_positions": 64,
-    "vocab_size": 512,
-}  # fmt: skip
-"""A model that is quick to train on any CPU."""
 NUMBERS = {"number", "integer"}
 
 
@@ -168,40 +168,7 @@ def agrees(name: str, document: Any) -> None:
         for each in validator(name).iter_errors(document)
     ]
     assert not wrong, "\n".join(wrong)
-    assert not refused(name.partition(".")[0], document)
-
-
-def written(line: str, folder: Path) -> str:
-    """The line with the files that it names."""
-    jobs, snapshot, sweep, trace, tiny = (
-        folder / name for name in ("jobs.toml", "snapshot.pickle", "sweep.toml", "trace.json", "tiny.json")
-    )
-    if "{jobs}" in line:
-        jobs.write_text('gpus = 64\n[[jobs]]\nname = "a"\ngpus = 64\ndays = 2\n[[jobs]]\ngpus = 16\ndays = 1\n')
-    if "{snapshot}" in line:
-        events = [{"action": "alloc", "addr": 0, "size": 512, "stream": 0, "frames": []}]
-        blocks = [{"address": 0, "size": 512, "requested_size": 512, "state": "active_allocated", "frames": []}]
-        segment = {
-            "device": 0,
-            "address": 0,
-            "total_size": 2048,
-            "stream": 0,
-            "segment_type": "small",
-            "blocks": blocks,
-        }
-        snapshot.write_bytes(pickle.dumps({"segments": [segment], "device_traces": [events]}))
-    if "{sweep}" in line:
-        sweep.write_text(
-            'model = "qwen3-0.6b"\ngpu = "h100-sxm5-80gb"\ngpus = [1, 3]\nseq-len = 2048\nglobal-batch = 8\n'
-            "pp = 1\ncp = 1\nmicro-batch = 1\n"
-        )
-    if "{tiny}" in line:
-        tiny.write_text(json.dumps(TINY))
-    if "{trace}" in line:
-        trace.write_text(typed(f"{LARGE['trace.steps'][0]} --json").out)
-    return line.format(
-        jobs=jobs, snapshot=snapshot, sweep=sweep, trace=trace, tiny=tiny, folder=folder / "results"
-    )  # fmt: skip
+    assert not refused(name.partition(".")[0], document)  # that of `--explain` is the same in all
 
 
 def cases(lines: dict[str, list[str]]) -> list[Any]:

@@ -228,3 +228,14 @@ def test_what_a_layout_said_in_part_leaves_open_is_tried(model: str, words: dict
         assert getattr(answer.setup.layout, axis) == words.get(axis, 1)
     closed = resolve_job(Job(model, **{"gpu": "h100", **words, "zero": words.get("zero", 1), "pp": 1})).estimate()
     assert closed.memory.verdict == "does not fit"
+
+
+def test_a_run_that_no_usual_layout_holds_is_shown_with_the_nearest() -> None:
+    job = Job("kimi-k3", gpu="b200", gpus=64)
+    setup = resolve_job(job)
+    assert setup.instead is not None
+    answer, tried = setup.estimate(), [each.setup.untimed_estimate().memory for each in setup.instead()]
+    assert {memory.verdict for memory in tried} == {"does not fit"}
+    assert answer.memory.verdict == "does not fit"
+    assert answer.memory.allocated == min(memory.allocated for memory in tried)
+    assert answer.setup.layout.ep > 1

@@ -21,7 +21,7 @@ from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import model_class
 from loadgauge.pytorch.capture.inputs.target import config_keys
 from loadgauge.pytorch.capture.lists import store
-from loadgauge.pytorch.capture.symbols.sizes import Size
+from loadgauge.pytorch.capture.symbols.sizes import Formula
 from loadgauge.pytorch.trace.programs.target import config_object, with_layers
 
 KIND = "bitnet"
@@ -220,8 +220,8 @@ def test_a_file_is_data(tmp_path: Path, linear: Captured) -> None:
     number = linear.events[0][0]
     wrong: list[dict[str, Any]] = [
         {"guards": ("__import__('os').abort()",)}, {"guards": ("b.real",)}, {"guards": ("q == 2",)},
-        {"guards": ("b**b**b",)}, {"events": ((number, Size((("q", 1),))),)},
-        {"events": ((len(linear.storages), Size((("b", 1),))),)}, {"second": 10**6}, {"sizes": {}},
+        {"guards": ("b**b**b",)}, {"events": ((number, Formula((("q", 1),))),)},
+        {"events": ((len(linear.storages), Formula((("b", 1),))),)}, {"second": 10**6}, {"sizes": {}},
     ]  # fmt: skip
     for one in wrong:
         store.save(file, [msgspec.structs.replace(linear, **one)])

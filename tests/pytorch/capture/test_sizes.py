@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 import sympy
 from torch.utils._sympy.functions import CeilToInt, CleanDiv, FloorDiv, IntTrueDiv, Mod, PythonMod
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.pytorch.capture.symbols.sizes import Size, compiled, written
+from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.profile import Row
+from loadgauge.pytorch.capture.lists.listed import Listing, Segment, pack
+from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled, written
 
 B, S = sympy.symbols("b s", integer=True, positive=True)
 NAMES = {B: "b", S: "s"}
@@ -24,7 +30,7 @@ POINTS = [(1, 1), (2, 15), (3, 128), (5, 129), (64, 500)]
     ids=str,
 )  # fmt: skip
 def test_a_size_has_the_value_of_its_expression(expression: sympy.Expr) -> None:
-    size = Size.of(expression, NAMES)
+    size = Formula.of(expression, NAMES)
     for b, s in POINTS:
         assert size.at({"b": b, "s": s}) == int(expression.subs({B: b, S: s}))
 
@@ -42,6 +48,36 @@ def test_what_is_no_size_is_refused() -> None:
         with pytest.raises(ConfigError, match="not a size"):
             compiled(text)
     with pytest.raises(NotModelled, match="depends on values"):
-        Size.of(sympy.Symbol("u0", integer=True) * 8, NAMES)
+        Formula.of(sympy.Symbol("u0", integer=True) * 8, NAMES)
     with pytest.raises(NotModelled, match="sin"):
-        Size.of(sympy.sin(S), NAMES)
+        Formula.of(sympy.sin(S), NAMES)
+
+
+TENSOR = {"name": "x", "itemsize": 2, "dtype": "activation"}
+
+
+def test_segments_are_read_as_they_were_written_or_not_at_all() -> None:
+    s, less = Formula((("b*s", 2), ("s", 1))), Formula((("1", -3),))
+    x = Tensor("x", s, 2)
+    product = Operation("up", "gemm", (x,), (x,), (Weight("w", 64),), gemms=(Gemm(s, 4, 8),), forward_flops=Formula(()))
+    segments = [Segment(name, (product,), (Row(0, less),), (), (), (), (), s) for name in ("entry", "exit")]
+    packed, table = pack(segments)
+    listing = Listing(("b", "s"), {"b": 2, "s": 3}, (), packed, table, s)
+    assert listing.segments[0].operations[0] == msgspec.structs.replace(product, forward_flops=0)
+    assert listing.entry.forward == (Row(0, less),)
+    assert set(listing.formulas()) == {s, less}
+    layer = listing.entry.layer({"b": 2, "s": 3})
+    assert (layer.operations[0].gemms[0].m, layer.operations[0].inputs[0].nbytes, layer.params) == (15, 30, 64)
+    wrong: Any
+    numbers = msgspec.msgpack.decode(packed)
+    for wrong in ("9", [1], {"terms": []}, -len(table) - 1):
+        tensor = [
+            {**numbers[0], "operations": [{**numbers[0]["operations"][0], "inputs": [{**TENSOR, "numel": wrong}]}]}
+        ]
+        stored = msgspec.msgpack.encode([{**numbers[0], "entering": wrong}, *numbers])
+        with pytest.raises((ConfigError, msgspec.ValidationError)):
+            _ = msgspec.structs.replace(listing, packed=msgspec.msgpack.encode([*tensor, *numbers])).segments
+        with pytest.raises((ConfigError, msgspec.ValidationError)):
+            _ = msgspec.structs.replace(listing, packed=stored).segments
+    with pytest.raises(ConfigError):
+        _ = msgspec.structs.replace(listing, packed=msgspec.msgpack.encode(segments[:1])).segments

@@ -20,9 +20,9 @@ from loadgauge.core.estimate.result import Memory
 from loadgauge.pytorch.parallel.parallel import ParallelJob
 from loadgauge.pytorch.record.caching_allocator import Allocator, replay
 from loadgauge.pytorch.trace.programs.jobs import ConfigJob
+from loadgauge.pytorch.trace.subprocess import DEFAULT_KEEP
 from loadgauge.pytorch.trace.torch_run import TorchRun
 from loadgauge.pytorch.trace.trace import Recorded, Trace, record, trace
-from loadgauge.pytorch.trace.transformers_api import DEFAULT_KEEP
 from torch_runs import torch_run
 
 TOLERANCE = 0.01

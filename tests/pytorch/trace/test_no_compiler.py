@@ -56,3 +56,35 @@ def test_a_step_of_an_optimizer_needs_no_compiler(said: Said) -> None:
 @pytest.mark.thorough
 def test_who_asks_for_the_compiler_gets_it(asked: str, said: Said) -> None:
     assert said(asked).strip() == ASKED[asked]
+
+
+ASSIGNMENT = """
+import sys
+from loadgauge.pytorch.trace.no_compiler import quick_scan
+
+quick_scan(assignment=True)
+from scipy.optimize import linear_sum_assignment
+
+before = "scipy.optimize._lsap" in sys.modules
+print(before, [one.tolist() for one in linear_sum_assignment([[1, 2], [1, 3]])], sys.modules["scipy.optimize"].root_scalar.__name__)
+"""
+ASKING = """
+import sys
+import loadgauge
+
+print(loadgauge.trace("gpt2", layers=1, seq_len=16).events > 0, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        pytest.param(
+            ASSIGNMENT, "False [[0, 1], [1, 0]] root_scalar", id="SciPy is imported where its assignment is called"
+        ),
+        pytest.param(ASKING, "True False", id="who asks for a trace imports no PyTorch", marks=pytest.mark.long),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(program: str, shown: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == shown

@@ -18,9 +18,9 @@ from loadgauge.pytorch.parallel.parallel import ParallelJob
 from loadgauge.pytorch.record import tracker
 from loadgauge.pytorch.trace.programs.jobs import ConfigJob
 from loadgauge.pytorch.trace.programs.script import FunctionJob
+from loadgauge.pytorch.trace.subprocess import DEFAULT_KEEP
 from loadgauge.pytorch.trace.torch_run import TorchRun
 from loadgauge.pytorch.trace.trace import Trace, trace
-from loadgauge.pytorch.trace.transformers_api import DEFAULT_KEEP
 from torch_runs import torch_run
 
 S, H = 64, 64

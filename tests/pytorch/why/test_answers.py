@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -262,7 +264,7 @@ def test_an_estimate_says_which_micro_batch_it_is_of(words: list[str], says: str
 def test_the_document_has_what_is_printed(tmp_path: Path) -> None:
     text = TRACE.format(file="verl/utils/torch_functional.py", function="entropy_from_logits")
     document, said = json.loads(why(text, tmp_path, "--json")), why(text, tmp_path)
-    assert document == json.loads(json.dumps({"schema": 1, **answer(text).document()}))
+    assert document == json.loads(json.dumps({"schema": 1, **answer(text).to_dict()}))
     for part in (document["headline"], document["place"]["frame"], *document["remedies"], *document["notes"]):
         assert " ".join(part.split()) in said
 
@@ -275,3 +277,16 @@ def test_each_change_is_estimated_once(tmp_path: Path) -> None:
     assert len({one["flags"] for one in changes}) == len(changes)
     assert changes[0]["flags"] == "--loss chunked"
     assert "--micro-batch 1" not in {one["flags"] for one in changes}  # as it was
+
+
+def test_the_text_of_an_error_loads_nothing_of_the_estimate() -> None:
+    """It is typed where a run has just failed, so that it must be there at once."""
+    program = (
+        "import sys; from loadgauge.core.command_line.main import run; run(['why', 'examples/oom.txt']);"
+        "rooms = ('core.estimate', 'core.layers', 'core.plan', 'core.resolve', 'core.serving');"
+        "print([name for name in sys.modules if name.removeprefix('loadgauge.').startswith(rooms)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import YES, ConfigError, load, read_data
+from loadgauge.core.base import YES, ConfigError, load, need, read_data
 
 UNITS = {
     "bytes": "byte", "signed_bytes": "byte", "seconds": "s", "signed_seconds": "s", "days": "days", "flop": "FLOP",
@@ -41,6 +41,12 @@ class Pivot(NamedTuple):
     rows: str
     columns: str
 
+    def chosen(self, ledger: Iterable[Entry]) -> list[Entry]:
+        """Return the entries of a ledger that are in the table."""
+        return [
+            entry for entry in ledger if entry.keys["of"] == self.of and {self.rows, self.columns} <= set(entry.keys)
+        ]
+
     def table(self, ledger: Iterable[Entry]) -> dict[str, dict[str, float]]:
         """Return the sums of a ledger's entries by row and column.
 
@@ -49,18 +55,17 @@ class Pivot(NamedTuple):
         {'x': {'y': 3.0}}
         """
         table: dict[str, dict[str, float]] = {}
-        for entry in ledger:
-            if entry.keys["of"] == self.of and {self.rows, self.columns} <= set(entry.keys):
-                row = table.setdefault(entry.keys[self.rows], {})
-                column = entry.keys[self.columns]
-                row[column] = row.get(column, 0) + entry.value
+        for entry in self.chosen(ledger):
+            row, column = table.setdefault(entry.keys[self.rows], {}), entry.keys[self.columns]
+            row[column] = row.get(column, 0) + entry.value
         return table
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a question. Kinds of answers that explain or compute more are subclasses.
 
-    topics: what `why` explains, by `explains`; pivots: tables of the ledger; tried: changes, as flags, with what each gives
+    topics: what `why` explains by `explains`, beside every key of the document; pivots: tables of the ledger, which a figure
+    draws as bars; tried: changes, as flags, with what each gives
 
     form: name of the document's shape (`loadgauge schema`); writer: address of the function that writes it on paper,
     `write(answer, paper, brief=...)`; shown: what that writes; document: that of `--json`; table: rows of an answer that is one
@@ -91,15 +96,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.tried()
 
     def why(self, topic: str) -> Answer:
-        """Explain a number. Raises `ConfigError` for one that the answer does not explain."""
-        if self.explains is None or (self.topics and topic not in self.topics):
-            known = ", ".join(self.topics) or "nothing"
-            raise ConfigError(f"{topic!r} is not explained here (known: {known})", key="explain")
-        return self.explains(topic)
+        """Explain a number: one of `topics`, or any by its key in the document. Raises `ConfigError` for another."""
+        if self.explains is not None and (not self.topics or topic in self.topics):
+            return self.explains(topic)
+        found: Answer = load("loadgauge.core.answers.why.of_key:key_reason")(self, topic)
+        return found
 
     def plot(self, file: Path, figure: str) -> None:
-        """Draw the answer to a file. Raises `ConfigError` where it has no figure."""
-        raise ConfigError("there is no figure of this answer; an estimate and its --sweep have some", key="plot")
+        """Draw the tables of the ledger to a file, as bars. Raises `ConfigError` where there is none."""
+        tables = [pivot for pivot in self.pivots if pivot.chosen(self.ledger())]
+        if figure != "all" or not tables:
+            have = (
+                f"the tables {', '.join(pivot.title for pivot in tables)} (all)"
+                if tables
+                else "--json, --csv and --markdown"
+            )
+            raise ConfigError(f"there is no such figure of this answer; it has {have}", key="plot")
+        need("FIGURES").plot_tables(tables, self.ledger(), file)
+
+    def headline(self) -> str:
+        """Return the first line of the text.
+
+        >>> from loadgauge.core.answers.why.reason import Reason
+        >>> Reason(topic="tp", what="need", value=3.0, unit="s", basis="", rule="").headline()
+        'tp: need: 3 s'
+        """
+        whole: str = load("loadgauge.core.text.table:plain")(functools.partial(self.text, brief=True), 10**6)
+        return whole.strip().partition("\n")[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `--json`."""
@@ -120,8 +143,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         >>> Reason(topic="tp", what="", value=3.0, unit="s", basis="", rule="").ledger()[0].unit
         's'
         """
-        shapes = _definitions()
-        return tuple(_entries(json.loads(msgspec.json.encode(self.to_dict())), [shapes[self.form]], "", {}))
+        plain = json.loads(msgspec.json.encode(self.to_dict(), enc_hook=float))
+        return tuple(_entries(plain, [_definitions()[self.form]], "", {}))
+
+
+def described(form: str, key: str) -> str:
+    """Return what the schema says of a key of a form, such as "memory.total"; empty for one that it does not describe.
+
+    >>> described("trace.steps", "peak.phase"), described("gpus.catalogue", "gpus.tdp")
+    ('forward, backward, optimizer step; empty before', 'thermal design power')
+    """
+    shapes = [_definitions()[form]]
+    for part in key.split("."):
+        shapes = _within(shapes, part) or _within(_within(shapes, None), part)
+    return next((str(shape["description"]) for shape in shapes if "description" in shape), "")
 
 
 @functools.cache

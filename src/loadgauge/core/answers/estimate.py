@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,11 +14,13 @@ from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.of_estimate import TOPICS, reason
 from loadgauge.core.answers.why.of_memory import memory_reason
 from loadgauge.core.answers.why.of_task import TOPICS as OF_A_TASK
-from loadgauge.core.base import NO, ConfigError, exit_code, host_holds, need, needs
+from loadgauge.core.base import NO, ConfigError, Error, exit_code, host_holds, need, needs
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate, When
 from loadgauge.core.plan.advise.assumptions import assumptions
+from loadgauge.core.resolve.large_runs import MANY
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup, worst_routing
 
 
@@ -77,6 +81,33 @@ class Estimated(Answer, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         return estimate_document(self.given, self.result, outcomes=True)
+
+
+class Tried(NamedTuple):
+    """Estimates by micro-batch and kind of recomputation; words: the kinds there are"""
+
+    words: tuple[str, ...] = ()
+    rows: Mapping[int, Mapping[str, Estimate]] = {}
+
+
+def neither_said(setup: Setup) -> Tried:
+    """Estimate a large run with each micro-batch and kind of recomputation, where neither is said; nothing where one is.
+
+    >>> from loadgauge.core.definitions.job.job import Job
+    >>> neither_said(resolve_job(Job("gpt2", gpu="l4"))).rows
+    {}
+    """
+    job = setup.job
+    told = setup.file or job.micro_batch or job.recompute or setup.lengths or job.adapts or job.task
+    if told or job.gpu is None or setup.layout.gpus < MANY:
+        return Tried()
+    words = ("none", "selective", "full") if setup.training.framework.recomputes_parts else ("none", "full")
+    rows: dict[int, dict[str, Estimate]] = {}
+    for size, word in itertools.product((1, 2, 4, 8), words):
+        with contextlib.suppress(Error):
+            tried = resolve_job(job.replace(micro_batch=size, recompute=word), setup.model).estimate()
+            rows.setdefault(size, {})[word] = tried
+    return Tried(words, rows)
 
 
 def estimate_document(given: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:

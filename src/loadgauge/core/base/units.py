@@ -52,6 +52,18 @@ def parse(text: str, key: str = "", kind: str = "") -> tuple[float, str]:
     return value, base
 
 
+def above_zero(text: str, key: str, unit: str, must: str) -> float:
+    """Read a number of a base unit, above 0. Raises `ConfigError`, about the flag `key`. must: what the text must be
+
+    >>> above_zero("400Gbit/s", "between", "byte/s", "a bandwidth")
+    50000000000.0
+    """
+    value, base = parse(text, key, unit)
+    if base != unit or value <= 0:
+        raise ConfigError(f"must be {must}, got {text!r}", key=key)
+    return value
+
+
 def rate(value: float) -> str:
     """Format a bandwidth [byte/s] so that `parse` reads exactly this number.
 

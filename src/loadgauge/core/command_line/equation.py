@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.equations.equation import QUANTITIES
 from loadgauge.core.answers.equations.run_forms import FORMS
 from loadgauge.core.base import ConfigError, days_words, gib, suggest
+from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Block, Column, Lines, Notes, Table
 
 if TYPE_CHECKING:
     from loadgauge.core.answers.equations.equation import Equation
@@ -46,8 +50,8 @@ if TYPE_CHECKING:
 )
 @click.option("--solve", metavar="LETTER", help="The number of this letter; the quantity's own is given in --numbers.")
 @click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, as_json: bool, **flags: Any) -> None:
+@answering(document="each form as text and LaTeX, with its letters")
+def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, **flags: Any) -> Answer:
     """Print the closed form of QUANTITY, read off the list of operations.
 
     \b
@@ -72,46 +76,68 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     loadgauge equation amdahl --numbers serial=1h,total=20h,n=64
     loadgauge equation duration --numbers P=175B,N=300B,X=140TFLOP/s,duration=24d --solve n
     """
-    if latex and as_json:
-        raise ConfigError("--latex and --json exclude one another; the JSON document has the LaTeX too")
+    if latex:
+        given = click.get_current_context().params
+        refuse(
+            {name: given[name] or None for name in ("json", "csv", "markdown")},
+            "excludes --latex; --json has the LaTeX too",
+        )
     if not quantity:
-        _catalogue()
-        return
+        return _catalogue()
     from loadgauge.core.answers.equations.equation import equations
     from loadgauge.core.answers.equations.numbers import read_numbers, with_numbers
     from loadgauge.core.answers.equations.run_forms import run_forms
-    from loadgauge.core.text.table import document
 
     given = arguments(quantity, flags)
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **given)
     values = read_numbers(numbers) if numbers else {}
     forms = tuple(with_numbers(form, values) for form in forms)
     if solve:
-        _solved(forms, solve, values.get(quantity), as_json=as_json)
-    elif as_json:
-        document({"equations": [form.to_dict() for form in forms]})
-    elif latex:
-        for form in forms:
-            click.echo(form.latex)
-    elif quantity == "states":
-        _states(forms)
+        return _solved(forms, solve, values.get(quantity))
+    if latex:
+        shown: list[Block] = [Lines([form.latex for form in forms])]
     else:
-        for form in forms:
-            _show(form)
-        _ending(forms[0])
+        own = _states(forms) if quantity == "states" else [block for form in forms for block in _show(form)]
+        shown = [*own, *_ending(forms[0])]
+    return _answer(shown, [form.to_dict() for form in forms])
+
+
+def _answer(shown: list[Block], forms: list[dict[str, Any]]) -> Answer:
+    """Return the answer that closed forms are; in CSV without their parts and letters."""
+    flat = [{name: one for name, one in form.items() if not isinstance(one, dict | list | tuple)} for form in forms]
+    return Answer(form="equation.forms", writer=BLOCKS, shown=shown, document={"equations": forms}, table=flat)
 
 
 SUBJECTS = {
     "A layer and a model (article 1)": (
-        "params", "active-params", "forward-flops", "backward-flops", "training-flops", "recompute-flops", "activations",
-        "model-params", "model-active-params", "model-flops", "gamma", "checkpoints", "kv-cache",
+        "params",
+        "active-params",
+        "forward-flops",
+        "backward-flops",
+        "training-flops",
+        "recompute-flops",
+        "activations",
+        "model-params",
+        "model-active-params",
+        "model-flops",
+        "gamma",
+        "checkpoints",
+        "kv-cache",
     ),
     "Model states (article 2)": ("states",),
     "A cluster (article 3)": (
-        "duration", "gpus", "utilisation", "amdahl", "bubble", "wire", "traffic", "collectives", "bandwidth",
+        "duration",
+        "gpus",
+        "utilisation",
+        "amdahl",
+        "bubble",
+        "wire",
+        "traffic",
+        "collectives",
+        "bandwidth",
     ),
     "Batches without padding (article 4)": ("padded-flash", "mask", "longest"),
-}  # fmt: skip
+}
 """Every quantity by its subject, and the article that has it."""
 _AXES = {name: AXES[name].symbol for name in STAGE_AXES}
 _OF_A_LAYER = frozenset({"layer", *STAGE_AXES, "sequence_parallel", "attention", "padding_free", "recompute"})
@@ -165,15 +191,28 @@ def _ranks(axis: str, text: str) -> int | str:
     return int(text)
 
 
-def _catalogue() -> None:
-    """Print the quantities by subject, with the article that has them."""
+def _catalogue() -> Answer:
+    """Return the quantities by subject, with the article that has them."""
     from loadgauge.core.answers.equations.run_forms import run_forms
-    from loadgauge.core.text.table import Column, console, draw
 
-    for title, names in SUBJECTS.items():
-        rows = [[name, QUANTITIES[name][0] if name in QUANTITIES else run_forms(name)[0].what] for name in names]
-        draw(console(), [Column("quantity"), Column("what")], rows, title)
-    click.echo("\nloadgauge equation NAME prints one; with --numbers letter=value,... and --solve LETTER")
+    subjects = {
+        title: [[name, QUANTITIES[name][0] if name in QUANTITIES else run_forms(name)[0].what] for name in names]
+        for title, names in SUBJECTS.items()
+    }
+    rows = [
+        dict(zip(("subject", "quantity", "what"), (title, *row), strict=True))
+        for title in subjects
+        for row in subjects[title]
+    ]
+    tables = [Table([Column("quantity"), Column("what")], rows, title) for title, rows in subjects.items()]
+    hint = "loadgauge equation NAME prints one; with --numbers letter=value,... and --solve LETTER"
+    return Answer(
+        form="equation.catalogue",
+        writer=BLOCKS,
+        shown=[*tables, Lines(["", hint])],
+        document={"quantities": rows},
+        table=rows,
+    )
 
 
 def _worded(value: float, unit: str) -> str:
@@ -192,76 +231,66 @@ def _worded(value: float, unit: str) -> str:
     return f"{plain} {unit}, {words}" if value >= least else f"{plain} {unit}"
 
 
-def _solved(forms: tuple[Equation, ...], letter: str, value: float | None, *, as_json: bool) -> None:
-    """Print the number of a letter with which each form has the value."""
+def _solved(forms: tuple[Equation, ...], letter: str, value: float | None) -> Answer:
+    """Return the number of a letter with which each form has the value."""
     from loadgauge.core.answers.equations.numbers import solved
-    from loadgauge.core.text.table import document
 
     if value is None:
         raise ConfigError(f"give the value as {forms[0].quantity}=... in --numbers", key="--solve")
     complete = [form for form in forms if letter in form.legend and form.legend.keys() <= {*form.numbers, letter}]
     having = complete or [form for form in forms if letter in form.legend][:1] or forms[:1]
     answers = [(form, solved(form, letter, value)) for form in having]
-    if as_json:
-        document({"equations": [form.to_dict() | {"solved": {letter: number}} for form, number in answers]})
-        return
-    for form, number in answers:
-        click.echo(f"{form.what}: {form.text} = {_worded(value, form.unit)}")
-        click.echo(f"  {letter} = {number:,.6g}    {form.legend[letter]}\n")
+    shown = [
+        Lines(
+            [
+                f"{form.what}: {form.text} = {_worded(value, form.unit)}",
+                f"  {letter} = {number:,.6g}    {form.legend[letter]}",
+                "",
+            ]
+        )
+        for form, number in answers
+    ]
+    return _answer([*shown], [form.to_dict() | {"solved": {letter: number}} for form, number in answers])
 
 
-def _show(form: Equation) -> None:
+def _show(form: Equation) -> list[Block]:
     from loadgauge.core.estimate.symbols import text
-    from loadgauge.core.text.table import console, points
 
-    target = console()
-    target.print(f"{form.what} [{form.unit}]", style="bold", soft_wrap=True)
-    click.echo()
-    # Formulas are never broken inside a part: they are there to be copied.
-    if not form.is_long:
-        click.echo(f"  {form.text}")
-        if form.factored:
-            click.echo(f"  = {form.factored}")
-    else:
-        _lines(form)
-    if form.numbers:
-        value = form.substitute
-        click.echo(f"  = {_worded(value, form.unit)}" if isinstance(value, int | float) else f"  = {text(value)}")
-    if not form.is_long and len(form.parts) > 1:
-        click.echo("\n  part by part:\n")
-        _lines(form)
-    click.echo()
-    lines = [
+    lines = [f"  {line}" for line in form.lines]
+    value = form.substitute if form.numbers else ""
+    legend = [
         f"{name}: {meaning}" + (f" = {form.numbers[name]:,.12g}" if name in form.numbers else "")
         for name, meaning in form.legend.items()
     ]
-    points(target, lines, mark="  ")
-    if lines:
-        click.echo()
+    return [
+        Lines([f"{form.what} [{form.unit}]"], "bold"),
+        # Formulas are never broken inside a part: they are there to be copied.
+        Lines(
+            ["", *(lines if form.is_long else [f"  {form.text}", *([f"  = {form.factored}"] if form.factored else [])])]
+        ),
+        Lines(
+            [f"  = {_worded(value, form.unit) if isinstance(value, int | float) else text(value)}"]
+            if form.numbers
+            else []
+        ),
+        Lines([] if form.is_long or len(form.parts) < 2 else ["", "  part by part:", "", *lines]),
+        Lines([""]),
+        Notes(legend, mark="  "),
+        Lines([""] if legend else []),
+    ]
 
 
-def _lines(form: Equation) -> None:
-    for line in form.lines:
-        click.echo(f"  {line}")
-
-
-def _states(forms: tuple[Equation, ...]) -> None:
-    from loadgauge.core.text.table import Column, console, draw
-
-    target = console()
-    target.print(f"{forms[0].what.rpartition(',')[0]} [{forms[0].unit}]", style="bold", soft_wrap=True)
-    click.echo()
+def _states(forms: tuple[Equation, ...]) -> list[Block]:
     rows = [[form.what.rpartition(" ")[2], form.text] for form in forms]
-    draw(target, [Column("ZeRO stage", "right"), Column("bytes a parameter")], rows)
-    click.echo("\n  d: data-parallel ranks\n")
-    _ending(forms[0])
+    return [
+        Lines([f"{forms[0].what.rpartition(',')[0]} [{forms[0].unit}]"], "bold"),
+        Lines([""]),
+        Table([Column("ZeRO stage", "right"), Column("bytes a parameter")], rows),
+        Lines(["", "  d: data-parallel ranks", ""]),
+    ]
 
 
-def _ending(form: Equation) -> None:
+def _ending(form: Equation) -> list[Block]:
     """Where it holds, and who says so."""
-    from loadgauge.core.text.table import console, points
-
-    target = console()
-    if form.validity:
-        points(target, [f"Holds for: {'; '.join(form.validity)}."], mark="")
-    points(target, [f"Source: {form.source}."], mark="")
+    holds = [f"Holds for: {'; '.join(form.validity)}."] if form.validity else []
+    return [Notes([*holds, f"Source: {form.source}."], mark="")]

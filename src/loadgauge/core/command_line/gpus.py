@@ -7,9 +7,14 @@ from typing import get_args
 
 import click
 
+from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.base import GIB, ConfigError, NotStated
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.definitions.hardware.gpu_names import nearest, plain, variants
 from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity, Segment, Vendor, gpu, gpu_ids, gpus
+from loadgauge.core.text.catalogue import gpu_row
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Column, Notes, Table
 
 VENDORS = {
     "nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "apple": "Apple", "google": "Google", "aws": "AWS", "huawei": "Huawei",
@@ -21,12 +26,32 @@ SEGMENTS = {
 }  # fmt: skip
 
 
+COLUMNS = (
+    Column("\nGPU"),
+    Column("\nname", wide=True, wrap=True),
+    Column("memory\nGiB", "right"),
+    Column("\nbasis", style="dim", rank=1),
+    Column("memory\nGB/s", "right"),
+    Column("16 bits\nTFLOP/s", "right"),
+    Column("host\nGB/s", "right"),
+    Column("link\nGB/s", "right"),
+    Column("link\nGPUs", "right", wide=True),
+    Column("NIC\nGB/s", "right", wide=True),
+    Column("power\nW", "right", wide=True),
+)
+NOTES = (
+    "memory: as the driver reports it; or (chips) what the chips hold, less error correction and what drivers keep; or"
+    " (label) 1 GB = 10^9 bytes; or (default) what the GPU may use of memory that it shares",
+    "16 bits: dense peak of bf16, or of fp16 where there is no bf16 (f)",
+    "host, link and NIC: per GPU and direction; link GPUs: GPUs in one link domain",
+    "empty cell: no trusted source states the figure",
+)
+
+
 @click.command("gpus")
 @click.argument("name", required=False)
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON document: base units, null where no source states the figure."
-)
-def command(name: str | None, as_json: bool) -> None:
+@answering(document="base units, null where no source states the figure")
+def command(name: str | None) -> Answer:
     """List the GPUs of the catalogue: memory, bandwidths and peak rates, from the sources of each figure.
 
     NAME lists those that it may mean: an id or a part of one, or a name as people and drivers write it. A cell is empty if
@@ -36,42 +61,28 @@ def command(name: str | None, as_json: bool) -> None:
     loadgauge gpus
     loadgauge gpus "RTX 3080"
     """
-    from loadgauge.core.text.catalogue import gpu_row
-    from loadgauge.core.text.table import Column, console, document, draw, points
-
     cards = gpus() if name is None else meant(name)
-    if as_json:
-        document({"gpus": [gpu_row(card) for card in cards]})
-        return
-    target = console()
-    columns = [
-        Column("\nGPU"),
-        Column("\nname", wide=True, wrap=True),
-        Column("memory\nGiB", "right"),
-        Column("\nbasis", style="dim", rank=1),
-        Column("memory\nGB/s", "right"),
-        Column("16 bits\nTFLOP/s", "right"),
-        Column("host\nGB/s", "right"),
-        Column("link\nGB/s", "right"),
-        Column("link\nGPUs", "right", wide=True),
-        Column("NIC\nGB/s", "right", wide=True),
-        Column("power\nW", "right", wide=True),
+    groups = {
+        f"{VENDORS[vendor]}, {SEGMENTS[segment]}": [
+            card for card in cards if (card.vendor, card.segment) == (vendor, segment)
+        ]
+        for vendor in get_args(Vendor)
+        for segment in get_args(Segment)
+    }
+    tables = [
+        Table(COLUMNS, [_row(card) for card in sorted(group, key=_natural)], title)
+        for title, group in groups.items()
+        if group
     ]
-    for vendor in get_args(Vendor):
-        for segment in get_args(Segment):
-            group = [card for card in cards if (card.vendor, card.segment) == (vendor, segment)]
-            if group:
-                rows = [_row(card) for card in sorted(group, key=_natural)]
-                draw(target, columns, rows, f"{VENDORS[vendor]}, {SEGMENTS[segment]}")
-    notes = [
-        "memory: as the driver reports it; or (chips) what the chips hold, less error correction and what drivers keep; or"
-        " (label) 1 GB = 10^9 bytes; or (default) what the GPU may use of memory that it shares",
-        "16 bits: dense peak of bf16, or of fp16 where there is no bf16 (f)",
-        "host, link and NIC: per GPU and direction; link GPUs: GPUs in one link domain",
-        "empty cell: no trusted source states the figure",
-    ]
-    target.print()
-    points(target, notes)
+    rows = [gpu_row(card) for card in cards]
+    return Answer(
+        form="gpus.catalogue",
+        writer=BLOCKS,
+        shown=[*tables, Notes(NOTES, gap=True)],
+        document={"gpus": rows},
+        table=rows,
+        pivots=(Pivot("Memory", "gpus.capacity", "id", "of"),),
+    )
 
 
 def meant(name: str) -> tuple[Gpu, ...]:

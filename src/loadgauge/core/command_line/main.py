@@ -189,7 +189,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is None:
             return say("standard output is closed", CANNOT_TELL)
         words = list(sys.argv[1:] if arguments is None else arguments)
-        result = commands.main(args=with_verb(spelled_out(words)), prog_name="loadgauge", standalone_mode=False)
+        words = with_verb(spelled_out(words))
+        result = commands.main(args=list(words), prog_name="loadgauge", standalone_mode=False, obj=words)
         sys.stdout.flush()
         return result if isinstance(result, int) else YES
     except click.UsageError as error:

@@ -2,97 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.base import ConfigError, count, need
+from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.families.catalogue import model, models
+from loadgauge.core.text.catalogue import model_row
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Column, Notes, Table
+
+COLUMNS = (
+    Column("model"),
+    Column("type", rank=1),
+    *(Column(name, "right") for name in ("parameters", "layers", "hidden", "vocabulary")),
+    Column("positions", "right", wide=True),
+    Column("source", wide=True, wrap=True),
+)
+TYPES = (Column("type"), Column("class", wide=True), Column("head", rank=1), Column("road"), Column("why", wrap=True))
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "positions")
 
 
 @click.command("models")
 @click.argument("words", nargs=-1, metavar="[WORD]...")
 @click.option("--check", is_flag=True, help="Every model type of the installed transformers, and which road takes it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(words: tuple[str, ...], check: bool, as_json: bool) -> None:
+@answering(document="parameters, and sizes as config.json has them")
+def command(words: tuple[str, ...], check: bool) -> Answer:
     """List the models of the catalogue; with WORDs, those whose name or type contains every WORD.
 
     Any other model is read from its Hugging Face config.json. --check lists the model types instead: those with a hand-written
     family, those that are captured (see `loadgauge capture`), and those that are not, with what stops them.
     """
     if check:
-        _check(words, as_json)
-        return
-    from loadgauge.core.base.errors import ConfigError
-    from loadgauge.core.families.catalogue import model, models
-    from loadgauge.core.text.catalogue import model_row
-    from loadgauge.core.text.table import Column, console, document, draw, points
-
-    chosen = [model_row(model(name)) for name in models()]
-    chosen = [row for row in chosen if all(word.lower() in f"{row['name']} {row['model_type']}" for word in words)]
-    if not chosen:
-        raise ConfigError(f"no model in the catalogue matches {' '.join(words)!r}; `loadgauge models` lists them all")
-    if as_json:
-        document({"models": chosen})
-        return
-    target = console()
-    columns = [
-        Column("model"),
-        Column("type", rank=1),
-        Column("parameters", "right"),
-        Column("layers", "right"),
-        Column("hidden", "right"),
-        Column("vocabulary", "right"),
-        Column("positions", "right", wide=True),
-        Column("source", wide=True, wrap=True),
-    ]
-    rows = [[row["name"], row["model_type"], *_figures(row), row["source"]] for row in chosen]
-    draw(target, columns, rows)
-    target.print()
-    points(
-        target, [f"{len(rows)} models; for any other, give its Hugging Face config.json or the folder that holds it"]
+        return _types(words)
+    chosen = _with(
+        words,
+        [model_row(model(name)) for name in models()],
+        lambda row: f"{row['name']} {row['model_type']}",
+        "model in the catalogue",
+        "models",
     )
-
-
-def _check(words: tuple[str, ...], as_json: bool) -> None:
-    from loadgauge.core.base.errors import ConfigError
-    from loadgauge.core.base.hooks import need
-    from loadgauge.core.text.table import Column, console, document, draw, points
-
-    survey = need("MODEL_SOURCES").survey()
-
     rows = [
-        one
-        for one in survey.world()
-        if all(word.lower() in f"{one.type} {one.cls} {one.road}".lower() for word in words)
+        [row["name"], row["model_type"], count(row["params"]), *(_size(row[name]) for name in SIZES), row["source"]]
+        for row in chosen
     ]
-    if not rows:
-        raise ConfigError(f"no model type matches {' '.join(words)!r}; `loadgauge models --check` lists them all")
-    here, known = survey.installed(), survey.tried()
-    if as_json:
-        document({"transformers": here, "tried_with": known.transformers, "roads": survey.counts(rows), "types": rows})
-        return
-    target = console()
-    columns = [
-        Column("type"),
-        Column("class", wide=True),
-        Column("head", rank=1),
-        Column("road"),
-        Column("why", wrap=True),
-    ]
-    draw(target, columns, [[one.type, one.cls, one.head, one.road, one.why] for one in rows])
-    target.print()
-    total = ", ".join(f"{road} {count}" for road, count in survey.counts(rows).items())
-    with_ = f"transformers {here}" if here else "no transformers is installed; its types are those that were tried"
-    points(
-        target,
-        [
-            f"{len(rows)} types ({with_}): {total}",
-            "family: `loadgauge estimate`; formulas and numbers: `loadgauge capture`, tried with transformers "
-            + known.transformers,
-        ],
+    note = f"{len(rows)} models; for any other, give its Hugging Face config.json or the folder that holds it"
+    return Answer(
+        form="models.catalogue",
+        writer=BLOCKS,
+        shown=[Table(COLUMNS, rows), Notes([note], gap=True)],
+        document={"models": chosen},
+        pivots=(Pivot("Parameters", "models.params", "name", "of"),),
     )
 
 
-def _figures(row: dict[str, Any]) -> list[str]:
-    from loadgauge.core.base.units import count
+def _types(words: tuple[str, ...]) -> Answer:
+    """Return the model types of transformers, and what takes each."""
+    survey = need("MODEL_SOURCES").survey()
+    rows = _with(words, survey.world(), lambda one: f"{one.type} {one.cls} {one.road}", "model type", "models --check")
+    here, known, roads = survey.installed(), survey.tried(), survey.counts(rows)
+    with_ = f"transformers {here}" if here else "no transformers is installed; its types are those that were tried"
+    notes = [
+        f"{len(rows)} types ({with_}): {', '.join(f'{road} {number}' for road, number in roads.items())}",
+        "family: `loadgauge estimate`; formulas and numbers: `loadgauge capture`, tried with transformers "
+        + known.transformers,
+    ]
+    cells = [[one.type, one.cls, one.head, one.road, one.why] for one in rows]
+    return Answer(
+        form="models.types",
+        writer=BLOCKS,
+        shown=[Table(TYPES, cells), Notes(notes, gap=True)],
+        document={"transformers": here, "tried_with": known.transformers, "roads": roads, "types": rows},
+        pivots=(Pivot("Model types by road", "roads", "roads", "of"),),
+    )
 
-    sizes = [row[name] for name in ("num_hidden_layers", "hidden_size", "vocab_size", "positions")]
-    return [count(row["params"]), *("" if size is None else f"{size:,}" for size in sizes)]
+
+def _with(words: tuple[str, ...], rows: Sequence[Any], text: Callable[[Any], str], what: str, all_: str) -> list[Any]:
+    """Return the rows in whose text every word is. Raises `ConfigError` where there is none."""
+    chosen = [row for row in rows if all(word.lower() in text(row).lower() for word in words)]
+    if not chosen:
+        raise ConfigError(f"no {what} matches {' '.join(words)!r}; `loadgauge {all_}` lists them all")
+    return chosen
+
+
+def _size(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"

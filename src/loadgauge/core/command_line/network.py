@@ -9,7 +9,7 @@ import click
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.network import networked, side_by_side
 from loadgauge.core.answers.why.of_needs import AXES
-from loadgauge.core.base import ConfigError, Error, NotStated, parse
+from loadgauge.core.base import ConfigError, Error, NotStated, above_zero
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, run_options
@@ -86,8 +86,9 @@ def command(
     loadgauge network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64 --sweep tp=1,2,4,8
     """
     job = Job(model=model_or_usage(model, flags), **flags)
+    rate = None if achieved is None else above_zero(achieved, "achieved", "FLOP/s", "a rate such as 150TFLOP/s")
     how: dict[str, Any] = {
-        "share": share, "achieved": _achieved(achieved), "oversubscription": oversubscription, "pod": pod, "rails": rails,
+        "share": share, "achieved": rate, "oversubscription": oversubscription, "pod": pod, "rails": rails,
         "busbw": busbw,
     }  # fmt: skip
     if sweeps:
@@ -134,12 +135,3 @@ def _setup(
     )
     points = [point for text in busbw for point in measured(text, case.fabric.domain)]
     return case.on(on(case.fabric, points)) if points else case
-
-
-def _achieved(text: str | None) -> float | None:
-    if text is None:
-        return None
-    value, unit = parse(text, "achieved", "FLOP/s")
-    if unit != "FLOP/s" or value <= 0:
-        raise ConfigError(f"must be a rate such as 150TFLOP/s, got {text!r}", key="achieved")
-    return value

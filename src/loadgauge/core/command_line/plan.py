@@ -9,6 +9,8 @@ import msgspec
 from click.core import ParameterSource
 
 from loadgauge.core.answers.answer import Answer
+from loadgauge.core.answers.plan.find import found
+from loadgauge.core.answers.plan.layouts import Planned, planned
 from loadgauge.core.base import ConfigError, need, parse as parse_unit
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.answering import answering, refuse
@@ -21,8 +23,6 @@ from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, fleet_finds, questions
 from loadgauge.core.resolve.resolve import resolve_job
-from loadgauge.core.text.plan.inverse import found
-from loadgauge.core.text.plan.plan import Planned, planned
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -68,7 +68,7 @@ AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
 
 def _task(model: str, flags: dict[str, Any]) -> Answer:
     """Plans a run of a task."""
-    from loadgauge.core.text.plan import posttrain_plan
+    from loadgauge.core.answers.plan.task import planned as planned_task
 
     context = click.get_current_context()
     given: dict[str, tuple[Any, ...]] = {}
@@ -92,7 +92,7 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
             raise ConfigError("cannot be searched with --task; leave it out", key=name)
     if "logprob_batch" in values:
         given["logprob_batch"] = (values.pop("logprob_batch"),)
-    return posttrain_plan.planned(Job.of(model, values), given, sought)
+    return planned_task(Job.of(model, values), given, sought)
 
 
 def _time(text: str | None, name: str) -> float | None:
@@ -107,10 +107,10 @@ def _time(text: str | None, name: str) -> float | None:
 
 def _serve(model: str, flags: dict[str, Any]) -> Answer:
     """Plans a server."""
+    from loadgauge.core.answers.plan.server import server
     from loadgauge.core.plan.serving import Limits, plan_serving
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
-    from loadgauge.core.text.plan.serving_plan import server
 
     context = click.get_current_context()
     flags_given = {

@@ -8,7 +8,11 @@ from typing import Any
 
 import click
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import ConfigError, Error, read_data, suggest
+from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Column, Table
 
 
 def famous() -> dict[str, dict[str, Any]]:
@@ -65,34 +69,31 @@ def predicted(name: str) -> dict[str, Any]:
     return row | {"predicted": value, "error": ratio - 1, "inside": time.low <= step <= time.high}
 
 
+UNITS = {"step_s": "s a step", "mfu": "% MFU", "hfu": "% HFU", "tok_s_gpu": "tokens/s a GPU"}
+KEYS = {"name": "run", "what": "what", "year": "year", "unsaid": "leaves unsaid", "source": "source"}
+
+
 @click.command("runs")
 @click.argument("name", required=False)
 @click.option("--predict", is_flag=True, help="The prediction beside the published figure (some seconds).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def command(name: str | None, predict: bool, as_json: bool) -> None:
+@answering(document="each run as its source has it")
+def command(name: str | None, predict: bool) -> Answer:
     """List famous training runs: `loadgauge estimate run:NAME` answers one, typed as its source writes it.
 
     What a source leaves unsaid is assumed, and said so, as in any other estimate; flags after run:NAME change it.
     """
-    from loadgauge.core.text.table import Column, console, document, draw
-
     if name is not None:
         flags_of(name)
     chosen = [each for each in famous() if name in (None, each)]
     rows = [predicted(each) if predict else famous()[each] for each in chosen]
-    if as_json:
-        document({"runs": rows})
-        return
-    units = {"step_s": "s a step", "mfu": "% MFU", "hfu": "% HFU", "tok_s_gpu": "tokens/s a GPU"}
-    columns = [Column("run"), Column("what"), Column("year"), Column("leaves unsaid", wrap=True)]
-    columns.append(Column("source", wide=True, wrap=True))
-    keys = ("name", "what", "year", "unsaid", "source")
-    lines = [[str(row.get(key, "")) for key in keys] for row in rows]
     if predict:
         names = ("published", "predicted", "speed")
         columns = [Column("run"), *(Column(each, "right") for each in names), Column("in range"), Column("verdict")]
-        lines = [_compared(row, units[row["unit"]]) for row in rows]
-    draw(console(), columns, lines)
+        lines = [_compared(row, UNITS[row["unit"]]) for row in rows]
+    else:
+        columns = [Column(head, wide=key == "source", wrap=key in ("source", "unsaid")) for key, head in KEYS.items()]
+        lines = [[str(row.get(key, "")) for key in KEYS] for row in rows]
+    return Answer(form="runs.list", writer=BLOCKS, shown=[Table(columns, lines)], document={"runs": rows}, table=rows)
 
 
 def _compared(row: dict[str, Any], unit: str) -> list[str]:

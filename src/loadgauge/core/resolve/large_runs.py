@@ -128,6 +128,7 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
         fields = {name: value for name, value, _, _ in each}
         try:
             other = changed(fields)
+            other.layout.check(other.model)
         except (ConfigError, LayoutError, NotModelled):
             continue
         flags = tuple(

@@ -16,7 +16,7 @@ from loadgauge.core.base import Error, need, rate
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.usual import usual_network
-from loadgauge.core.definitions.job.job import AROUND, FILES, WHOLE_RUN, Job
+from loadgauge.core.definitions.job.job import FILES, POSTTRAIN, WHOLE_RUN, Job
 from loadgauge.core.definitions.job.job_text import stage_words
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.model.tuners import TUNERS
@@ -39,33 +39,6 @@ CONSTANT = {
 """Defaults that depend on no other flag."""
 NEEDING = ("cp_comm", "base", "lora_targets")
 """Of those, flags that are refused without another one."""
-KEPT = (
-    "hub",
-    "road",
-    "inputs",
-    "rows",
-    "memory",
-    "train",
-    "lora_layers",
-    "lengths",
-    "padding",
-    "pictures",
-    "video",
-    "max_pixels",
-    "tower",
-    "target_len",
-    "audio",
-    "kernels",
-    "compile",
-    "version",
-    *AROUND,
-    *WHOLE_RUN,
-)
-"""Flags that an estimate's result does not hold; they stay as they were given."""
-
-
-ADAPTER_FIELDS = ("adapter", "virtual_tokens", "lora_dropout", "lora_dtype", "use_dora", "modules_to_save")
-"""Flags of adapters that are written as they were given."""
 
 
 def completer(job: Job) -> Callable[[Estimate], Job]:
@@ -109,7 +82,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     plain = msgspec.structs.replace(kind, overlap=kind.framework.overlap)
     usual = overlapped(open_, plain, int(layout.gpus), result.workings.gpu, {}).overlap
     values: dict[str, Any] = {
-        **{name: getattr(job, name) for name in KEPT},
+        **dict.fromkeys((*FILES, *POSTTRAIN, "topology")),
         "mtp": bool(job.mtp),
         **{name: int(getattr(layout, name)) for name in (*DEGREES, "zero", "replicas")},
         "gpu": None if result.gpu is None or result.gpu.startswith("memory=") else result.gpu,
@@ -163,7 +136,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     for name, default in defaults.items():
         if values.get(name) == default and file is not None and file.get(name, default) == default:
             values[name] = None
-    complete = Job(model=job.model, **values)
+    complete = msgspec.structs.replace(job, **values)  # what a result does not hold stays as it was given
     if job.measured is None or not is_run(job):
         return msgspec.structs.replace(complete, measured=job.measured)
     return msgspec.structs.replace(complete, measured=_measured(job, result, _complete(_unmeasured(job), result, {})))
@@ -198,7 +171,6 @@ def _adapters(job: Job, kind: Training) -> dict[str, Any]:
         "qlora": bool(lora.quantised),
         "base": base if lora.quantised else None,
         "kbit_upcast": lora.upcast if lora.peft and (lora.upcast != "none" or lora.quantised) else None,
-        **{name: getattr(job, name) for name in ADAPTER_FIELDS},
     }
 
 
@@ -210,11 +182,6 @@ def _hosted(job: Job, kind: Training, recompute: str) -> dict[str, Any]:
         "offload_to": "nvme" if kind.host.nvme and moved else None,
         "activation_offload": hosted,
         "pin_memory": None if kind.host.pinned or not (moved or kind.host.activations != "none") else False,
-        "end_units": job.end_units,
-        "gradient_sync": job.gradient_sync,
-        "engine": job.engine,
-        "tuning": job.tuning,
-        **{name: getattr(job, name) for name in ("host_link", "host_bandwidth", "host_memory", "nvme_bandwidth")},
     }
 
 

@@ -77,10 +77,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
                 return own
             faster: list[Estimate] = [own, *(each.setup._filled() for each in self.instead(failed=False))]
             return min(faster, key=lambda each: math.inf if each.time is None else each.time.step)
-        alone = ((each, each.setup.untimed_estimate()) for each in self.instead())
-        runs = ((each.setup._filled(its), each.flags) for each, its in alone if its.memory.verdict != "does not fit")
+        pairs = ((each, each.setup.untimed_estimate()) for each in self.instead())
+        tried = list(pairs) if self.open_layout else pairs
+        runs = ((each.setup._filled(its), each.flags) for each, its in tried if its.memory.verdict != "does not fit")
         # Of a layout of which nothing is said the fastest, else the mildest change of the one that is.
         chosen = min(runs, key=lambda run: _speed(run[0]), default=None) if self.open_layout else next(runs, None)
+        if chosen is None and isinstance(tried, list) and tried:
+            nearest, its = min(tried, key=lambda pair: pair[1].memory.total)
+            chosen = nearest.setup._filled(its), nearest.flags
         if chosen is None:
             return own
         if "--pp" in (flag for flag, *_ in chosen[1]) and chosen[0].memory.verdict == "tight":

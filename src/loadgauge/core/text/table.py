@@ -12,8 +12,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
 import msgspec
 
@@ -70,6 +70,12 @@ def console(file: TextIO | None = None, columns: int = DEFAULT) -> Console:
     width = columns if file is not None else _columns() or _terminal() or DEFAULT
     # With a height too, for rich takes a terminal without one for 80 columns if it is dumb.
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width, height=25)
+
+
+def plain(write: Callable[[Console], object], columns: int = DEFAULT) -> str:
+    """Return what is written on a console of that many columns, without colours and the last line break."""
+    write(console(lines := io.StringIO(), columns))
+    return lines.getvalue().rstrip("\n")
 
 
 def _columns() -> int | None:
@@ -300,6 +306,52 @@ def _print_line(target: Paper, cells: Sequence[str], styles: Sequence[str], betw
         for cell, style in itertools.zip_longest(cells, styles, fillvalue="")
     )
     target.print(line, soft_wrap=True)
+
+
+class Table(NamedTuple):
+    """A table as data; strong: indices of the rows in bold"""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    strong: Sequence[int] = ()
+
+    def draw(self, target: Paper) -> None:
+        """Print it."""
+        draw(target, *self)
+
+
+class Lines(NamedTuple):
+    """Lines as data that are never broken, for they are there to be copied."""
+
+    lines: Sequence[str]
+    style: str = ""
+
+    def draw(self, target: Paper) -> None:
+        """Print them."""
+        for line in self.lines:
+            target.print(line, style=self.style, soft_wrap=True)
+
+
+Block: TypeAlias = "Table | Lines | Notes"
+
+
+class Notes(NamedTuple):
+    """Lines as data, below a title or an empty line where they have one."""
+
+    lines: Sequence[str]
+    title: str = ""
+    mark: str = "- "
+    style: str = ""
+    gap: bool = False
+
+    def draw(self, target: Paper) -> None:
+        """Print them."""
+        if self.title:
+            heading(target, self.title)
+        elif self.gap:
+            target.print()
+        points(target, self.lines, self.mark, self.style)
 
 
 def heading(target: Paper, text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, list_data, read_table
+from loadgauge.core.base import ConfigError, list_data, lists, read_table
 from loadgauge.evidence.articles.quantities import QUANTITIES
 
 
@@ -148,10 +148,8 @@ def check_all(number: int) -> list[list[Checked]]:
 
 def verdicts(number: int) -> dict[str, str]:
     """Return of each claim of an article that has printed values whether these agree: "", "wrong" or "wrong in part"."""
-    ends: dict[str, set[bool]] = {}
-    for row in itertools.chain.from_iterable(check_all(number)):
-        if row.agrees is not None:
-            ends.setdefault(row.row.claim, set()).add(row.agrees)
+    rows = itertools.chain.from_iterable(check_all(number))
+    ends = lists((row.row.claim, row.agrees) for row in rows if row.agrees is not None)
     return {
         claim: ("wrong in part" if True in agree else "wrong") if False in agree else ""
         for claim, agree in ends.items()

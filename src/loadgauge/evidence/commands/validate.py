@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError
+from loadgauge.core.command_line.options.answering import answering, refuse
+from loadgauge.core.text.show import BLOCKS
 
 if TYPE_CHECKING:
     from loadgauge.evidence.validate.runs import Run, Runs
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--operators", is_flag=True, help="Single operations instead of runs: the measurements behind the calibration."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: seconds and bytes.")
+@answering(document="seconds and bytes")
 def command(
     path: str | None,
     source: tuple[str, ...],
@@ -40,8 +43,7 @@ def command(
     quantity: str | None,
     show_rows: bool | None,
     operators: bool,
-    as_json: bool,
-) -> int:
+) -> Answer:
     """Predict published runs, and report how far off the predictions are.
 
     No measurement is an input. Values that a row does not state widen its range; a row that cannot be predicted is listed
@@ -55,7 +57,11 @@ def command(
     loadgauge validate --operators
     """
     if operators:
-        return _operators(as_json=as_json, alone=path is None and not source and quantity is None and show_rows is None)
+        refuse(
+            {"runs": path, "source": source, "quantity": quantity, "rows": show_rows},
+            "is of runs; leave out --operators",
+        )
+        return _operators()
     from loadgauge.evidence.published.tables import read
     from loadgauge.evidence.validate.runs import published
     from loadgauge.evidence.validate.summary import summary
@@ -67,34 +73,31 @@ def command(
         records = validate(runs, quantities, progress=step)
     if not records:
         raise ConfigError("no row of these measured a step time or a peak memory", file=path or "")
-    if as_json:
-        from loadgauge.core.text.table import document
+    rows = [record.to_dict() for record in records]
+    return Answer(
+        form="validate.runs",
+        writer="loadgauge.evidence.text.validation:write",
+        shown=(records, runs, bool(path) if show_rows is None else show_rows),
+        document=lambda: {"rows": rows, "summary": summary(records), "ignored_columns": list(runs.ignored)},
+        table=[{name: value for name, value in row.items() if name != "assumed"} for row in rows],
+        pivots=(Pivot("Rows that are not predicted", "summary.reasons", "reasons", "of"),),
+        code=YES if any(record.error is not None for record in records) else CANNOT_TELL,
+    )
 
-        rows = [record.to_dict() for record in records]
-        document({"rows": rows, "summary": summary(records), "ignored_columns": list(runs.ignored)})
-    else:
-        from loadgauge.evidence.text.validation import print_validation
 
-        print_validation(records, runs, rows=bool(path) if show_rows is None else show_rows)
-    return 0 if any(record.error is not None for record in records) else 2
-
-
-def _operators(*, as_json: bool, alone: bool) -> int:
+def _operators() -> Answer:
     """Score the measured operations."""
+    from loadgauge.evidence.text.validation import operator_blocks
     from loadgauge.evidence.validate.operators import scores
 
-    if not alone:
-        raise click.UsageError("--operators needs --json alone: its measurements come with loadgauge")
     found = scores()
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document({"operators": [msgspec.structs.asdict(score) for score in found]})
-    else:
-        from loadgauge.evidence.text.validation import print_operators
-
-        print_operators(found)
-    return 0
+    return Answer(
+        form="validate.operators",
+        writer=BLOCKS,
+        shown=operator_blocks(found),
+        document={"operators": [msgspec.structs.asdict(score) for score in found]},
+        pivots=(Pivot("Median error", "operators.median", "kind", "gpu"),),
+    )
 
 
 def _chosen(runs: Runs, sources: tuple[str, ...], quality: str) -> Runs:

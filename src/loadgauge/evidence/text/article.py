@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from loadgauge.core.text.table import Column, console, draw, heading, points
-from loadgauge.evidence.articles.article import Article, Checked
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.evidence.articles.article import Checked
 
+COLUMNS = (
+    Column("quantity", wrap=True),
+    Column("printed", "right"),
+    Column("right", "right"),
+    Column("unit"),
+    Column(""),
+)
 AGREES = (
     "A value agrees to half a unit of the last digit that is printed (a whole one where digits were cut off); a count that is"
     " meant exactly, a bound and a range as they stand, or within the share beside them."
 )
 
 
-def report(article: Article, checked: Sequence[Sequence[Checked]]) -> None:
-    """Print an article. checked: the rows of each of its tables"""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write an article; brief: what is wrong in it, and how much."""
+    article, checked = answer.shown
     target.print(f"Article {article.number}: {article.title}", style="bold", soft_wrap=True)
     points(target, [article.about + (f" In it, {article.unit}." if article.unit else "")], "")
-    reasons: dict[str, int] = {}
-    for table, rows in zip(article.table, checked, strict=True):
-        lines = []
-        for one in rows:
-            mark = {None: "", True: "agrees", False: "WRONG"}[one.agrees]
-            if one.agrees is False:
-                reasons.setdefault(one.wrong, len(reasons) + 1)
-                mark += f" [{reasons[one.wrong]}]"
-            bound = "<= " if one.row.at_most else ">= " if one.row.at_least else ""
-            about = f" ±{100 * one.row.within:g} %" if one.row.within else ""
-            lines.append([one.row.what, f"{bound}{one.row.printed}{about}", shown(one), one.row.unit, mark])
-        columns = [
-            Column("quantity", wrap=True),
-            Column("printed", "right"),
-            Column("right", "right"),
-            Column("unit"),
-            Column(""),
-        ]
-        draw(target, columns, lines, table.title)
+    flat = [one for rows in checked for one in rows]
+    wrong = dict.fromkeys(one.wrong for one in flat if one.agrees is False)
+    reasons = {reason: number for number, reason in enumerate(wrong, 1)}
+    for table, rows in () if brief else zip(article.table, checked, strict=True):
+        draw(target, COLUMNS, [_cells(one, reasons) for one in rows], table.title)
         points(target, [f"{one.row.what}: {one.row.note}" for one in rows if one.row.note], "- ", "dim")
         for command in table.commands:
             target.print(f"  {command}", style="dim", soft_wrap=True)
     if reasons:
         heading(target, "What is wrong in the article, and why")
         points(target, [f"[{number}] {reason}." for reason, number in reasons.items()], "")
-    flat = [one for rows in checked for one in rows]
     agree, differ = (sum(one.agrees is word for one in flat) for word in (True, False))
     target.print()
     unprinted = f", {len(flat) - agree - differ} without a printed value" if len(flat) > agree + differ else ""
@@ -53,6 +46,14 @@ def report(article: Article, checked: Sequence[Sequence[Checked]]) -> None:
         points(target, [AGREES], "", "dim")
     if any(one.right is None for one in flat):
         points(target, ["Values that are traced need PyTorch: pip install torch."], "", "dim")
+
+
+def _cells(one: Checked, reasons: Mapping[str, int]) -> list[str]:
+    """A row of a table; reasons: their numbers"""
+    bound = "<= " if one.row.at_most else ">= " if one.row.at_least else ""
+    about = f" ±{100 * one.row.within:g} %" if one.row.within else ""
+    mark = "" if one.agrees is None else "agrees" if one.agrees else f"WRONG [{reasons[one.wrong]}]"
+    return [one.row.what, f"{bound}{one.row.printed}{about}", shown(one), one.row.unit, mark]
 
 
 def shown(one: Checked) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from loadgauge.core.text.table import Column, Paper, console, draw, heading, points
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.text.table import Column, Notes, Paper, Table, draw, heading, points
 from loadgauge.evidence.validate.baseline import baseline, rescaled
 from loadgauge.evidence.validate.summary import Errors, errors, grouped, reasons
 
@@ -18,56 +19,45 @@ UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
 """Of each quantity, what it is divided by for people, and the unit then."""
 
 
-def print_validation(records: Sequence[Record], runs: Runs, *, rows: bool) -> None:
-    """Print the summary tables of predictions compared with measurements, and with `rows` every row."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the summary tables of predictions compared with measurements, and where they are asked for every row."""
+    records, runs, rows = answer.shown
     for quantity in ("time", "memory"):
         of = [record for record in records if record.quantity == quantity]
         if of:
-            if rows:
+            if rows and not brief:
                 _rows(target, of, quantity)
             _table(target, of, quantity, runs)
     missing = reasons(records)
     if missing:
         heading(target, "Not predicted")
         points(target, [f"{count} x {reason}" for reason, count in missing.items()])
+    assumed = "values that rows do not state are assumed by rule and widen their range; --json lists them for each row"
     notes = [
         "median, p90: of the absolute error, with equal weight per configuration; bias: median of the signed error",
+        *([assumed] if any(record.assumed for record in records) else []),
+        *([f"ignored columns: {', '.join(runs.ignored)}"] if runs.ignored else []),
     ]
-    if any(record.assumed for record in records):
-        notes.append(
-            "values that rows do not state are assumed by rule and widen their range; --json lists them for each row"
-        )
-    if runs.ignored:
-        notes.append(f"ignored columns: {', '.join(runs.ignored)}")
     target.print()
     points(target, notes)
 
 
-def print_operators(scores: Sequence[Score]) -> None:
-    """Print how far off the predictions of single operations are, by kind and GPU."""
-    target = console()
-    columns = [
-        Column("operation"),
-        Column("GPU"),
-        Column("rows", "right"),
-        Column("median", "right"),
-        Column("p90", "right"),
-        Column("bias", "right"),
-    ]
+def operator_blocks(scores: Sequence[Score]) -> list[Table | Notes]:
+    """Return how far off the predictions of single operations are, by kind and GPU, as tables and notes."""
     rows = [
         [score.kind, score.gpu, f"{score.rows:,}", f"{score.median:.1%}", f"{score.p90:.1%}", f"{score.signed:+.1%}"]
         for score in scores
     ]
-    draw(target, columns, rows, "Single operations")
-    target.print()
-    points(
-        target,
-        [
-            "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
-            "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
-        ],
-    )
+    columns = [
+        Column("operation"),
+        Column("GPU"),
+        *(Column(name, "right") for name in ("rows", "median", "p90", "bias")),
+    ]
+    notes = [
+        "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
+        "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
+    ]
+    return [Table(columns, rows, "Single operations"), Notes(notes, gap=True)]
 
 
 def _rows(target: Paper, records: Sequence[Record], quantity: str) -> None:
@@ -122,12 +112,11 @@ def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs) 
     by_source = grouped(records, lambda record: record.source)
     lines += [_line(name, errors(group)) for name, group in sorted(by_source.items())] if len(by_source) > 1 else []
     if quantity == "time":
-        constant = baseline(records, runs.runs)
-        if constant:
-            lines.append(_line("one constant and the bubble", errors(constant)))
-        own = rescaled(records)
-        if own:
-            lines.append(_line("after one run of one's own", errors(own)))
+        others = {
+            "one constant and the bubble": baseline(records, runs.runs),
+            "after one run of one's own": rescaled(records),
+        }
+        lines += [_line(name, errors(group)) for name, group in others.items() if group]
     title = {"time": "Step time", "memory": "Peak memory"}[quantity]
     draw(target, columns, lines, title=title, strong=tuple(strong))
 

@@ -100,21 +100,17 @@ def reason_kind(reason: str) -> str:
 
 def summary(records: Sequence[Record]) -> dict[str, object]:
     """Return the `summary` of `validate --json`: `Errors` overall, by quality and by source, for each quantity."""
-    document: dict[str, object] = {}
-    for quantity in ("time", "memory"):
-        of = [record for record in records if record.quantity == quantity]
-        if not of:
-            continue
-        document[quantity] = {
+
+    def by(of: Sequence[Record], key: Callable[[Record], str]) -> dict[str, object]:
+        return {name: msgspec.to_builtins(errors(group)) for name, group in sorted(grouped(of, key).items())}
+
+    return {
+        quantity: {
             "all": msgspec.to_builtins(errors(of)),
-            "by_quality": {
-                name: msgspec.to_builtins(errors(group))
-                for name, group in sorted(grouped(of, lambda record: record.quality).items())
-            },
-            "by_source": {
-                name: msgspec.to_builtins(errors(group))
-                for name, group in sorted(grouped(of, lambda record: record.source).items())
-            },
+            "by_quality": by(of, lambda record: record.quality),
+            "by_source": by(of, lambda record: record.source),
             "reasons": reasons(of),
         }
-    return document
+        for quantity in ("time", "memory")
+        if (of := [record for record in records if record.quantity == quantity])
+    }

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.answers.plan.progress import clear, say
 from loadgauge.core.base import ConfigError, count, days_words, exit_code, gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
@@ -14,7 +15,6 @@ from loadgauge.core.estimate.time.cost import HOUR
 from loadgauge.core.plan.request import PlanRequest, fleet_options
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
-from loadgauge.core.text.plan.progress import clear, say
 from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points
 from loadgauge.core.text.verdict import question_words
 from loadgauge.fleets.fleet import NOT_COUNTED, Fleet, Options, fleet

@@ -12,10 +12,10 @@ import msgspec
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
+from loadgauge.core.answers.plan.progress import clear, progress
 from loadgauge.core.base import ConfigError, Door, Error
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.plan.space.grid import Cell, Row, key, run
-from loadgauge.core.text.plan.progress import clear, progress
 from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.fleets.fleet import Options, fleet
 from loadgauge.fleets.layouts import chosen

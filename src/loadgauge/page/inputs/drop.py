@@ -24,7 +24,6 @@ from loadgauge.page.panels.traces import read_measurement, read_trace
 
 if TYPE_CHECKING:
     from loadgauge.job_files.exchange import JobFile
-    from loadgauge.pytorch.why.diagnose import Findings
 
 PYTORCH, JOB_FILES = Door("pytorch"), Door("job_files")
 
@@ -96,24 +95,16 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
     if not start.startswith(PICKLE):
         _too_long(Path(path), b"\0" not in start)
     try:
-        memory, findings = PYTORCH.of_file(Path(path), device)
+        found = PYTORCH.of_snapshot(Path(path), device)
     except ConfigError as error:
         # The path where the server keeps it means nothing to the user.
         raise ConfigError(str(error).replace(f"{path}: ", "")) from None
-    return _answer("snapshot", _first_cause(findings), why={**msgspec.to_builtins(memory), **_why(findings)})
+    return _answer("snapshot", found.verdict, why=found.to_dict())
 
 
 def _answer(kind: str, message: str = "", **more: Any) -> dict[str, Any]:
     """An answer without flags."""
     return {"kind": kind, "flags": {}, "unread": [], "message": message, **more}
-
-
-def _first_cause(findings: Findings) -> str:
-    return findings.causes[0].name if findings.causes else "nothing stands out"
-
-
-def _why(findings: Findings) -> dict[str, Any]:
-    return {"causes": msgspec.to_builtins(findings.causes), "parts": findings.parts}
 
 
 def _is_config(content: Any) -> bool:
@@ -168,9 +159,8 @@ def _pickled(raw: bytes) -> dict[str, Any]:
 
 
 def _oom(text: str) -> dict[str, Any]:
-
     found = PYTORCH.answer(text)
-    return _answer("oom", found.error.cause, why=found.document())
+    return _answer("oom", found.verdict, why=found.to_dict())
 
 
 def _trace(text: str, name: str) -> dict[str, Any]:
@@ -182,9 +172,8 @@ def _trace(text: str, name: str) -> dict[str, Any]:
         trace = msgspec.json.decode(text, type=PYTORCH.Trace)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
-    findings = PYTORCH.of_trace(trace)
-    why = {**_why(findings), "peak": trace.peak.total}
-    return _answer("trace", _first_cause(findings), why=why, dots=read_trace(text, name))
+    found = PYTORCH.of_recording(trace, again=False)
+    return _answer("trace", found.verdict, why=found.to_dict(), dots=read_trace(text, name))
 
 
 def _config(text: str, config: dict[str, Any], name: str) -> dict[str, Any]:

@@ -65,11 +65,12 @@ def files_of(state: State, uploads: Uploads) -> State:
     for name, field in fields().items():
         if field.group == "file" and name not in CHOSEN and written(name, state.get(name, "")):
             raise ConfigError("a file cannot be named here; drop it onto the page", key=name)
-    measured, lengths = (written(name, state.get(name, "")) for name in ("measured", "lengths"))
-    if written("gpu", state.get("gpu", "")).endswith(".toml"):
-        raise ConfigError("a file cannot be named here; a size can, as memory", key="gpu")
-    if written("topology", state.get("topology", "")).endswith(".toml"):
-        raise ConfigError("a file cannot be named here; a size can, as memory", key="topology")
+    gpu, topology, measured, lengths = (
+        written(name, state.get(name, "")) for name in ("gpu", "topology", "measured", "lengths")
+    )
+    for name, value in (("gpu", gpu), ("topology", topology)):
+        if value.endswith(".toml"):
+            raise ConfigError("a file cannot be named here; a size can, as memory", key=name)
     if measured.endswith(".toml"):
         raise ConfigError("a file cannot be named here; step=2.1s and its flags can", key="measured")
     if "lengths" in measured:

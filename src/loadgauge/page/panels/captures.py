@@ -83,18 +83,15 @@ class Captures:
                 stage.unlink()
             self.running.pop(key, None)
 
-    async def _end_left(self) -> None:
+    async def _end_left(self, after: float = LEFT) -> None:
         for run in list(self.running.values()):
-            if time.monotonic() - run.asked > LEFT:
+            if time.monotonic() - run.asked > after:
                 run.task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await run.task
 
     async def close(self) -> None:
         """End what is under way."""
-        for run in list(self.running.values()):
-            run.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await run.task
+        await self._end_left(-1.0)
         await self.worker.close()
         self.folder.cleanup()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, get_args
 
 from loadgauge.core.base import Door, read_table
 from loadgauge.core.definitions.hardware.hardware import gpu_ids, gpus
 from loadgauge.core.definitions.job.job import Field, fields
+from loadgauge.core.definitions.training.tasks import TASKS, Reference, Task
 from loadgauge.core.families.catalogue import find_model, models
 from loadgauge.core.text.catalogue import gpu_row, model_row
 from loadgauge.page.inputs.flags import CHOSEN
@@ -33,6 +34,22 @@ def catalogue() -> dict[str, Any]:
         "presets": PRESETS,
         "tracks": read_table("tasks.toml")["tracks"],
         "tasks": read_table("tasks.toml")["task"],
+        "posttrain": {"tasks": [task_row(task) for task in TASKS.values()], "references": get_args(Reference)},
+    }
+
+
+def task_row(task: Task) -> dict[str, Any]:
+    """A task of post-training as the page reads it: what it has, beside the model that is trained.
+
+    >>> task_row(TASKS["ppo"])
+    {'name': 'ppo', 'rollout': True, 'reference': True, 'models': ['reward-model', 'critic'], 'forms': []}
+    """
+    return {
+        "name": task.name,
+        "rollout": task.rollout,
+        "reference": task.reference is not None,
+        "models": [role.field.replace("_", "-") for role in task.roles if role.field != "model"],
+        "forms": list(task.objectives),
     }
 
 

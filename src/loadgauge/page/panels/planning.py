@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.answers.plan.layouts import why
 from loadgauge.core.base.errors import Error, NothingFits
 from loadgauge.core.definitions.job.job_text import stage_words
 from loadgauge.core.definitions.layout.axes import RANK_AXES
@@ -13,7 +14,7 @@ from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, RANKING, PlanRequ
 from loadgauge.core.plan.sample import Sampler
 from loadgauge.core.plan.search import search, seconds
 from loadgauge.core.plan.space.axis_values import out_of_reach
-from loadgauge.core.text.plan.plan import tighter, why
+from loadgauge.core.text.plan.plan import tighter
 from loadgauge.page.inputs.flags import State, files_of, job_of, model_of, noted, request_of, written
 from loadgauge.page.inputs.uploads import Uploads, handed_in
 

@@ -1,7 +1,7 @@
 """Why a figure of the page is what it is: formula with the user's numbers, the summands, the source.
 
 The formulas are those of `answers.why`, which `estimate --explain` prints; here they are put to the page's figures, with the
-unit of each letter. Memory by parts is explained in `page/panels/explain.py`.
+unit of each letter.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 from loadgauge.core.answers.figures.lanes import KINDS, kind_of, lanes
 from loadgauge.core.answers.figures.network import network
+from loadgauge.core.answers.figures.treemap import Node, treemap
 from loadgauge.core.answers.why.of_estimate import OF_LANES, reason as reason_of
+from loadgauge.core.answers.why.of_memory import memory_line, memory_reason
 from loadgauge.core.answers.why.of_needs import need_reason
 from loadgauge.core.answers.why.reason import Line, Reason
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.sources import cite
+from loadgauge.core.estimate.explain import Explanation, Kept
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.bandwidth_needs import NetworkCase
@@ -57,13 +60,15 @@ class Step(NamedTuple):
     note: str = ""
 
 
-def reason(given: Setup, result: Estimate, id: str) -> dict[str, Any]:
-    """Explain a figure by its id: fit, step, rate, mfu, days, cost, lane/<lane> or network/<axis>/<what>.
+def reason(given: Setup, result: Estimate, id: str, tree: list[Node] | None = None) -> dict[str, Any]:
+    """Explain a figure by its id: fit, step, rate, mfu, days, cost, lane/<lane>, network/<axis>/<what>, or a block of the treemap.
 
-    Returns the value and its unit, formulas, summands (`steps`), the rule, notes and sources, as plain values. Raises
-    `ConfigError` for a figure that this run does not have.
+    Returns the value and its unit, formulas, summands (`steps`), the rule, notes and sources, as plain values; of a block its
+    tensors too [bytes]. tree: the treemap, where it is there already. Raises `ConfigError` for what this run does not have.
     """
     name, _, rest = id.partition("/")
+    if name in PARTS:
+        return _block(result, id, treemap(result) if tree is None else tree)
     if name == "fit":
         return _fit(result)
     if result.time is None or name not in FIGURES:
@@ -152,6 +157,54 @@ def _fit(result: Estimate) -> dict[str, Any]:
     parts = sorted(((memory.parts[part], part) for part in PARTS if memory.parts[part]), reverse=True)
     found = reason_of(result, "verdict")
     return shown(memory.total, "B", found, found.lines[1:], (Step(part, size, "B", part) for size, part in parts))
+
+
+def _block(result: Estimate, id: str, tree: list[Node]) -> dict[str, Any]:
+    """A block of the treemap: the part of the memory that it is of, and its own tensors."""
+    part = id.partition("/")[0]
+    explanation, block = result.explain(part), find(tree, id)
+    value = result.memory.parts[part] if block is None else block["bytes"]
+    lines = (memory_line(formula, "bytes") for formula in explanation.formulas)
+    steps = (Step(step.what, step.nbytes, "B") for step in explanation.steps)
+    return {**shown(value, "B", memory_reason(explanation), lines, steps), "tensors": _tensors(explanation, id)}
+
+
+def find(nodes: list[Node], id: str) -> Node | None:
+    """Return the block with this id (`part/layer/...`) in a tree of blocks; None where there is none."""
+    for node in nodes:
+        if node["id"] == id:
+            return node
+        if id.startswith(f"{node['id']}/") and (inner := find(node["children"], id)) is not None:
+            return inner
+    return None
+
+
+def _tensors(explanation: Explanation, id: str) -> list[dict[str, Any]]:
+    """The tensors of a block: all of its part, or those of the layer, operation or tensor that the id names."""
+    place = id.partition("/")[2]
+    chosen = [tensor for tensor in explanation.tensors if not place or _within(tensor, place)]
+    return [
+        {
+            "layer": tensor.layer,
+            "name": tensor.name,
+            "numel": tensor.numel,
+            "bytes": tensor.nbytes,
+            "itemsize": tensor.nbytes / tensor.numel if tensor.numel else None,
+            "saved_by": list(tensor.by),
+        }
+        for tensor in chosen or explanation.tensors
+    ]
+
+
+def _within(tensor: Kept, place: str) -> bool:
+    """Return whether a tensor is under `layer/operation/tensor`."""
+    layer, _, rest = place.partition("/")
+    operation, _, name = rest.partition("/")
+    if tensor.layer != layer:
+        return False
+    return (not name or tensor.name == name) and (
+        not operation or any(by.removesuffix(" (runs again)") == operation for by in tensor.by)
+    )
 
 
 # -- a step ---------------------------------------------------------------------------------------------------------------

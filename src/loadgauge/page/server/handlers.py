@@ -20,8 +20,7 @@ from loadgauge.page.inputs.changes import changes as changed
 from loadgauge.page.inputs.flags import State, command_line, job_of, named
 from loadgauge.page.inputs.uploads import Uploads, plain_name
 from loadgauge.page.panels.captured import facts
-from loadgauge.page.panels.explain import explained
-from loadgauge.page.panels.reasons import FIGURES, reason
+from loadgauge.page.panels.reasons import reason
 
 PYTORCH, JOB_FILES = Door("pytorch"), Door("job_files")
 
@@ -121,9 +120,7 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
 def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
     """Explain a block of the treemap or a figure: rule, formulas, summands and sources. Raises `ConfigError` for another id."""
     given = job_of(question.flags, uploads)
-    if question.id.partition("/")[0] in FIGURES:
-        return reason(given, given.estimate(), question.id)
-    return explained(given.estimate(), question.id)
+    return reason(given, given.estimate(), question.id)
 
 
 def changes(question: Question, uploads: Uploads) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.job.job import Job
 
 if TYPE_CHECKING:
@@ -20,16 +21,6 @@ if TYPE_CHECKING:
     from loadgauge.pytorch.capture.capture import Captures
     from loadgauge.pytorch.trace.programs.training import Sized
     from loadgauge.pytorch.trace.torch_run import TorchRun
-
-
-class Fields(TypedDict, total=False):
-    """Fields of a `Job` that a captured training can have."""
-
-    precision: str
-    optimizer: str
-    attention: str
-    recompute: str
-    global_batch: int
 
 
 def capture(
@@ -43,7 +34,7 @@ def capture(
     freeze: Sequence[str] = (),
     head: str = "",
     rows: Mapping[str, int | Sequence[int] | str] | str = {},
-    **fields: Unpack[Fields],
+    **fields: Unpack[CaptureFlags],
 ) -> Captures:
     """Prepare to capture a training step: run on tensors without memory, with sizes that stay symbols.
 

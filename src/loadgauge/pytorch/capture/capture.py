@@ -16,7 +16,7 @@ from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_li
 from loadgauge.pytorch.capture.captured import Captured, Operation, Storage
 from loadgauge.pytorch.capture.lists.compose import Few, compose, distinct
 from loadgauge.pytorch.capture.record import Recorded, record
-from loadgauge.pytorch.capture.symbols.sizes import Size, written
+from loadgauge.pytorch.capture.symbols.sizes import Formula, written
 from loadgauge.pytorch.capture.symbols.symbolic import MOST_OPERATIONS, Symbols, TooMuch
 from loadgauge.pytorch.device.read import of_program
 from loadgauge.pytorch.record.allocations import op_name
@@ -82,7 +82,7 @@ def recorded(
     few, symbols, plain = Few(), Symbols(dict(sizes)), None
 
     def value(other: Mapping[str, int]) -> Any:
-        return functools.cache(lambda size: Size.of(size, symbols.names).at(other))
+        return functools.cache(lambda size: Formula.of(size, symbols.names).at(other))
 
     try:
         run = record(job, symbols.sizes, symbols, around or few.within)
@@ -186,12 +186,12 @@ def _releases(changes: Sequence[Any], event: int) -> bool:
 def _captured(
     run: Recorded, target: str, names: tuple[str, ...], sizes: dict[str, int], symbols: Symbols | None
 ) -> Captured:
-    known: dict[Any, Size] = {}
+    known: dict[Any, Formula] = {}
     of_names = {} if symbols is None else symbols.names
 
-    def size(expression: Any) -> Size:
+    def size(expression: Any) -> Formula:
         if expression not in known:
-            known[expression] = Size.of(expression, of_names)
+            known[expression] = Formula.of(expression, of_names)
         return known[expression]
 
     stream = run.stream

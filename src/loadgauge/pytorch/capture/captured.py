@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from loadgauge.core.base import ConfigError, NotModelled, sums
-from loadgauge.pytorch.capture.symbols.sizes import Size, compiled
+from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     name: str
     module: str
     phase: str
-    flops: Size | None
+    flops: Formula | None
     """None: of a kind that no formula of FLOPs is known for."""
     first: int
     last: int
@@ -54,8 +54,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     parameters: dict[str, int]
     operations: tuple[Operation, ...]
     storages: tuple[Storage, ...]
-    events: tuple[tuple[int, Size], ...]
-    kept: tuple[Size, ...]
+    events: tuple[tuple[int, Formula], ...]
+    kept: tuple[Formula, ...]
     """Bytes of each storage that the graph keeps between forward and backward, beside parameters and inputs."""
     guards: tuple[str, ...]
     """Relations between sizes that the code found true: outside them it does something else."""
@@ -169,12 +169,12 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         return sum(int(one.at(sizes)) for one in self.kept)
 
     @cached_property
-    def kept_formula(self) -> Size:
+    def kept_formula(self) -> Formula:
         """The bytes kept from forward to backward, as one sum."""
         return _total(self.kept)
 
     @cached_property
-    def flops_formula(self) -> Size:
+    def flops_formula(self) -> Formula:
         """The FLOPs of one step, as one sum."""
         return _total(one.flops for one in self.operations[self.second :] if one.flops is not None)
 
@@ -184,9 +184,9 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         return tuple(sorted({one.name for one in self.operations if one.flops is None}))
 
 
-def _total(sizes: Iterable[Size]) -> Size:
+def _total(sizes: Iterable[Formula]) -> Formula:
     terms = sums(term for size in sizes for term in size.terms)
-    return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
+    return Formula(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
 
 
 T = TypeVar("T")
@@ -222,13 +222,13 @@ class Packed(msgspec.Struct, frozen=True):
     names: Column[str]
     modules: Column[str]
     phases: Column[str]
-    flops: Column[Size | None]
+    flops: Column[Formula | None]
     firsts: list[int]
     lasts: list[int]
     storages: Column[Storage]
     numbers: list[int]
-    changes: Column[Size]
-    kept: Column[Size]
+    changes: Column[Formula]
+    kept: Column[Formula]
 
     @classmethod
     def of(cls, one: Captured) -> Packed:
@@ -251,7 +251,7 @@ class Packed(msgspec.Struct, frozen=True):
             Column.of(one.kept),
         )
 
-    def sizes(self) -> list[Size]:
+    def sizes(self) -> list[Formula]:
         """Every formula of it, once."""
         return [one for of in (self.changes, self.kept, self.flops) for one in of.kinds if one is not None]
 

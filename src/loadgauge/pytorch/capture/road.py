@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.algebra import same
+from loadgauge.core.base.algebra import Size, same
 from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.lengths import Lengths
@@ -22,6 +22,7 @@ from loadgauge.core.base.optional_deps import needs_capture
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
+from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.families.catalogue import Found
 from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation
 from loadgauge.core.layers.operations.rank_view import View
@@ -47,7 +48,7 @@ from loadgauge.pytorch.capture.inputs.target import (
     longest_of,
     usual_length,
 )
-from loadgauge.pytorch.capture.lists.listed import Family, Kind, Listing
+from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Ragged, Segment
 from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, unchanged, write
 from loadgauge.pytorch.capture.requests.regime import COMPILED, OWN, WHOLE, Document, Regime, Tuned
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
@@ -61,14 +62,17 @@ SHOWN = 5
 """Lines of what was taken for granted that an answer has."""
 
 
-class OnDemand(Family):
-    """A family that captures what it is asked for and does not know yet.
+class OnDemand(Written):
+    """A model's captured layers, which captures what it is asked for and does not know yet.
 
+    chosen: for each of its kinds of blocks, the place of a recorded block in `Listing.blocks`
     keys: the configuration, where it is at hand and `target` is only its name
     where: captures are made in a process of their own (apart), in this one (here), or nowhere, where `NotYet` asks for one
     most: captures at other sizes than those asked for; tuned: what is trained; rows: how many a script's data chooses
     documents: by regime; took: seconds of captures; cached: whether all came from the disk
     """
+
+    rewritten, states_splits, around, framework = False, True, False, "huggingface"
 
     def __init__(
         self,
@@ -80,11 +84,19 @@ class OnDemand(Family):
         rows: str = "",
         encoders: Encoders = NO_ENCODERS,
     ) -> None:
-        super().__init__(target, [], ())
+        self.name, self.chosen = target, tuple[int, ...]()
+        self.beside: dict[str, int] = {}
+        """Sizes by name that no layout has: `t`, tokens of the second text (else as many as of the first), `n`, samples of a
+        sound."""
+        self.seconds = 0.0
+        """Of each sound."""
+        self._made: dict[Any, tuple[Segment, Layer]] = {}
+        self.left_out: dict[str, str] = {}
+        """Ranks over which a search could not split it, and why."""
         self.where, self.most = where, MOST
         self.encoders, self.resident = encoders, encoders.nbytes
         self.rows = rows
-        self.target, self.tuned, self.adapted = target, tuned, tuned.adapts
+        self.target, self.tuned = target, tuned
         self.script = keys is None and is_script(target)
         self.inputs = check_script(target, inputs) if self.script else inputs
         self.usual = usual_length(self.inputs)
@@ -176,14 +188,23 @@ class OnDemand(Family):
 
     @property
     def notes(self) -> list[str]:  # type: ignore[override]
-        """Return what an answer must say, of a diffusion model also what stands beside it."""
+        """Return what an answer must say: values that the code reads, where there are no formulas, and what stands beside it."""
+        found = [
+            f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
+        ]
+        found += [
+            f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
+        ]
+        found += [f"sound: the model takes {one.unheard}, and ran on tokens alone" for one in self.known if one.unheard]
+        found += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
         left = f" ({cached}; --encoders all counts them)" if (cached := self.encoders.cached) else ""
-        beside = f"what encodes texts and pictures: latents and embeddings are taken as cached{left}"
-        return [*super().notes, *([beside] if self.library and (left or not self.encoders.words) else [])]
+        if self.library and (left or not self.encoders.words):
+            found.append(f"what encodes texts and pictures: latents and embeddings are taken as cached{left}")
+        return list(dict.fromkeys(found))
 
     def embedding(self, view: View) -> Layer:
         """Return what runs before the first block, with the encoders that stay on the card."""
-        layer = super().embedding(view)
+        layer = self._layer(view, ENTRY)
         if not self.encoders.flops or same(view.tokens, 1):
             return layer
         rows = self.sizes(view)[ONE] * (self.encoders.flops / (2 * WIDTH**2))
@@ -217,6 +238,142 @@ class OnDemand(Family):
             return self.last.get(regime) or self.any_listing  # letters, of the numbers asked for before
         return self.document(regime, {name: _largest(value) for name, value in sizes.items()}, asked=False)[1]
 
+    def sizes(self, view: View) -> dict[str, Any]:
+        """The sizes of a micro-batch by name: b, s or, of sounds alone, n, and those of `beside`.
+
+        Raises NotModelled for what a captured list cannot be asked, such as context and sequence parallelism.
+        """
+        for name, value in (("cp", view.cp), ("sequence parallelism", view.token_shards)):
+            if not same(value, 1):
+                raise NotModelled(f"{self.name} is captured, and how {name} splits its layers is not known")
+        within = self.splits.within_experts(view.tp, view.ep)
+        if self.splits.experts and not same(view.etp, within):
+            raise NotModelled(f"{self.name} is captured: an expert is divided over {within} ranks, which --etp must be")
+        if not same(view.imbalance, 1):
+            raise NotModelled(f"{self.name} is captured with experts that are equally busy: --expert-imbalance 1")
+        b, s = view.sequences, view.positions
+        if view.cached is not None:
+            raise NotModelled(f"{self.name} is captured in training; inference is not captured")
+        if view.kernel_tokens is not None:
+            raise NotModelled(
+                f"{self.name} is captured without padding, and what its attention does with padding around it is not"
+            )
+        return {"b": b, "s": s, "t": s, **self.beside}
+
+    def ragged(self, view: View, listing: Listing) -> Ragged | None:
+        """The micro-batch of a view whose sequences are of unequal lengths, else None.
+
+        Raises NotModelled where the code has two lengths, or writes a mask that such batches do not have.
+        """
+        b, s = view.sequences, view.positions
+        if same(view.tokens, b * s) and same(view.pairs, b * s * s):
+            return None
+        if "t" in listing.names:
+            raise NotModelled(f"{self.name} is captured with two lengths, of encoder and decoder: --lengths has one")
+        if "n" in listing.names:
+            raise NotModelled(f"{self.name} is captured with sounds that are equally long: --lengths is of text")
+        if listing.plain:
+            raise NotModelled(
+                f"{self.name} is captured as numbers of one length, for want of formulas: {listing.plain}"
+            )
+        if view.kernels.attention == "flash" and (where := listing.squares):
+            raise NotModelled(
+                f"{self.name} is captured with a tensor of length x length ({where}), such as a mask, which batches of"
+                " unequal lengths do not have"
+            )
+        return Ragged(view.tokens, view.pairs, b, s, listing.sizes["b"] == 1)
+
+    def groups(self, batches: Sequence[int]) -> list[tuple[int, ...]]:
+        """Micro-batches by the listing that holds for them: one sequence is apart; where there are numbers alone, each size."""
+        if any(one.plain for one in self.known):
+            return [(batch,) for batch in batches]
+        parts = tuple(one for one in batches if one == 1), tuple(one for one in batches if one != 1)
+        return [part for part in parts if part]
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names of its sizes."""
+        return self.any_listing.names
+
+    @property
+    def labels(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The paths of the blocks that stand for its kinds."""
+        return tuple(self.any_listing.places[place] for place in self.chosen)
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """Return what a sequence is so many of."""
+        return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
+
+    def besides(self, length: int) -> str:
+        """Return what a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
+        found = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
+        if "s" in self.names and "n" in self.names:
+            tokens = self.any_listing.of_sound
+            found.append(f"{self.seconds:g} s of sound" + (f", in place of {tokens:,} of its tokens" if tokens else ""))
+        return " and ".join(found)
+
+    @property
+    def has_experts(self) -> bool:  # type: ignore[override]
+        """Return whether any of its layers has routed experts that are known as such."""
+        return self.splits.experts > 0
+
+    def problems(self, layout: Any) -> Iterator[str]:
+        """Why a layout (`spec.layout.Layout`) cannot be that of captured layers, one line each."""
+        if layout.cp > 1:
+            yield f"cp = {layout.cp}: the layers were captured from their code, and how cp splits them is not known"
+        if layout.sequence_parallel:
+            yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
+        if layout.pp > 1 and "t" in self.names:
+            yield f"pp = {layout.pp}: what the first layers send to all of a decoder's is not modelled"
+        yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
+
+    def within_experts(self, tp: int, ep: int) -> int:
+        """Ranks that one expert is divided over."""
+        return int(self.splits.within_experts(tp, ep))
+
+    def _layer(self, view: View, which: str, place: int = 0) -> Layer:
+        sizes, own = self.sizes(view), self.tuned.adapts and view.lora is None
+        alone = same(view.tokens, 1)  # of 1 token: parameters alone
+        listing = self.any_listing if alone else self.find(view, sizes)
+        sizes, ragged = (dict(listing.sizes), None) if alone else (sizes, self.ragged(view, listing))
+        found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
+        ranks = {"tp": view.tp, "ep": view.ep}
+        if ragged is not None or not all(isinstance(one, int) for one in sizes.values()):
+            return found.layer(sizes, ranks, ragged, own=own)
+        key = id(found), own, tuple(sizes.values())
+        if key not in self._made:
+            self._made[key] = found, found.layer(sizes, ranks, own=own)  # held, as its number would be another's
+        return self._made[key][1]
+
+    def head(self, view: View) -> Layer:
+        """Return what runs after the last block, loss included."""
+        return self._layer(view, EXIT)
+
+    def block(self, kind: int, view: View) -> Layer:
+        """The operations of a kind of block."""
+        return self._layer(view, "block", self.chosen[kind])
+
+    def held(self, view: View) -> Size:
+        """Bytes that checkpoints of blocks hold together beside what is kept anyhow, such as masks."""
+        sizes = self.sizes(view)
+        listing = self.find(view, sizes)
+        ragged = self.ragged(view, listing)
+        if ragged is None:
+            return listing.held.at(sizes)
+        return sum(factor * ragged.of(product) for product, factor in listing.held.terms)
+
+
+class Kind:
+    """One kind of block of a family, as `spec.model.Block` has it."""
+
+    def __init__(self, family: OnDemand, kind: int) -> None:
+        self.family, self.kind = family, kind
+
+    def layer(self, view: View) -> Layer:
+        """Its operations."""
+        return self.family.block(self.kind, view)
+
 
 def _largest(value: Any) -> int:
     return value if isinstance(value, int) else int(getattr(value, "max", lambda: value)())
@@ -233,9 +390,9 @@ def _check(document: Document) -> None:
 def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
     """The model that a family stands for."""
     document, _ = family.document(regime.whole, sizes)
-    first: dict[bytes, int] = {}
+    first: dict[Any, int] = {}
     like = {
-        place: first.setdefault(msgspec.msgpack.encode([listing.blocks[place] for listing in document.listings]), place)
+        place: first.setdefault(tuple(listing.blocks[place] for listing in document.listings), place)
         for place in dict.fromkeys(document.pattern)
     }
     pattern = [like[place] for place in document.pattern]

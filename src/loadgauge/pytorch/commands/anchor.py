@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
+from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, script_output
+from loadgauge.pytorch.commands.torch_options import calibrated, job_options, script_output
 
 
 @click.command("anchor", cls=Spoken)
@@ -36,23 +37,14 @@ def command(model: str, gpu: str, output: str, device: str, layers: int | None, 
     loadgauge anchor llama-3.1-8b --layers 4 --recompute full --gpu h100-sxm5-80gb
     loadgauge estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 64 --zero 3 --anchor anchor.toml
     """
-    needs_torch("anchor")
-    from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
+    card, job = find_gpu(gpu), Job(model=model, **flags)
+    calibration = calibrated("anchor", device, card, output)
+    if calibration is None:
+        return
     from loadgauge.pytorch.measure.anchor import anchor_text
-    from loadgauge.pytorch.measure.benchmarks import Saved, join_ranks
-    from loadgauge.pytorch.measure.calibrate import calibrate
     from loadgauge.pytorch.measure.train_steps import measure_request
     from loadgauge.pytorch.trace.subprocess import Request, in_child
 
-    card, job = find_gpu(gpu), Job(model=model, **flags)
-    if not Path(output).resolve().parent.is_dir():
-        raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
-    with join_ranks(device) as rank:
-        saved = Saved(Path(f"{output}.part{rank or ''}"), device)
-        calibration = calibrate(device, card, saved=saved)
-        saved.done()
-    if rank:
-        return
-    measured = in_child(measure_request, Request(job, device, layers), script_output(model, as_json=False), timed=steps)
+    measured = in_child(measure_request, Request(job, device, layers), script_output(model), timed=steps)
     Path(output).write_text(anchor_text(job, layers, card, calibration, measured), encoding="utf-8")
     click.echo(f"{output}: give it as --anchor {output}")

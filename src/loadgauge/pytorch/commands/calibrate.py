@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
-from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Lines
+from loadgauge.pytorch.commands.torch_options import calibrated
 
 
 @click.command("calibrate")
@@ -17,8 +23,8 @@ from loadgauge.core.base.optional_deps import needs_torch
     help="Which GPU it is (`loadgauge gpus` lists them); efficiencies are shares of its datasheet.",
 )
 @click.option("--output", metavar="FILE.toml", help="Where to write the file; default: the terminal.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document, every timing in it.")
-def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> None:
+@answering(document="every timing in it")
+def command(device: str, gpu: str | None, output: str | None) -> Answer | None:
     """Time matrix products (cool and sustained), attention, copies, norms, AdamW and, under torchrun, collectives; and fit
     the efficiencies that `estimate` reads. Takes a minute or two; one that was stopped goes on where it was.
 
@@ -26,25 +32,15 @@ def command(device: str, gpu: str | None, output: str | None, as_json: bool) -> 
     loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     torchrun --nproc-per-node 8 -m loadgauge calibrate --gpu h100-sxm5-80gb --output h100-sxm5-80gb.toml
     """
-    needs_torch("calibrate")
-    from loadgauge.core.definitions.hardware.hardware import gpu as find_gpu
-    from loadgauge.pytorch.measure.benchmarks import Saved, join_ranks
-    from loadgauge.pytorch.measure.calibrate import calibrate, text
+    calibration = calibrated("calibrate", device, None if gpu is None else find_gpu(gpu), output)
+    if calibration is None:
+        return None
+    from loadgauge.pytorch.measure.calibrate import text
 
-    if output is not None and not Path(output).resolve().parent.is_dir():
-        raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
-    with join_ranks(device) as rank:
-        path = None if output is None else Path(f"{output}.part{rank or ''}")
-        saved = Saved(path, device)
-        calibration = calibrate(device, None if gpu is None else find_gpu(gpu), saved=saved)
-        saved.done()
-    if rank:
-        return
     if output is not None:
         Path(output).write_text(text(calibration), encoding="utf-8")
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(calibration)
-    elif output is None:
-        click.echo(text(calibration), nl=False)
+    lines = text(calibration).splitlines() if output is None else []
+    document = msgspec.to_builtins(calibration)
+    return Answer(
+        form="calibrate.device", writer=BLOCKS, shown=[Lines(lines)], document=document, table=document["timings"]
+    )

@@ -10,55 +10,39 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from loadgauge.core.base.files import is_script
-from loadgauge.core.base.optional_deps import needs_torch
-from loadgauge.core.base.verdict import exit_code
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.base import ConfigError, Verdict, exit_code, is_script, needs_torch
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.options import complete_model
+from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.flag_types import STEP, CaptureFlags
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.capture.inputs.target import SPOKEN, check_script, rows_of
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
+from loadgauge.pytorch.commands.torch_options import job_options
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.capture.captured import Captured
 
-DECIDE = ("precision", "optimizer", "attention", "recompute", "global_batch")
-"""Fields that decide what is run, beside the sizes."""
 LENGTH = 4096
 MOST = 64
 """Pictures of a sequence."""
 
 
-class NamedSize(click.ParamType):  # type: ignore[type-arg]
-    """A size by its name."""
-
-    name = "name=number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Read NAME=NUMBER. Fails as click does for anything else."""
-        if isinstance(value, tuple):
-            return value
-        name, _, number = str(value).partition("=")
-        if name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number):
-            return name, int(number)
-        return self.fail(f"must be such as t=512, got {str(value)[:40]!r}", param, ctx)
+def _named_size(text: str) -> tuple[str, int]:
+    """Read a size by its name. Raises `ConfigError`."""
+    name, _, number = text.partition("=")
+    if not (name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number)):
+        raise ConfigError(f"must be such as t=512, got {text[:40]!r}")
+    return name, int(number)
 
 
-class PictureSizes(click.ParamType):  # type: ignore[type-arg]
-    """Width and height of pictures, with commas between."""
-
-    name = "wxh"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, int], ...]:
-        """The sizes [pixels]."""
-        if isinstance(value, tuple):
-            return value
-        found = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", one.strip()) for one in str(value).split(",")]
-        if not all(found) or len(found) > MOST:
-            return self.fail(f"must be such as 1024x768,512x512, got {str(value)[:40]!r}", param, ctx)
-        return tuple((int(one[1]), int(one[2])) for one in found if one)
+def _pictures(text: str) -> tuple[tuple[int, int], ...]:
+    """Read width and height of pictures [pixels], with commas between. Raises `ConfigError`."""
+    found = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", one.strip()) for one in text.split(",")]
+    if not all(found) or len(found) > MOST:
+        raise ConfigError(f"must be such as 1024x768,512x512, got {text[:40]!r}")
+    return tuple((int(one[1]), int(one[2])) for one in found if one)
 
 
 @click.command("capture", cls=Spoken)
@@ -73,10 +57,14 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
     help="Of script.py:function: trains once what it made, with its own optimizers.",
 )
 @job_options(STEP)
-@click.option("--size", "more", type=NamedSize(), multiple=True, help="Another size by its name, such as t=512.")
 @click.option(
-    "--picture", type=PictureSizes(), default=(), metavar="WxH,...", help="Pictures of each sequence [pixels]."
+    "--size",
+    "more",
+    type=Read(_named_size, "name=number"),
+    multiple=True,
+    help="Another size by its name, such as t=512.",
 )
+@click.option("--picture", type=Read(_pictures), metavar="WxH,...", help="Pictures of each sequence [pixels].")
 @click.option("--freeze", metavar="WORD", multiple=True, help="Parameters whose names contain WORD are not trained.")
 @click.option(
     "--head",
@@ -97,7 +85,7 @@ class PictureSizes(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--cache/--no-cache", default=True, help="Keep captures of a MODEL on disk, and use those that are there."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+@answering("the peak or the verdict, and what is alive at it", document="bytes, FLOP and plain counts")
 def command(
     target: str,
     inputs: str,
@@ -106,15 +94,14 @@ def command(
     more: tuple[tuple[str, int], ...],
     gpu: str | None,
     allow_tight: bool,
-    picture: tuple[tuple[int, int], ...],
+    picture: tuple[tuple[int, int], ...] | None,
     freeze: tuple[str, ...],
     head: str,
     rows: tuple[tuple[str, tuple[int, ...] | str], ...],
     audio: float | None,
     cache: bool,
-    as_json: bool,
     **given: Any,
-) -> int:
+) -> Answer:
     """Return what does a training step of TARGET take, as formulas of its sizes, from its own code?
 
     TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json of any model_type that transformers has, or
@@ -158,12 +145,25 @@ def command(
     if is_library(keys):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
-    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture, freeze, head, rows)
+    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture or (), freeze, head, rows)
     whole = sized(found.names, sizes, found.sizes if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
     result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
-    show(result.to_dict(), as_json, "capture:print_answer", result)
-    return exit_code("unknown" if result.needed is None else result.needed.verdict, allow_tight=allow_tight)
+    verdict: Verdict = "unknown" if result.needed is None else result.needed.verdict
+    return Answer(
+        form="capture.step",
+        writer="loadgauge.pytorch.text.capture:write",
+        shown=result,
+        document=result.to_dict,
+        pivots=(
+            Pivot("Alive at the peak", "at_peak", "at_peak", "of"),
+            Pivot("Highest, by phase", "phases", "phases", "of"),
+        ),
+        verdict=verdict,
+        code=exit_code(verdict, allow_tight=allow_tight),
+        assumed=dict(line.partition(": ")[::2] for line in result.assumed),
+        not_counted=result.not_counted,
+    )
 
 
 def _captured(
@@ -190,7 +190,7 @@ def _captured(
         keys = config_keys(job.model)
         if keep:
             # A script may import anything: what it does is not known without running it.
-            decide = {name: value for name in DECIDE if (value := getattr(job, name)) is not None}
+            decide = {name: value for name in CaptureFlags.__annotations__ if (value := getattr(job, name)) is not None}
             if job.global_batch is not None:
                 decide["micro_batch"] = given.get("b", 1)
             if is_library(keys):

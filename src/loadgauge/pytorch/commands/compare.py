@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
+from loadgauge.pytorch.commands.torch_options import job_options
 
 
 @click.command("compare", cls=Spoken)
@@ -22,8 +26,8 @@ from loadgauge.pytorch.commands.torch_options import STEP, job_options, show
 @click.option(
     "--measure", type=click.Choice(("cpu", "cuda")), help="Run two real steps there too (the model must fit)."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
-def command(target: str, as_json: bool, device: str, layers: int | None, measure: str | None, **given: Any) -> None:
+@answering("the three columns", document="bytes, FLOP and plain counts")
+def command(target: str, device: str, layers: int | None, measure: str | None, **given: Any) -> Answer:
     """Three ways to know what TARGET takes: by formula, by tracing PyTorch, by running it. TARGET is a MODEL.
 
     Every difference over 1 % is attributed to operations.
@@ -40,4 +44,11 @@ def command(target: str, as_json: bool, device: str, layers: int | None, measure
     job = Job(model=target, **given)
     TorchRun.of(job)  # raises in this process
     comparison = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
-    show(comparison, as_json, "compare:print_comparison", comparison)
+    return Answer(
+        form="compare.ways",
+        writer="loadgauge.pytorch.text.compare:write",
+        shown=comparison,
+        document=lambda: msgspec.to_builtins(comparison),
+        table=[msgspec.structs.asdict(row) for row in comparison.rows],
+        not_counted=comparison.not_counted,
+    )

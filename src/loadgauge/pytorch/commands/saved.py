@@ -5,32 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
-from loadgauge.core.base import Error, needs_torch
-from loadgauge.pytorch.commands.torch_options import show
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.base import ConfigError, Error, needs_torch
+from loadgauge.core.command_line.options.answering import answering
+from loadgauge.core.command_line.options.param_types import Read
+from loadgauge.core.text.show import BLOCKS
+from loadgauge.core.text.table import Lines
 
 
-class Shape(click.ParamType):  # type: ignore[type-arg]
-    """Sizes, joined by commas or the letter x."""
+def _sizes(text: str) -> tuple[int, ...]:
+    """Read sizes, joined by commas or the letter x. Raises `ConfigError`."""
+    parts = [part.strip() for part in text.replace("x", ",").split(",") if part.strip()]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
+        raise ConfigError(f"must be sizes such as 4,1024, got {text[:40]!r}")
+    return tuple(int(part) for part in parts)
 
-    name = "sizes"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The sizes that the text says."""
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).replace("x", ",").split(",") if part.strip()]
-        if all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
-            return tuple(int(part) for part in parts)
-        return self.fail(f"must be sizes such as 4,1024, got {str(value)[:40]!r}", param, ctx)
+SHAPE = Read(_sizes, "sizes")
 
 
 @click.command("saved")
 @click.argument("expression", required=False)
-@click.option("--shape", type=Shape(), default="1024,1024", show_default=True, help="Of x, y and z [elements].")
-@click.option("--x", "x", type=Shape(), metavar="SIZES", help="Another shape for x.")
-@click.option("--y", "y", type=Shape(), metavar="SIZES", help="Another shape for y.")
-@click.option("--z", "z", type=Shape(), metavar="SIZES", help="Another shape for z.")
+@click.option("--shape", type=SHAPE, default="1024,1024", show_default=True, help="Of x, y and z [elements].")
+@click.option("--x", "x", type=SHAPE, metavar="SIZES", help="Another shape for x.")
+@click.option("--y", "y", type=SHAPE, metavar="SIZES", help="Another shape for y.")
+@click.option("--z", "z", type=SHAPE, metavar="SIZES", help="Another shape for z.")
 @click.option(
     "--dtype", type=click.Choice(("float64", "float32", "bfloat16", "float16")), default="float32", show_default=True
 )
@@ -45,8 +46,8 @@ class Shape(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--cases", is_flag=True, help="The seven cases of article 5, instead of an expression: kept / peak in tensors."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes and elements.")
-def command(expression: str | None, cases: bool, as_json: bool, **given: Any) -> None:
+@answering("the bytes that are kept", document="bytes and elements")
+def command(expression: str | None, cases: bool, **given: Any) -> Answer:
     """What does a PyTorch EXPRESSION of x, y, z, torch, nn and F keep for backward, and how much does it hold at once?
 
     EXPRESSION may also be file.py:name, a function, module or autograd.Function of one to three tensors. Every saved field of
@@ -65,8 +66,7 @@ def command(expression: str | None, cases: bool, as_json: bool, **given: Any) ->
     if cases == (expression is not None):
         raise click.UsageError("give an EXPRESSION, or --cases.", click.get_current_context())
     if expression is None:
-        _cases(as_json)
-        return
+        return _cases()
     import torch
 
     from loadgauge.pytorch.trace.programs.expression import Inputs, held_by_expression, saved_by_expression
@@ -97,26 +97,30 @@ def command(expression: str | None, cases: bool, as_json: bool, **given: Any) ->
         "storages": saved.storages,
         "made_again": [{"node": node, "field": field} for node, field in saved.made_again],
     }
-    show(document, as_json, "saved:print_saved", saved, torch_version, held, inputs.of_one, why)
+    return Answer(
+        form="saved.expression",
+        writer="loadgauge.pytorch.text.saved:write",
+        shown=(saved, torch_version, held, inputs.of_one, why),
+        document=msgspec.to_builtins(document),
+        pivots=(Pivot("Bytes kept", "tensors.nbytes", "node", "field"),),
+    )
 
 
-def _cases(as_json: bool) -> None:
-    """The seven cases of article 5."""
+def _cases() -> Answer:
+    """Return the seven cases of article 5."""
     from loadgauge.evidence.articles.autograd import CASES, held
 
-    found = {case: (held(case, peak=False), held(case, peak=True)) for case in CASES}
-    if as_json:
-        from loadgauge.core.text.table import document
-
-        document(
-            {
-                "cases": [
-                    {"case": case, "what": CASES[case], "kept": kept, "peak": peak}
-                    for case, (kept, peak) in found.items()
-                ]
-            }
-        )
-        return
-    click.echo("Tensors beside the inputs and the result: kept until backward / most at once in forward\n")
-    for case, (kept, peak) in found.items():
-        click.echo(f"  {case}  {kept:g}/{peak:g}  {CASES[case]}")
+    rows = [
+        {"case": case, "what": what, "kept": held(case, peak=False), "peak": held(case, peak=True)}
+        for case, what in CASES.items()
+    ]
+    head = "Tensors beside the inputs and the result: kept until backward / most at once in forward"
+    lines = [f"  {row['case']}  {row['kept']:g}/{row['peak']:g}  {row['what']}" for row in rows]
+    return Answer(
+        form="saved.cases",
+        writer=BLOCKS,
+        shown=[Lines([head, "", *lines])],
+        document={"cases": rows},
+        table=rows,
+        pivots=(Pivot("Kept, in tensors", "cases.kept", "case", "of"),),
+    )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any, TextIO, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 import msgspec
 
+from loadgauge.core.base import is_script, needs_torch
 from loadgauge.core.command_line.options.options import option
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.definitions.job.job import fields
-from loadgauge.core.definitions.layout.axes import TRACED
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
+
+if TYPE_CHECKING:
+    from loadgauge.core.definitions.hardware.hardware import Gpu
+    from loadgauge.pytorch.measure.calibrate import Calibration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 HELP = {
@@ -26,26 +30,28 @@ HELP = {
     "gpus": "Total GPUs; one rank of them is simulated.",
 }
 """Where PyTorch has fewer choices than an estimate, or a default of its own."""
-STEP = ("seq_len", "micro_batch", "global_batch", "precision", "optimizer", "attention", "recompute")
-SPLIT = (*TRACED, "sequence_parallel", "schedule", "stage_layers", "zero", "replicas")
-"""Fields that split a MODEL over GPUs."""
 COUNT = Whole(1, 10**9)
-
-
-def show(document: Any, as_json: bool, text: str, *arguments: Any) -> None:
-    """Print an answer: as one JSON document, or by a function that prints text, `module:function` of `pytorch/text`."""
-    if as_json:
-        from loadgauge.core.text.table import document as printed
-
-        printed(document)
-    else:
-        module, _, name = text.partition(":")
-        getattr(import_module(f"loadgauge.pytorch.text.{module}"), name)(*arguments)
 
 
 def warn(note: str) -> None:
     """Prints a note on stderr."""
     click.echo(f"loadgauge: {note}", err=True)
+
+
+def calibrated(command: str, device: str, card: Gpu | None, output: str | None) -> Calibration | None:
+    """Return what this device measures; under torchrun that of the first rank alone, None on others. output: a file beside which
+    what is measured is kept until all of it is there. Raises `click.UsageError` where it has no folder."""
+    needs_torch(command)
+    from loadgauge.pytorch.measure.benchmarks import Saved, join_ranks
+    from loadgauge.pytorch.measure.calibrate import calibrate
+
+    if output is not None and not Path(output).resolve().parent.is_dir():
+        raise click.UsageError(f"--output: no such folder: {Path(output).parent}")
+    with join_ranks(device) as rank:
+        saved = Saved(None if output is None else Path(f"{output}.part{rank or ''}"), device)
+        calibration = calibrate(device, card, saved=saved)
+        saved.done()
+    return None if rank else calibration
 
 
 def job_options(names: tuple[str, ...]) -> Callable[[Command], Command]:
@@ -61,8 +67,8 @@ def job_options(names: tuple[str, ...]) -> Callable[[Command], Command]:
     return decorate
 
 
-def script_output(target: str, as_json: bool) -> TextIO | None:
-    """Where the output of a script goes: to stdout, or to stderr where a JSON document is printed; None for a model."""
-    from loadgauge.core.base.files import is_script
-
-    return None if not is_script(target) else sys.stderr if as_json else sys.stdout
+def script_output(target: str) -> TextIO | None:
+    """Where the output of a script goes: to stdout, or to stderr where a machine reads the answer; None for a model."""
+    asked = click.get_current_context().params
+    read = any(asked.get(form) for form in ("json", "csv", "markdown"))
+    return None if not is_script(target) else sys.stderr if read else sys.stdout

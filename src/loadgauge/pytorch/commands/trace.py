@@ -7,19 +7,15 @@ from typing import Any
 
 import click
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.optional_deps import needs_torch
+from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.options.spoken import Spoken
+from loadgauge.core.definitions.job.flag_types import SPLIT, STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import (
-    SPLIT,
-    STEP,
-    job_options,
-    script_output,
-    show,
-    warn,
-)
+from loadgauge.pytorch.commands.torch_options import job_options, script_output, warn
 
 
 @click.command("trace", cls=Spoken)
@@ -33,10 +29,10 @@ from loadgauge.pytorch.commands.torch_options import (
 )
 @click.option("--rank", type=Whole(0, 10**6), default=0, help="Rank to simulate.")
 @click.option("--viewer", metavar="FILE", default="", help="Write a snapshot for pytorch.org/memory_viz.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document: bytes, FLOP and plain counts.")
+@answering("the peak, and what is alive at it", document="bytes, FLOP and plain counts")
 def command(
-    target: str, as_json: bool, device: str, layers: int | None, viewer: str, rank: int, keep: str | None, **given: Any
-) -> None:
+    target: str, device: str, layers: int | None, viewer: str, rank: int, keep: str | None, **given: Any
+) -> Answer:
     """Run two training steps of TARGET on tensors without memory, and report what they would take.
 
     TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json, or its folder), or script.py:function: a
@@ -53,11 +49,10 @@ def command(
     """
     needs_torch("trace")
     from loadgauge.core.base.files import is_script
-    from loadgauge.pytorch.trace.child import trace_request
-    from loadgauge.pytorch.trace.programs.call_job import trace_on_cpu
-    from loadgauge.pytorch.trace.subprocess import Request, in_child
-    from loadgauge.pytorch.trace.torch_run import TorchRun, kept_operations
-    from loadgauge.pytorch.why.viewer import trace_for_viewer
+    from loadgauge.pytorch.text.trace import answer_of
+    from loadgauge.pytorch.trace.programs.call_job import trace_on_cpu, traced
+    from loadgauge.pytorch.trace.result import Trace
+    from loadgauge.pytorch.trace.subprocess import Request, kept_operations, named_in_child
 
     if viewer and not Path(viewer).resolve().parent.is_dir():
         raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
@@ -69,17 +64,18 @@ def command(
         raise click.UsageError(f"{split}: {reason}")
     if rank >= gpus:
         raise click.UsageError(f"--rank {rank} is not one of {gpus}")
-    run = TorchRun.of(job, rank, kept)
-    if run.layout.dp > 1 and job.zero is None and not is_script(target):
-        warn("--zero is 0 (DDP) by default, as in `loadgauge estimate`; it was 3 here until 0.1")
     request = Request(job, device, layers, rank, kept)
-    output = script_output(target, as_json)
-    trace = (
-        in_child(trace_for_viewer, request, output, path=viewer) if viewer else in_child(trace_request, request, output)
-    )
+    output = script_output(target)
+    if viewer:
+        work = "loadgauge.pytorch.why.viewer:trace_for_viewer"
+        trace = named_in_child(work, Trace, request, output, path=viewer)
+    else:
+        trace = traced(request, output)
+    if gpus > (job.tp or 1) * (job.pp or 1) and job.zero is None and not is_script(target):
+        warn("--zero is 0 (DDP) by default, as in `loadgauge estimate`; it was 3 here until 0.1")
     if not trace.events:
         trace = trace_on_cpu(request, trace, not _is_given("device"))
-    show(trace, as_json, "trace:print_trace", trace, viewer)
+    return answer_of(trace, viewer)
 
 
 def _is_given(name: str) -> bool:

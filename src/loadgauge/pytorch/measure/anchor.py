@@ -6,8 +6,8 @@ import tomlkit
 
 from loadgauge.core.base.units import gib
 from loadgauge.core.definitions.hardware.hardware import Gpu
+from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import STEP
 from loadgauge.pytorch.measure.calibrate import Calibration, text
 from loadgauge.pytorch.measure.train_steps import MeasuredSteps
 from loadgauge.pytorch.trace.torch_run import OPTIMIZERS

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import torch
 
+from loadgauge.pytorch.trace.result import Sum
+
 _QUIET = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_")
 
 
@@ -21,15 +23,6 @@ class Collective(msgspec.Struct, frozen=True):
     phase: str = ""
     module: str = ""
     step: int = 0
-
-
-class Sum(msgspec.Struct, frozen=True):
-    """The calls of one kind in groups of one size: their number, and their bytes in total."""
-
-    kind: str
-    ranks: int
-    calls: int
-    payload: int
 
 
 def sum_by_kind(calls: Iterable[Collective]) -> tuple[Sum, ...]:

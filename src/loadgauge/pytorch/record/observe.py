@@ -24,7 +24,8 @@ from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, SAVED, WEIGH
 from loadgauge.pytorch.record.collectives import Collective, collective
 from loadgauge.pytorch.record.flops import formula
 from loadgauge.pytorch.record.tracker import Tracker, next_node, node_key, own
-from loadgauge.pytorch.trace.saved import Field, SavedTensor, fields, nodes
+from loadgauge.pytorch.trace.result import SavedTensor
+from loadgauge.pytorch.trace.saved import Field, described, fields, nodes
 
 FORWARD, BACKWARD, STEP = "forward", "backward", "optimizer step"
 
@@ -218,7 +219,7 @@ class Observer:
         record = self.stream.records[number]
         storage = numbers.setdefault(number, len(numbers) + 1)
         owner = "" if record.category in ("", SAVED) and record.phase else record.category or INPUTS
-        self.saved.append(SavedTensor.of(tensor, node, field, storage, owner, module))
+        self.saved.append(described(tensor, node, field, storage, owner, module))
         return number
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import GIB, KIB, MIB, flops
-from loadgauge.core.text.table import Column, bar, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
 
 if TYPE_CHECKING:
-    from loadgauge.pytorch.capture.answer import Answer
+    from loadgauge.pytorch.capture.answer import Answer as Captured
 
 LONGEST = 400
 """Characters of a formula or a list that are shown; `--json` has all."""
 
 
-def print_answer(answer: Answer) -> None:
-    """Print what a capture says."""
-    target = console()
+def write(given: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write what a capture says; brief: the peak, and what is alive at it."""
+    answer: Captured = given.shown
     at = ", ".join(f"{name} = {value:,}" for name, value in answer.sizes.items())
     needed = answer.needed
     if needed is None:
@@ -37,15 +38,11 @@ def print_answer(answer: Answer) -> None:
     if answer.sound:
         seconds, tokens = answer.sound
         target.print(f"Sound of a sequence: {seconds:g} s, {tokens:,} of its {answer.sizes['s']:,} tokens")
-    letters, unit = _unit(answer.peak)
-    rows = [
-        [name, f"{nbytes / unit:,.2f}", f"{nbytes / answer.peak:.0%}", bar(target, nbytes / answer.peak)]
-        for name, nbytes in answer.at_peak.items()
-    ]
-    columns = [Column("at the peak"), Column(letters, "right"), Column("", "right"), Column("", style="cyan")]
-    draw(target, columns, rows, title="What is alive")
-    phases = [[name, f"{nbytes / unit:,.2f}"] for name, nbytes in answer.phases.items()]
-    draw(target, [Column("phase"), Column(f"highest, {letters}", "right")], phases, title="By phase")
+    unit = _unit(answer.peak)
+    alive(target, answer.at_peak, *unit)
+    if brief:
+        return
+    by_phase(target, answer.phases, *unit)
     heading(target, "Formulas" if not answer.numbers_only else "Numbers, at these sizes alone")
     kept, work = answer.kept, answer.flops
     formulas = (
@@ -70,6 +67,23 @@ def print_answer(answer: Answer) -> None:
     points(target, [*_together(answer.assumed), *(f"not counted: {line}" for line in answer.not_counted)])
     road = "a capture kept on disk, nothing was run" if answer.cached else "captured from the code itself"
     target.print(f"\n{road} (PyTorch {answer.torch}); {answer.seconds:.1f} s.")
+
+
+def alive(target: Paper, parts: Mapping[str, float], letters: str = "GiB", unit: int = GIB) -> None:
+    """Write what is alive at a peak [bytes]. letters, unit: in what"""
+    total = sum(parts.values())
+    rows = [
+        [name, f"{nbytes / unit:,.2f}", f"{nbytes / total:.0%}", bar(target, nbytes / total)]
+        for name, nbytes in parts.items()
+    ]
+    columns = [Column("at the peak"), Column(letters, "right"), Column("", "right"), Column("", style="cyan")]
+    draw(target, columns, rows, title="What is alive")
+
+
+def by_phase(target: Paper, phases: Mapping[str, float], letters: str = "GiB", unit: int = GIB) -> None:
+    """Write the most that is alive in each phase [bytes]. letters, unit: in what"""
+    rows = [[name or "preparation", f"{nbytes / unit:,.2f}"] for name, nbytes in phases.items()]
+    draw(target, [Column("phase"), Column(f"highest, {letters}", "right")], rows, title="By phase")
 
 
 def _together(assumed: Sequence[str]) -> list[str]:

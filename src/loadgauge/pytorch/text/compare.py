@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import GIB, KIB, MIB, flops
-from loadgauge.core.text.table import GLUE, Column, console, draw, heading, points
+from loadgauge.core.text.table import GLUE, Column, Paper, draw, heading, points
 from loadgauge.pytorch.text.measure import scratch_note
 
 if TYPE_CHECKING:
-    from loadgauge.pytorch.compare.compare import Comparison, Difference
+    from loadgauge.pytorch.compare.compare import Cause, Comparison, Difference
     from loadgauge.pytorch.device.untraced import Hidden
 
 MOST_CAUSES = 8
@@ -19,9 +20,9 @@ SHORT = {"peak of forward and backward": "peak fwd + bwd", "peak of the optimize
          "hidden from tracers": "hidden, estimated"}  # fmt: skip
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Print formula, trace and measurement side by side, and what the differences are attributed to."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write formula, trace and measurement side by side, and what the differences are attributed to; brief: the table alone."""
+    comparison: Comparison = answer.shown
     rows = [
         [
             SHORT.get(row.quantity, row.quantity),
@@ -40,6 +41,8 @@ def print_comparison(comparison: Comparison) -> None:
     else:
         rows, columns = [row[:4] for row in rows], columns[:4]
     draw(target, columns, rows, title=f"{comparison.target}: {ways}; percent: against the column to the left")
+    if brief:
+        return
     heading(target, "Differences over 1 %, by operation" if comparison.differences else "No difference is over 1 %")
     for difference in comparison.differences:
         points(target, [_difference(difference)])
@@ -92,17 +95,18 @@ def _difference(difference: Difference) -> str:
 def _why(difference: Difference) -> list[str]:
     unit = "FLOP" if difference.quantity.startswith("FLOP") else "bytes"
     large = [cause for cause in difference.causes if abs(cause.amount) > LEAST * abs(difference.amount)][:MOST_CAUSES]
-    lines = []
-    for cause in large:
-        where = f" ({cause.where})" if cause.where else ""
-        many = f", {cause.count} times" if cause.count > 1 else ""
-        lines.append(f"{_signed(cause.amount, unit)} {cause.op}{many}{where}")
-    rest = [cause for cause in difference.causes if cause not in large]
-    if rest:
-        lines.append(f"{_signed(sum(cause.amount for cause in rest), unit)} in {len(rest)} more")
-    if abs(difference.unexplained) > LEAST * abs(difference.amount):
-        lines.append(f"{_signed(difference.unexplained, unit)} not attributed to an operation")
-    return lines
+    rest = [cause.amount for cause in difference.causes if cause not in large]
+    unexplained = abs(difference.unexplained) > LEAST * abs(difference.amount)
+    return [
+        *(f"{_signed(cause.amount, unit)} {cause.op}{_many(cause)}" for cause in large),
+        *([f"{_signed(sum(rest), unit)} in {len(rest)} more"] if rest else []),
+        *([f"{_signed(difference.unexplained, unit)} not attributed to an operation"] if unexplained else []),
+    ]
+
+
+def _many(cause: Cause) -> str:
+    """How many operations a cause sums, and where they are."""
+    return (f", {cause.count} times" if cause.count > 1 else "") + (f" ({cause.where})" if cause.where else "")
 
 
 def _signed(value: float, unit: str) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import MIB, flops, gib, in_gib
-from loadgauge.core.text.table import Column, console, draw, heading, points
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.measure.train_steps import MeasuredSteps
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 
 MOST_MODULES, MOST_OPS = 15, 8
 
 
-def print_measured(measured: MeasuredSteps, peak: float | None) -> None:
-    """Print measured steps as `loadgauge measure` does. `peak`: the base of MFU [FLOP/s]; None: no MFU."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write measured steps; brief: the memory alone."""
+    measured, peak = answer.shown
     target.print(f"PEAK  {gib(measured.peak, 3)} on {measured.device} (PyTorch {measured.torch})")
     sizes = {"forward and backward, at most": measured.backward_peak, "optimizer step, at most": measured.step_peak}
     sizes |= measured.states
@@ -26,6 +22,8 @@ def print_measured(measured: MeasuredSteps, peak: float | None) -> None:
         }
     rows = [[in_gib(nbytes, 3), name] for name, nbytes in sizes.items()]
     draw(target, [Column("GiB", "right"), Column("allocated")], rows, title="What it takes")
+    if brief:
+        return
     if measured.held:
         rows = [
             [f"{nbytes / MIB:,.1f}", f"{nbytes / measured.peak:.0%}", op]

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from loadgauge.core.text.table import Column, console, draw, points
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.trace.programs.call import Call
-    from loadgauge.pytorch.trace.saved import Saved
-
+from loadgauge.core.answers.answer import Answer
+from loadgauge.core.text.table import Column, Paper, draw, points
 
 ATTENTION = {
     "ScaledDotProductFlash": "FlashAttention",
@@ -19,12 +13,9 @@ ATTENTION = {
 """The kernel that `scaled_dot_product_attention` has taken, by the beginning of its node's name."""
 
 
-def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit: int = 0, why: str = "") -> None:
-    """Print the tensors that are kept, their storages and bytes. `torch_version`: the PyTorch that kept them.
-
-    held: what was alive in forward; unit: bytes of x; why: there is none of it
-    """
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write the tensors that are kept, their storages and bytes; brief: what they come to."""
+    saved, torch_version, held, unit, why = answer.shown
     beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
     several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
     target.print(f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters")
@@ -34,6 +25,8 @@ def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit
         target.print(
             f"HELD  {persistent:,} bytes until backward, {peak:,} at once in forward{share}, beside inputs and result"
         )
+    if brief:
+        return
     rows = [
         [
             f"{tensor.node}.{tensor.field}",
@@ -58,15 +51,19 @@ def print_saved(saved: Saved, torch_version: str, held: Call | None = None, unit
         target.print()
         draw(target, columns, rows)
     target.print()
-    notes = [f"no peak: {why}"] if why else []
     taken = {words for node, words in ATTENTION.items() for tensor in saved.tensors if tensor.node.startswith(node)}
-    notes += [f"attention ran in {words}" for words in sorted(taken)]
-    if any(storage.owner == "result" for storage in beside):
-        notes.append(f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes")
-    if saved.of_parameters:
-        notes.append(f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes")
-    if saved.made_again:
-        names = ", ".join(f"{node}.{field}" for node, field in saved.made_again)
-        notes.append(f"not kept, recomputed in backward: {names}")
-    notes.append(f"names and sizes are those of PyTorch {torch_version}; its saved fields are private")
+    again = ", ".join(f"{node}.{field}" for node, field in saved.made_again)
+    result = any(storage.owner == "result" for storage in beside)
+    notes = [
+        *([f"no peak: {why}"] if why else []),
+        *(f"attention ran in {words}" for words in sorted(taken)),
+        *([f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes"] if result else []),
+        *(
+            [f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes"]
+            if saved.of_parameters
+            else []
+        ),
+        *([f"not kept, recomputed in backward: {again}"] if again else []),
+        f"names and sizes are those of PyTorch {torch_version}; its saved fields are private",
+    ]
     points(target, notes)

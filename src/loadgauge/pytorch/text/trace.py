@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.base.units import flops, gib, in_gib
-from loadgauge.core.text.table import Column, bar, console, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points
 from loadgauge.pytorch.record.allocations import any_layer
+from loadgauge.pytorch.text.capture import alive, by_phase
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from loadgauge.pytorch.trace.result import Trace
 
-    from loadgauge.pytorch.trace.trace import Trace
+
+def answer_of(trace: Trace, viewer: str = "") -> Answer:
+    """Return the answer that a trace is. viewer: path of the snapshot written, if any"""
+    return Answer(
+        form="trace.steps",
+        writer="loadgauge.pytorch.text.trace:write",
+        shown=(trace, viewer),
+        document=lambda: msgspec.to_builtins(trace),
+        pivots=(
+            Pivot("Alive at the peak", "peak.categories", "categories", "of"),
+            Pivot("Highest, by phase", "phases", "phases", "of"),
+        ),
+        assumed=trace.assumed,
+        not_counted=trace.not_counted,
+    )
 
 
 def text(trace: Trace) -> str:
     """Return the text of `loadgauge trace`, without the last line break."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        print_trace(trace)
-    return out.getvalue().rstrip("\n")
+    return plain(answer_of(trace).text)
 
 
-def print_trace(trace: Trace, viewer: str = "") -> None:
-    """Print a trace as `loadgauge trace` does. `viewer`: path of the snapshot written, if any."""
-    target = console()
+def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
+    """Write a trace; brief: the peak, and what is alive at it."""
+    trace, viewer = answer.shown
     peak = trace.peak
     when = peak.phase or "preparation"
     place = " of CPU memory" if trace.device == "cpu" else ""
@@ -37,12 +49,9 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
         target.print(f"Run on {trace.assumed['subject']}")
     if "device" in trace.assumed:
         points(target, [trace.assumed["device"]])
-    rows = [
-        [name, in_gib(nbytes), f"{nbytes / peak.total:.0%}", bar(target, nbytes / peak.total)]
-        for name, nbytes in peak.categories.items()
-    ]
-    columns = [Column("at the peak"), Column("GiB", "right"), Column("", "right"), Column("", style="cyan")]
-    draw(target, columns, rows, title="What is alive")
+    alive(target, peak.categories)
+    if brief:
+        return
     parts = [
         [
             in_gib(piece.nbytes),
@@ -67,8 +76,7 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
         parts,
         title="The largest of it",
     )
-    phases = [[name or "preparation", in_gib(nbytes)] for name, nbytes in trace.phases.items()]
-    draw(target, [Column("phase"), Column("highest, GiB", "right")], phases, title="By phase")
+    by_phase(target, trace.phases)
     _print_work(target, trace)
     if trace.advice:
         heading(target, "Operators of loadgauge.train.fused that would keep less, and in how many modules")
@@ -91,7 +99,7 @@ def print_trace(trace: Trace, viewer: str = "") -> None:
         target.print(f"\nwritten: {viewer} (open it at https://pytorch.org/memory_viz)")
 
 
-def _print_work(target: Console, trace: Trace) -> None:
+def _print_work(target: Paper, trace: Trace) -> None:
     heading(target, "Work and what is kept, of the last step")
     kernels = ", ".join(f"{name} x{count}" for name, count in trace.attention.items())
     phases = ", ".join(f"{name} {flops(count)}" for name, count in trace.flops.by_phase.items())

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from loadgauge.core.base import gib, in_gib, needs
-from loadgauge.core.text.table import Column, console, draw, heading, points
-
-if TYPE_CHECKING:
-    from loadgauge.core.plan.advise.try_ import Tried
-    from loadgauge.pytorch.trace.trace import Trace
-    from loadgauge.pytorch.why.answer import Answer
-    from loadgauge.pytorch.why.diagnose import Findings
-    from loadgauge.pytorch.why.remedies import Retraced
-    from loadgauge.pytorch.why.snapshot import Snapshot
+from loadgauge.core.base import gib, in_gib, sums
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.pytorch.why.answer import Diagnosis, OfError, estimated
+from loadgauge.pytorch.why.causes import NEEDS
 
 FITS = {True: "yes", False: "no", None: ""}
 MOST_CAUSES, MOST_HOLDERS = 6, 12
@@ -22,9 +13,9 @@ LEAST = 0.001
 """Share of what was held from which a purpose has a line."""
 
 
-def print_error(answer: Answer) -> None:
-    """Print what the text of an out-of-memory error says, where its traceback says it was, and the remedies."""
-    target, error, place = console(), answer.error, answer.place
+def write_error(answer: OfError, target: Paper, *, brief: bool = False) -> None:
+    """Write what the text of an out-of-memory error says, where its traceback says it was, and the remedies; brief: no figures"""
+    error, place = answer.error, answer.place
     points(target, [f"CAUSE  {error.headline}"], "")
     if place is not None:
         points(target, [f"WHERE  {place.phase}: {place.tensor}", f"AT     {place.frame}"], "")
@@ -48,47 +39,51 @@ def print_error(answer: Answer) -> None:
         if value is not None
     ]
     target.print()
-    if rows:
+    if rows and not brief:
         draw(target, [Column("", "right"), Column("what the error says")], rows)
         target.print()
     points(target, (*answer.remedies, *answer.notes))
+    if answer.setup is None:
+        command = (
+            f"`loadgauge why {answer.file} --model MODEL --gpu GPU --micro-batch N` estimates what would make it fit"
+        )
+        points(target, [command] if error.cause == NEEDS else [])
+    elif size := answer.same_size(answer.setup):
+        points(target, [f"{gib(error.tried or 0)} = {size}"])
+    _changes(answer, target)
 
 
-def print_next(file: str) -> None:
-    """Print what to type to have changes estimated."""
-    points(
-        console(), [f"`loadgauge why {file} --model MODEL --gpu GPU --micro-batch N` estimates what would make it fit"]
-    )
+def write_trace(answer: Diagnosis, target: Paper, *, brief: bool = False) -> None:
+    """Write the causes that a trace shows, and its peak when traced again with other flags; brief: the causes alone."""
+    trace, _, retraced = answer.shown
+    _causes(answer, target, brief)
+    if retraced and not brief:
+        again = [
+            [change.flags, in_gib(change.peak), f"{change.peak / trace.allocated - 1:+.0%}", change.why]
+            for change in retraced
+        ]
+        columns = [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)]
+        rows = [["(as it was)", in_gib(trace.allocated), "", ""], *again]
+        draw(target, columns, rows, title="Traced again, with other flags")
+    _changes(answer, target)
 
 
-def print_size(tried: int, words: str) -> None:
-    """Print how the size that was asked for follows from the model."""
-    points(console(), [f"{gib(tried)} = {words}"])
-
-
-def print_trace_causes(trace: Trace, findings: Findings, retraced: Sequence[Retraced]) -> None:
-    """Print the causes that a trace shows, and its peak when traced again with other flags."""
-    _print_causes(findings)
-    _print_retraced(trace, retraced)
-
-
-def print_snapshot(snapshot: Snapshot, findings: Findings) -> None:
-    """Print the causes that a snapshot shows, and the memory at its peak by line of the program."""
-    _print_causes(findings)
-    target = console()
+def write_snapshot(answer: Diagnosis, target: Paper, *, brief: bool = False) -> None:
+    """Write the causes that a snapshot shows, and the memory at its peak by line of the program; brief: the causes alone."""
+    snapshot, _ = answer.shown
+    _causes(answer, target, brief)
     target.print(f"\nPEAK  {gib(snapshot.peak)} allocated at once, over {snapshot.events:,} events")
-    merged: dict[str, tuple[int, int]] = {}
-    for holder in snapshot.holders:
-        nbytes, blocks = merged.get(holder.where, (0, 0))
-        merged[holder.where] = (nbytes + holder.nbytes, blocks + holder.blocks)
-    ordered = sorted(((nbytes, blocks, where) for where, (nbytes, blocks) in merged.items()), key=lambda row: -row[0])
+    if brief:
+        _changes(answer, target)
+        return
+    held = sums((holder.where, holder.nbytes) for holder in snapshot.holders)
+    blocks = sums((holder.where, holder.blocks) for holder in snapshot.holders)
+    ordered = sorted(((nbytes, blocks[where], where) for where, nbytes in held.items()), key=lambda row: -row[0])
     rest = ordered[MOST_HOLDERS:]
-    lines = ordered[:MOST_HOLDERS]
-    if rest:
-        lines.append((sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} more"))
+    more = (sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} more")
     rows = [
-        [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{blocks:,}", where]
-        for nbytes, blocks, where in lines
+        [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{count:,}", where]
+        for nbytes, count, where in [*ordered[:MOST_HOLDERS], *([more] if rest else [])]
     ]
     columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
     draw(target, columns, rows, title="What was held at the peak, by line (--json: by stack)")
@@ -102,31 +97,24 @@ def print_snapshot(snapshot: Snapshot, findings: Findings) -> None:
         pieces = "in pieces that are too small" if snapshot.idle >= snapshot.failed else "which is less"
         notes.append(f"{gib(snapshot.failed)} did not fit; idle were {gib(snapshot.idle)}, {pieces}")
     points(target, notes)
+    _changes(answer, target)
 
 
-def print_changes(estimated: str, changes: Sequence[Tried]) -> None:
-    """Print the estimate of the run in words, and that of each change which lowers its memory."""
-    target = console()
-    heading(target, f"Estimated: {estimated}")
-    points(
-        target,
-        (
-            f"{change.flags}: {gib(change.result.memory.total)}, {change.result.memory.verdict} ({change.note})"
-            for change in changes
-        ),
-    )
-    if not changes:
-        points(target, ["no change that was tried makes it smaller"])
+def _changes(answer: Diagnosis, target: Paper) -> None:
+    """Write the estimate of the run in words, and that of each change which lowers its memory, where a run is named."""
+    if answer.setup is None:
+        return
+    heading(target, f"Estimated: {estimated(answer.setup)}")
+    tried = [
+        f"{flags}: {gib(change.result.memory.total)}, {change.result.memory.verdict} ({change.note})"
+        for flags, change in answer.alternatives()
+    ]
+    points(target, tried or ["no change that was tried makes it smaller"])
 
 
-def describe_change(change: Tried) -> dict[str, Any]:
-    """Return a change and its estimated memory [bytes], as `loadgauge why --json` has it."""
-    return {"flags": change.flags, "note": change.note, "memory": needs(change.result.memory)}
-
-
-def _print_causes(findings: Findings) -> None:
-    target = console()
-    target.print(f"CAUSE  {findings.causes[0].name}" if findings.causes else "CAUSE  nothing stands out")
+def _causes(answer: Diagnosis, target: Paper, brief: bool) -> None:
+    findings = answer.shown[1]
+    target.print(f"CAUSE  {answer.verdict}")
     points(target, [f"{cause.evidence}" for cause in findings.causes[:1]])
     whole = max(1, sum(findings.parts.values()))
     rows = [
@@ -134,7 +122,8 @@ def _print_causes(findings: Findings) -> None:
         for name, nbytes in findings.parts.items()
         if nbytes >= LEAST * whole
     ]
-    draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
+    if not brief:
+        draw(target, [Column("GiB", "right"), Column("", "right"), Column("what was held")], rows, title="At the peak")
     replayed = any(cause.leaves is not None for cause in findings.causes)
     if not replayed:
         heading(target, "What would free most, by what was held")
@@ -151,15 +140,3 @@ def _print_causes(findings: Findings) -> None:
     if all(cause.fits is None for cause in findings.causes):  # nothing failed
         rows, columns = [[row[0], row[2]] for row in rows], [columns[0], columns[2]]
     draw(target, columns, rows, title="The same events with a remedy, replayed on a simulated allocator")
-
-
-def _print_retraced(trace: Trace, retraced: Sequence[Retraced]) -> None:
-    if not retraced:
-        return
-    rows = [["(as it was)", in_gib(trace.allocated), "", ""]]
-    rows += [
-        [change.flags, in_gib(change.peak), f"{change.peak / trace.allocated - 1:+.0%}", change.why]
-        for change in retraced
-    ]
-    columns = [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)]
-    draw(console(), columns, rows, title="Traced again, with other flags")

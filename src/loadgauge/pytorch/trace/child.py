@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -14,14 +15,19 @@ from loadgauge.core.base import Error, first_line, is_script
 from loadgauge.pytorch.trace.no_compiler import quick_scan, without_compiler
 from loadgauge.pytorch.trace.programs.target import find_job
 from loadgauge.pytorch.trace.programs.training import Traceable
+from loadgauge.pytorch.trace.result import Trace
 from loadgauge.pytorch.trace.subprocess import Call, Reply, Request
 from loadgauge.pytorch.trace.torch_run import TorchRun
-from loadgauge.pytorch.trace.trace import Recorded, Trace, record
+from loadgauge.pytorch.trace.trace import Recorded, record
 
 
 def requested(request: Request) -> Traceable:
     """The job of a request, to trace or measure. Raises ConfigError, LayoutError or NotModelled."""
-    return find_job(request.job.model, TorchRun.of(request.job, request.rank, request.keep), request.layers)
+    gc.disable()  # while transformers and the model's code are imported, as in `in_child`
+    job = find_job(request.job.model, TorchRun.of(request.job, request.rank, request.keep), request.layers)
+    gc.freeze()
+    gc.enable()
+    return job
 
 
 def record_request(request: Request, stacks: bool = False) -> Recorded:
@@ -78,10 +84,12 @@ def main() -> None:
 
     asked, answered = map(Path, sys.argv[1:3])
     call = msgspec.msgpack.decode(asked.read_bytes(), type=Call)
-    quick_scan()
-    if call.module.startswith("loadgauge.pytorch.capture."):  # nothing is compiled
+    own = is_script(call.request.job.model)
+    quick_scan(assignment=not own)
+    room = call.module.removeprefix("loadgauge.pytorch.").partition(".")[0]
+    if room == "capture" or (room == "trace" and not own):  # nothing is compiled
         without_compiler()
-    if not is_script(call.request.job.model):  # the libraries' own; a script's are the user's
+    if not own:  # the libraries' messages; a script's are the user's
         logging.disable(logging.CRITICAL)
     answered.write_bytes(msgspec.msgpack.encode(_answer(call)))
     sys.stdout.flush()

@@ -89,10 +89,11 @@ class _Waiting(ModuleType):
     """A module whose own code has not run."""
 
     def __getattr__(self, name: str) -> Any:
-        """Run the module's own code, and its package's before, for all but what Python itself asks of a module."""
+        """Run the module's own code, and the compiler's before one of its own, for all but what Python itself asks of a module."""
         if name.startswith("__"):
             raise AttributeError(name)
-        _run()
+        if self.__name__ in _ANSWERS:
+            _run()
         _run_one(self)
         return getattr(self, name)
 
@@ -149,24 +150,31 @@ class _Imported(Loader):
 
 
 SCANNER = "transformers.utils.import_utils"
+ASSIGNMENT = "scipy.optimize"
 
 
-def quick_scan() -> None:
-    """Make the next import of transformers in this process quick; its result is the same."""
-    if SCANNER not in sys.modules:
-        sys.meta_path.insert(0, _Finder())
+def quick_scan(*, assignment: bool = False) -> None:
+    """Make the next import of transformers in this process quick; its result is the same.
+
+    assignment: SciPy's, which losses of detectors name, is imported where it is called
+    """
+    changed: dict[str, Any] = {SCANNER: _Quick, **({ASSIGNMENT: _Later} if assignment else {})}
+    sys.meta_path.insert(0, _Finder({name: kind for name, kind in changed.items() if name not in sys.modules}))
 
 
 class _Finder(MetaPathFinder):
+    def __init__(self, changed: dict[str, Any]) -> None:
+        self.changed = changed
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The scanner's own module, which is changed after its code has run."""
-        spec = PathFinder.find_spec(name, path) if name == SCANNER else None
+        """One of the modules that run in another way than their own loaders run them."""
+        spec = PathFinder.find_spec(name, path) if name in self.changed else None
         if spec is not None and spec.loader is not None:
-            spec.loader = _Quick(spec.loader)
+            spec.loader = self.changed[name](spec.loader)
         return spec
 
 
-class _Quick(Loader):
+class _Wrapped(Loader):
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
 
@@ -174,6 +182,23 @@ class _Quick(Loader):
         """As the module's own loader does."""
         return self.loader.create_module(spec)
 
+
+class _Later(_Wrapped):
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code when anything of it but its assignment is asked for, or that is called."""
+
+        def assign(*args: Any, **how: Any) -> Any:
+            vars(module).pop(assign.__name__, None)
+            return getattr(module, assign.__name__)(*args, **how)
+
+        assign.__name__ = "linear_sum_assignment"
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        vars(module)[assign.__name__] = assign
+        module.__class__ = _Waiting
+
+
+class _Quick(_Wrapped):
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code, and change the two functions that take long, where it has them."""
         self.loader.exec_module(module)

@@ -17,44 +17,7 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.record.allocations import dtype_name
 from loadgauge.pytorch.record.sizes import nbytes_of, whole
-
-
-class SavedTensor(msgspec.Struct, frozen=True):
-    """A tensor kept for backward. `nbytes` are the bytes of `shape` [elements]; `storage_nbytes` what it holds in
-    memory: a view holds the whole of its storage. `owner` says what else holds the storage: an input, a parameter, the
-    result, or that it is a plain `number` of the program, on the host; nothing else holds it where it is "". `made_by`: the part
-    of an expression whose value it is, or `inside` which it was made. `stride` [elements] is empty where it is contiguous.
-    """
-
-    node: str
-    field: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    storage: int
-    storage_nbytes: int
-    owner: str = ""
-    module: str = ""
-    made_by: str = ""
-    stride: tuple[int, ...] = ()
-
-    @classmethod
-    def of(
-        cls, tensor: torch.Tensor, node: str, field: str, storage: int, owner: str = "", module: str = ""
-    ) -> SavedTensor:
-        """Describes a tensor that `node` keeps as `field`; `storage`: the number of its storage."""
-        return cls(
-            node=node,
-            field=field,
-            shape=tuple(map(whole, tensor.shape)),
-            dtype=dtype_name(tensor.dtype),
-            nbytes=nbytes_of(tensor),
-            storage=storage,
-            storage_nbytes=whole(tensor.untyped_storage().nbytes()),
-            owner=owner,
-            module=module,
-            stride=() if tensor.is_contiguous() else tuple(map(whole, tensor.stride())),
-        )
+from loadgauge.pytorch.trace.result import SavedTensor
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -93,6 +56,24 @@ class Saved(msgspec.Struct, frozen=True):
     def of_parameters(self) -> int:
         """Bytes of parameters and buffers that backward reads."""
         return sum(storage.nbytes for storage in self.storages if storage.owner.startswith(("parameter ", "buffer ")))
+
+
+def described(
+    tensor: torch.Tensor, node: str, field: str, storage: int, owner: str = "", module: str = ""
+) -> SavedTensor:
+    """Return a tensor that `node` keeps as `field`, described. storage: the number of its storage"""
+    return SavedTensor(
+        node=node,
+        field=field,
+        shape=tuple(map(whole, tensor.shape)),
+        dtype=dtype_name(tensor.dtype),
+        nbytes=nbytes_of(tensor),
+        storage=storage,
+        storage_nbytes=whole(tensor.untyped_storage().nbytes()),
+        owner=owner,
+        module=module,
+        stride=() if tensor.is_contiguous() else tuple(map(whole, tensor.stride())),
+    )
 
 
 class Packed:
@@ -166,7 +147,7 @@ def saved_by(
 
     def keep(tensor: torch.Tensor, node: str, field: str) -> None:
         storage = numbers.setdefault(key(tensor), len(numbers) + 1)
-        one = SavedTensor.of(tensor, node, field, storage, owner_of.get(key(tensor), ""))
+        one = described(tensor, node, field, storage, owner_of.get(key(tensor), ""))
         source = "" if one.owner else (made or {}).get(key(tensor), "")
         tensors.append(msgspec.structs.replace(one, made_by=source) if source else one)
 

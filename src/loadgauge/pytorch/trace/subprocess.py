@@ -38,6 +38,25 @@ class Request(msgspec.Struct, frozen=True):
     keep: tuple[str, ...] = ()
 
 
+DEFAULT_KEEP = (
+    "mm",
+    "addmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "reduce_scatter_tensor",
+)
+"""Matrix products, attention and communication: torchtitan's list, except that it recomputes every second product."""
+
+
+def kept_operations(text: str | None) -> tuple[str, ...]:
+    """The operations of `--keep`: names separated by commas, or `default` for `DEFAULT_KEEP`; none without a text."""
+    if text is None:
+        return ()
+    return DEFAULT_KEEP if text == "default" else tuple(name.strip() for name in text.split(","))
+
+
 class Call(msgspec.Struct, frozen=True):
     """The task of a child: a function by its module and name, its request, and further arguments."""
 

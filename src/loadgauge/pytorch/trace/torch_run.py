@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts
 from loadgauge.core.definitions.layout.axes import DEGREES, TRACED
@@ -22,7 +23,7 @@ from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.training import optimizers as spec
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 from loadgauge.core.definitions.training.training import Training, training
-from loadgauge.pytorch.trace.transformers_api import DEFAULT_KEEP
+from loadgauge.pytorch.trace.subprocess import kept_operations
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 
@@ -56,8 +57,6 @@ REFUSED = {
     "pin_memory": True, "mtp": False, "weights": None, "version": None,
 }  # fmt: skip
 """Fields of a `Job` that a traced MODEL cannot have, and the value that changes nothing."""
-SINGLE_GPU = {"seq_len", "micro_batch", "global_batch", "precision", "optimizer", "attention", "recompute"}
-"""Fields that `TorchRun.flags` writes."""
 
 
 class Place(NamedTuple):
@@ -250,17 +249,10 @@ def parse_flags(text: str) -> tuple[Job, tuple[str, ...], int | None]:
     }
     try:
         layers, keep = given.pop("layers", None), kept_operations(given.pop("keep", None))
-        if unknown := set(given) - SINGLE_GPU:
+        if unknown := set(given) - {*STEP}:
             raise ConfigError(f"unknown: {min(unknown)[:40]}")
         job = msgspec.convert({"model": "", **given}, Job, strict=False)
         TorchRun.of(job, keep=keep)
         return job, keep, None if layers is None else int(layers)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"settings: {error}") from None
-
-
-def kept_operations(text: str | None) -> tuple[str, ...]:
-    """The operations of `--keep`: names separated by commas, or `default` for `DEFAULT_KEEP`; none without a text."""
-    if text is None:
-        return ()
-    return DEFAULT_KEEP if text == "default" else tuple(name.strip() for name in text.split(","))

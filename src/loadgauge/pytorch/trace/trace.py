@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from importlib import import_module
-from typing import Any
 
 import msgspec
 import torch
@@ -14,82 +12,18 @@ from loadgauge.core.base import gib, lists
 from loadgauge.pytorch.device.kernels import cuda_kernels
 from loadgauge.pytorch.device.read import branches
 from loadgauge.pytorch.device.simulated import TESTED
-from loadgauge.pytorch.device.untraced import NOT_COUNTED, Hidden, hidden
-from loadgauge.pytorch.record.allocations import SAVED, Moment, Piece, Record, Stream, op_name
-from loadgauge.pytorch.record.collectives import Sum, sum_by_kind
+from loadgauge.pytorch.device.untraced import NOT_COUNTED, hidden
+from loadgauge.pytorch.record.allocations import SAVED, Record, Stream, op_name
+from loadgauge.pytorch.record.collectives import sum_by_kind
 from loadgauge.pytorch.record.observe import FORWARD, STEP, Observer, kept_bytes
 from loadgauge.pytorch.record.recording import STEPS, Recording, recording
 from loadgauge.pytorch.trace.programs.training import Traceable
-from loadgauge.pytorch.trace.saved import SavedTensor
+from loadgauge.pytorch.trace.result import Advice, Flops, Trace
 
 MUCH_ELSEWHERE = 0.05
 """Share of the peak from which tensors of the CPU are mentioned."""
 BLOCK = 512
 """Granularity of CUDA's allocator [bytes]."""
-
-
-class Flops(msgspec.Struct, frozen=True):
-    """FLOPs of one step, a multiply-add as 2. `uncounted`: operations that look as if they should count, with calls."""
-
-    total: int
-    by_phase: dict[str, int]
-    by_module: dict[str, int]
-    by_op: dict[str, int]
-    uncounted: dict[str, int]
-
-
-class Trace(msgspec.Struct, frozen=True):
-    """Memory, work and communication of a training step; of the last step traced unless stated otherwise [bytes].
-
-    `peak` is in tensors' own bytes; `allocated` the same with each storage rounded as CUDA's allocator does (on a CPU
-    it does not round). `at_peak` is what was live then, alike storages together. `saved` are the tensors that the largest
-    graph of the last step kept; `saved_nbytes` counts each of their storages once, without parameters and inputs; 0
-    where no backward ran. `elsewhere`: the most that lay on other devices (tensors of the CPU, under `cuda`).
-    """
-
-    target: str
-    device: str
-    torch: str
-    steps: int
-    peak: Moment
-    allocated: int
-    step_peaks: tuple[int, ...]
-    phases: dict[str, int]
-    at_peak: tuple[Piece, ...]
-    timeline: tuple[Moment, ...]
-    saved: tuple[SavedTensor, ...]
-    saved_nbytes: int
-    flops: Flops
-    collectives: tuple[Sum, ...]
-    attention: dict[str, int]
-    hidden: tuple[Hidden, ...]
-    advice: tuple[Advice, ...]
-    assumed: dict[str, str]
-    not_counted: tuple[str, ...]
-    events: int
-    seconds: float
-    elsewhere: int = 0
-
-    def __str__(self) -> str:
-        """The text of `loadgauge trace`."""
-        text: str = import_module("loadgauge.pytorch.text.trace").text(self)
-        return text
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document of `loadgauge trace --json`, as plain values [bytes, FLOP]."""
-        document: dict[str, Any] = msgspec.to_builtins(self)
-        return document
-
-    @property
-    def kept(self) -> dict[str, int]:
-        """Bytes of saved activations by module, each storage once, at the module that saved it first."""
-        result: Counter[str] = Counter()
-        seen: set[int] = set()
-        for tensor in self.saved:
-            if not tensor.owner and tensor.storage not in seen:
-                seen.add(tensor.storage)
-                result[tensor.module] += tensor.storage_nbytes
-        return dict(result.most_common())
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -232,15 +166,6 @@ def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
 
 def _nothing(event: int, number: int, live: int) -> None:
     """Walks without looking."""
-
-
-class Advice(msgspec.Struct, frozen=True):
-    """An operator of `loadgauge.train.fused`, the modules it fits, and the saved activations it would avoid [bytes]."""
-
-    operator: str
-    modules: tuple[str, ...]
-    saves: int
-    why: str
 
 
 def advise(stream: Stream, kinds: Mapping[str, str], live: Sequence[int], multiplied: Set[int]) -> tuple[Advice, ...]:

@@ -78,13 +78,6 @@ def with_kernels(make: Any, config: Any, attention: str) -> Any:
         return make(config, attn_implementation="eager")
 
 
-DEFAULT_KEEP = (
-    "mm", "addmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu", "reduce_scatter_tensor",
-)  # fmt: skip
-"""Matrix products, attention and communication: torchtitan's list, except that it recomputes every second product."""
-
-
 def contexts(names: Iterable[str]) -> Callable[[], Any]:
     """A `context_fn` for `torch.utils.checkpoint` that keeps the results of operations with these names, as PyTorch
     dispatches them (`mm`, `aten::mm`). Raises ConfigError for a name that no operation has.

@@ -1,28 +1,85 @@
-"""The answer to the text of an error: its cause, where it was, and what to do, as the command line and the page show it."""
+"""The answers of `loadgauge why`: to the text of an error its cause, where it was, and what to do; to a record its causes.
+
+Nothing of the estimate is loaded where no model is named.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.units import gib
+from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.base import gib, needs
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.pytorch.why.causes import ADVICE, ENGINE, NEEDS, WAKING
 from loadgauge.pytorch.why.message import OutOfMemory, parse
-from loadgauge.pytorch.why.sizes import by_size
 from loadgauge.pytorch.why.traceback import Place, place
 
-if TYPE_CHECKING:  # the text of an error needs no estimate
+if TYPE_CHECKING:
     from loadgauge.core.plan.advise.try_ import Tried
     from loadgauge.core.resolve.setup import Setup
+    from loadgauge.pytorch.trace.result import Trace
+
+_TEXT = "loadgauge.pytorch.text.why"
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """An error's figures, and where memory ran out; None where no traceback says it."""
+class Diagnosis(Answer, frozen=True, kw_only=True):
+    """Why memory ran out; the verdict is the first cause.
 
+    own: what the file itself says, in bytes; place: where it was; setup: the run, where one is named
+    """
+
+    pivots: tuple[Pivot, ...] = (Pivot("Held at the peak", "parts", "parts", "of"),)
+    own: Mapping[str, Any] = {}
+    place: Place | None = None
+    setup: Setup | None = None
+
+    def alternatives(self) -> list[tuple[str, Any]]:
+        return [] if self.setup is None else [(change.flags, change) for change in changes(self.setup, self.place)]
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.setup is None:
+            return dict(self.own)
+        tried = [describe_change(change) for _, change in self.alternatives()]
+        return {**self.own, "estimated": estimated(self.setup), "changes": tried}
+
+
+def of_snapshot(path: Path, device: int = 0) -> Diagnosis:
+    """Return what a snapshot of the allocator shows of a device. Raises `ConfigError` for what is none; nothing in it is run."""
+    from loadgauge.pytorch.why.diagnose import of_file
+
+    snapshot, findings = of_file(path, device)
+    own = {**msgspec.to_builtins(snapshot), **msgspec.to_builtins(findings)}
+    return _of_record("snapshot", own, (snapshot, findings))
+
+
+def of_recording(trace: Trace, *, again: bool = True) -> Diagnosis:
+    """Return what a trace shows. again: whether it is traced with other flags too, where it is of a model"""
+    from loadgauge.pytorch.why.diagnose import of_trace
+    from loadgauge.pytorch.why.remedies import retrace
+
+    findings, retraced = of_trace(trace), retrace(trace) if again else ()
+    own = msgspec.to_builtins(findings) | {"peak": trace.peak.total, "retraced": msgspec.to_builtins(retraced)}
+    return _of_record("trace", own, (trace, findings, retraced))
+
+
+def _of_record(kind: str, own: dict[str, Any], shown: Any) -> Diagnosis:
+    """Return the answer that a record's causes are. shown: what is written, the findings second"""
+    first = next((cause.name for cause in shown[1].causes), "nothing stands out")
+    return Diagnosis(form=f"why.{kind}", writer=f"{_TEXT}:write_{kind}", own=own, shown=shown, verdict=first)
+
+
+class OfError(Diagnosis, frozen=True, kw_only=True):
+    """The answer to an error: its figures, and where memory ran out, where a traceback says it. file: its name, to be typed"""
+
+    form: str = "why.message"
+    writer: str = f"{_TEXT}:write_error"
+    pivots: tuple[Pivot, ...] = ()
     error: OutOfMemory
-    place: Place | None
+    file: str = "FILE"
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -60,19 +117,23 @@ class Answer(msgspec.Struct, frozen=True):
         )
         return (*own, *(f"contradiction in the error: {text}" for text in self.error.contradictions))
 
-    def document(self) -> dict[str, Any]:
-        """The answer as plain values [bytes]: the figures, `cause` and `headline`, `place`, `remedies` and `notes`."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures [bytes], `cause` and `headline`, `place`, `remedies` and `notes`."""
         error = self.error
         figures = {
             name: value for name, value in msgspec.to_builtins(error).items() if name not in ("stated", "engine")
         }
         found = {} if self.place is None else {"place": msgspec.to_builtins(self.place)}
+        if self.place is not None and self.setup is not None:
+            found["place"]["same_size"] = self.same_size(self.setup)
         named = {"cause": error.cause, "headline": error.headline, "held": error.held, **found}
         more = {"elsewhere": error.elsewhere, "notes": list(self.notes)}
-        return {**named, "remedies": list(self.remedies), **figures, **more}
+        return {**named, "remedies": list(self.remedies), **figures, **more} | super().to_dict()
 
     def same_size(self, setup: Setup) -> str:
         """Return which tensors of a run have the size that was asked for; "" for none."""
+        from loadgauge.pytorch.why.sizes import by_size
+
         if self.place is None or self.error.tried is None:
             return ""
         result = setup.estimate()
@@ -80,13 +141,19 @@ class Answer(msgspec.Struct, frozen=True):
         return self.place.same_size(tried, result) or by_size(tried, result, backward)
 
 
-def answer(text: str) -> Answer:
+def answer(text: str) -> OfError:
     """Return what the text of an error says. Raises ConfigError where there is no error of memory in it.
 
     >>> answer("slurmstepd: error: Detected 1 oom_kill event").error.cause
     "the host's memory"
     """
-    return Answer(parse(text), place(text))
+    error = parse(text)
+    return OfError(error=error, place=place(text), verdict=error.cause)
+
+
+def describe_change(change: Tried) -> dict[str, Any]:
+    """Return a change and its estimated memory [bytes], as `loadgauge why --json` has it."""
+    return {"flags": change.flags, "note": change.note, "memory": needs(change.result.memory)}
 
 
 def changes(setup: Setup, where: Place | None) -> list[Tried]:

@@ -34,7 +34,7 @@ from loadgauge.pytorch.why.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from loadgauge.pytorch.trace.trace import Trace
+    from loadgauge.pytorch.trace.result import Trace
 
 CHUNKS = 8
 """In how many pieces a loss in chunks makes the logits, as `Kernels.loss_chunks`."""
@@ -376,7 +376,7 @@ def _evaluates(lines: Sequence[str]) -> bool:
 
 def read_trace(text: str, path: Path) -> Trace:
     """Reads what `loadgauge trace --json` has written. Raises ConfigError for what is no trace, or has bytes that cannot be."""
-    from loadgauge.pytorch.trace.trace import Trace
+    from loadgauge.pytorch.trace.result import Trace
 
     try:
         trace = msgspec.json.decode(text, type=Trace)

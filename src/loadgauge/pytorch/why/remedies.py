@@ -18,7 +18,7 @@ from loadgauge.pytorch.why.snapshot import Block, beginning, summary
 
 if TYPE_CHECKING:
     from loadgauge.core.definitions.job.job import Job
-    from loadgauge.pytorch.trace.trace import Trace
+    from loadgauge.pytorch.trace.result import Trace
 
 TOGETHER = 2
 """Traces that run at a time."""

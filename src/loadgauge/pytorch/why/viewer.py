@@ -9,8 +9,8 @@ from typing import Any
 from loadgauge.pytorch.record.allocations import GRADIENTS, OPTIMIZER, WEIGHTS, Stream, op_name
 from loadgauge.pytorch.record.caching_allocator import Allocator, replay
 from loadgauge.pytorch.trace.child import record_request
+from loadgauge.pytorch.trace.result import Trace
 from loadgauge.pytorch.trace.subprocess import Request
-from loadgauge.pytorch.trace.trace import Trace
 from loadgauge.pytorch.why.snapshot import TRACED
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from html import escape
 
 from loadgauge.core.answers.figures.colours import COMPUTE, EXPOSED, PARTS
+from loadgauge.core.answers.figures.lanes import MEANING
 from loadgauge.core.base.units import GIB, count, gib, seconds
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.text.estimate.estimate import text as report_text, verdict
 from loadgauge.core.text.estimate.setup import batch_words
-from loadgauge.core.text.estimate.step_time import LANES, headline
+from loadgauge.core.text.estimate.step_time import headline
 
 Row = tuple[str, str, float, str]
 """Name, amount, share, colour."""
@@ -72,7 +73,7 @@ def html(result: Estimate) -> str:
         lanes: list[Row] = [
             (lane, seconds(value), value / time.step, COMPUTE if lane in COMPUTES else EXPOSED)
             for lane, value in time.parts.items()
-            if value > 0 and lane in LANES
+            if value > 0 and lane in MEANING
         ]
         tables.append(_table("Time of a step", lanes))
     lines = "".join(f"<p style='margin:2px 0'>{escape(line)}</p>" for line in headlines)

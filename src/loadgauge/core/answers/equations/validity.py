@@ -10,38 +10,31 @@ READ_OFF = "read off the list of operations"
 
 def validity(choice: Choice) -> tuple[str, ...]:
     """Return the assumptions of an equation, a sentence each."""
-    quantity, flash, notes = choice.quantity, choice.attention == "flash", []
+    quantity, flash = choice.quantity, choice.attention == "flash"
     batch = quantity not in WEIGHTS and "params" not in quantity
-    if quantity == "activations":
-        notes.append(f"{choice.itemsize} bytes an activation, 1 byte an element of a dropout mask")
-        notes.append("statistics of norms and ids of tokens and experts neglected, as the papers do")
-        notes.append(
-            "FlashAttention: no scores are kept, one float32 log-sum-exp a token and head is"
-            if flash
-            else "attention written out (eager): the scores are kept"
-        )
-        if choice.has_experts:
-            notes.append(_EXPERTS[choice.experts])
-    elif quantity == "wire":
-        notes.append(f"ring collectives, {choice.itemsize} bytes an activation")
-    elif quantity.endswith("flops"):
-        notes.append("matrix products only; a multiply-add is 2 FLOPs; every query-key pair counts, causal or not")
-        if flash and quantity not in ("forward-flops", "backward-flops"):
-            notes.append("the scores that FlashAttention's backward makes again are counted")
-    if choice.has_experts and batch:
-        notes.append("balanced routing, no token dropped")
-    if quantity in ("activations", "wire", "training-flops", "recompute-flops", "model-flops"):
-        notes.append(f"recomputation: {choice.policy}")
-    if quantity == "model-params":
-        notes.append("exact: the final norm is counted, which papers leave out; a tied table counts once")
-    if quantity == "model-active-params":
-        notes.append("the experts a token goes to, all else, and both tables whole")
-    if choice.sequence_parallel and batch:
-        notes.append("sequence parallelism: the ranks share the tokens of norms and dropouts too")
-    notes += [f"{axis} = {count}" for axis, count in choice.ranks.items() if isinstance(count, int)]
-    if "cp" in choice.ranks:
-        notes.append(f"context parallelism: the ranks share the tokens, {choice.of.exchanged_over_cp}")
-    return tuple(notes)
+    kept, work = quantity == "activations", quantity.endswith("flops")
+    again = work and flash and quantity not in ("forward-flops", "backward-flops")
+    recomputed = quantity in ("activations", "wire", "training-flops", "recompute-flops", "model-flops")
+    notes = {
+        f"{choice.itemsize} bytes an activation, 1 byte an element of a dropout mask": kept,
+        "statistics of norms and ids of tokens and experts neglected, as the papers do": kept,
+        "FlashAttention: no scores are kept, one float32 log-sum-exp a token and head is": kept and flash,
+        "attention written out (eager): the scores are kept": kept and not flash,
+        _EXPERTS[choice.experts]: kept and choice.has_experts,
+        f"ring collectives, {choice.itemsize} bytes an activation": quantity == "wire",
+        "matrix products only; a multiply-add is 2 FLOPs; every query-key pair counts, causal or not": work,
+        "the scores that FlashAttention's backward makes again are counted": again,
+        "balanced routing, no token dropped": choice.has_experts and batch,
+        f"recomputation: {choice.policy}": recomputed,
+        "exact: the final norm is counted, which papers leave out; a tied table counts once": quantity
+        == "model-params",
+        "the experts a token goes to, all else, and both tables whole": quantity == "model-active-params",
+        "sequence parallelism: the ranks share the tokens of norms and dropouts too": choice.sequence_parallel
+        and batch,
+        **{f"{axis} = {count}": True for axis, count in choice.ranks.items() if isinstance(count, int)},
+        f"context parallelism: the ranks share the tokens, {choice.of.exchanged_over_cp}": "cp" in choice.ranks,
+    }
+    return tuple(note for note, holds in notes.items() if holds)
 
 
 _EXPERTS = {

@@ -15,6 +15,23 @@ COMPUTE = ("forward", "backward", "recompute", "loss")
 KINDS = ("matmul", "attention", "memory-bound")
 REST = ("host", *COMMUNICATION, "bubble", "optimizer", "fixed")
 """The other components of step time, in the order of drawing."""
+MEANING = {
+    "forward": "forward of the layers",
+    "backward": "backward of the layers",
+    "recompute": "recomputation of activations",
+    "loss": "embedding, logits and loss",
+    "host": "waiting for the host that launches kernels",
+    "tp": "tensor-parallel communication, exposed",
+    "cp": "context-parallel communication, exposed",
+    "ep": "dispatch of tokens to experts and back, exposed",
+    "pp": "activations sent between stages, exposed",
+    "zero": "weight gathers and gradient scatters (ZeRO-3), or transfers to and from the host, exposed",
+    "bubble": "pipeline bubble: waiting for other stages",
+    "dp": "gradient reduction, exposed",
+    "optimizer": "optimizer update",
+    "fixed": "fixed cost of a step",
+}
+"""Words for the lanes: what takes their seconds."""
 
 
 def kind_of(timed: TimedOperation) -> str:

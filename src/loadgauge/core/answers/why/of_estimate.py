@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.figures.lanes import kind_of as bound_by
-from loadgauge.core.answers.why.reason import Line, Reason, line, summed
+from loadgauge.core.answers.why.of_memory import memory_line
+from loadgauge.core.answers.why.reason import Reason, line, summed
 from loadgauge.core.base import ConfigError, NotStated, Size
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.hardware.calibration import of_cluster
@@ -109,7 +110,7 @@ def _flops(result: Estimate) -> Reason:
                 named.numbers | letters.numbers,
                 getattr(layer, f"{way}_flops"),
             )
-            lines.append(_of_formula(found))
+            lines.append(memory_line(found, "FLOP"))
     ends = symbolic_ends(result.model)
     head = closed_form(
         "FLOPs of the forward of the head",
@@ -117,7 +118,7 @@ def _flops(result: Estimate) -> Reason:
         ends.numbers | letters.numbers,
         head_layer(result.model, view).forward_flops,
     )
-    lines.append(_of_formula(head))
+    lines.append(memory_line(head, "FLOP"))
     if result.time is not None:
         tokens = result.time.tokens
         ratio = {
@@ -144,17 +145,6 @@ def _flops(result: Estimate) -> Reason:
         lines=tuple(lines),
         sources=(str(cite("narayanan2021")), str(cite("korthikanti2022"))),
         see=("operation by operation: --table flops",),
-    )
-
-
-def _of_formula(found: Any) -> Line:
-    return Line(
-        what=found.what,
-        letters=found.letters,
-        numbers=found.numbers,
-        value=float(found.nbytes),
-        unit="FLOP",
-        legend={name: (meaning, float(number)) for name, (meaning, number) in found.legend.items()},
     )
 
 

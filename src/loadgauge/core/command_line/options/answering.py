@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import YES, ConfigError
 from loadgauge.core.text.show import How, show
 
+ANY = "Any by its key in the JSON document."
 FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
 
 
@@ -22,11 +25,15 @@ def refuse(flags: Mapping[str, object], why: str) -> None:
 
 
 def answering(
-    lines: str, explain: str, topics: Sequence[str] = (), document: str = "bytes, seconds, FLOP and plain counts"
+    lines: str = "its first lines",
+    explain: str = "",
+    topics: Sequence[str] = (),
+    document: str = "bytes, seconds, FLOP and plain counts",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a command print the answer that it returns, and return the exit code.
 
-    lines: what the short answer has; explain, topics: what `--explain` explains; document: what `--json` prints
+    An answer that has no command line gets the one that was typed. lines: what the short answer has; explain, topics: what
+    `--explain` explains; document: what `--json` prints
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,9 +53,9 @@ def answering(
                     "topic",
                     type=click.Choice(topics) if topics else None,
                     metavar="TOPIC",
-                    help=f"Explain one number: formula, your numbers, source. {explain}",
+                    help=f"Explain one number: formula, your numbers, source. {explain or ANY}",
                 ),
-                click.option("--plot", "file", type=click.Path(), metavar="FILE", help="Draw it: .svg, .png or .pdf."),
+                click.option("--plot", "plot", type=click.Path(), metavar="FILE", help="Draw it: .svg, .png or .pdf."),
                 click.option(
                     "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all)."
                 ),
@@ -60,7 +67,13 @@ def answering(
         def printed(*arguments: Any, **flags: Any) -> int:
             how = How(**{name: flags.pop(name) for name in How._fields})
             how.check()
-            return show(command(*arguments, **flags), how)
+            answer = command(*arguments, **flags)
+            if answer is None:  # another process has it
+                return YES
+            words = click.get_current_context().find_root().obj
+            if words and not answer.command:
+                answer = msgspec.structs.replace(answer, command=shlex.join(("loadgauge", *words)))
+            return show(answer, how)
 
         return printed
 

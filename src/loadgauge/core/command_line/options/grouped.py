@@ -19,10 +19,8 @@ TITLES = {
 """Headings, by the group of a flag, in order."""
 OWN = (
     {"mfu": "money", "hfu": "money", "task": "posttrain", "model": "model", "family": "model"}
-    | dict.fromkeys(
-        ("as_json", "as_csv", "as_markdown", "brief", "output", "file", "figure", "timeline", "out", "sarif", "page"),
-        "output",
-    )
+    | dict.fromkeys(("json", "csv", "markdown", "as_json", "as_markdown", "brief", "plot", "figure"), "output")
+    | dict.fromkeys(("output", "timeline", "out", "sarif", "page"), "output")
     | dict.fromkeys(("max_ttft", "max_tpot", "requests"), "serving")
 )
 """Groups of flags that are no fields of a job; all others are the command's own question."""

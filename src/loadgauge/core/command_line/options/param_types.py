@@ -14,10 +14,8 @@ from loadgauge.core.definitions.job.job_text import positive_number, whole_numbe
 class Read(click.ParamType):  # type: ignore[type-arg]
     """A text that a function of `job_text` reads, such as a finite number above 0."""
 
-    name = "number"
-
-    def __init__(self, read: Callable[[str], Any]) -> None:
-        self.read = read
+    def __init__(self, read: Callable[[str], Any], name: str = "number") -> None:
+        self.read, self.name = read, name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Read the text; one that cannot be read is a usage error."""

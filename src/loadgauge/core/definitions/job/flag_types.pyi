@@ -2,6 +2,9 @@
 
 from typing import Any, Literal, TypedDict
 
+STEP: tuple[str, ...]
+SPLIT: tuple[str, ...]
+
 class Flags(TypedDict, total=False):
     encoders: Literal["cached", "vae", "texts", "all"]
     pictures: str
@@ -122,5 +125,25 @@ class TaskFlags(Flags, total=False):
     frozen_weights: Literal["float32", "bfloat16", "float16"]
     rollout_offload: Literal["none", "weights", "optimizer", "all"]
     gpu: str
+
+class CaptureFlags(TypedDict, total=False):
+    global_batch: int
+    precision: str
+    optimizer: str
+    attention: Literal["flash", "eager", "fa1", "fa2", "fa3", "fa4", "cudnn", "aiter", "vendor"]
+    recompute: str
+
+class TraceFlags(CaptureFlags, total=False):
+    seq_len: int
+    micro_batch: int
+    gpus: int
+    tp: int
+    pp: int
+    vpp: int
+    sequence_parallel: bool
+    schedule: Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
+    stage_layers: str
+    zero: int
+    replicas: int
 
 def kinds_of_flags() -> dict[str, Any]: ...

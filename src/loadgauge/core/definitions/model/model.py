@@ -429,7 +429,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     adapted: bool = True
     """False where it has no adapters in a model that is trained by adapters (PEFT's `layers_to_transform`)."""
     listed: Any = None
-    """Writer of its operations, where they were captured from its code (`capture.listed.Kind`)."""
+    """Writer of its operations, where they were captured from its code (`capture.road.Kind`)."""
     tower: Part | None = None
     """Where it lies in a tower of pictures; None: in the language model."""
 
@@ -531,7 +531,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     reached: bool = True
     """True where the head's input needs a gradient."""
     listed: Any = None
-    """Writer of the operations around the blocks, where they were captured from its code (`capture.listed.Family`)."""
+    """Writer of the operations around the blocks, where they were captured from its code (`capture.road.OnDemand`)."""
 
     @property
     def partly(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Written:
-    """Layers that a family writes. What was captured answers the same questions in its own way (`capture.listed.Family`).
+    """Layers that a family writes. What was captured answers the same questions in its own way (`capture.road.OnDemand`).
 
     rewritten: whether the layers are written for what is trained, for dtypes and for losses; else they are as they ran
     states_splits: whether the class itself says how ranks split it; framework: that whose code runs, where no other can

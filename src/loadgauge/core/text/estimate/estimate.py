@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
+from functools import partial
 
-from loadgauge.core.answers.estimate import Estimated
-from loadgauge.core.base import Error, count, flops, gib, in_gib, seconds
+from loadgauge.core.answers.estimate import Estimated, neither_said
+from loadgauge.core.base import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.plan.advise.assumptions import assumptions
-from loadgauge.core.resolve.large_runs import MANY
-from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup, worst_routing
 from loadgauge.core.text.estimate import brief as short
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
-from loadgauge.core.text.table import Column, Paper, bar, console, draw, first_line, heading, points, show_command
+from loadgauge.core.text.table import Column, Paper, bar, draw, first_line, heading, plain, points, show_command
 from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
@@ -73,33 +71,24 @@ def report(given: Setup, result: Estimate, target: Paper, counter: Counter | Non
 
 
 def _neither_said(target: Paper, setup: Setup) -> None:
-    """Print what each micro-batch of a large run takes by recomputation, where neither is said."""
-    job = setup.job
-    told = setup.file or job.micro_batch or job.recompute or setup.lengths or job.adapts or job.task
-    if told or job.gpu is None or setup.layout.gpus < MANY:
-        return
-    words = ("none", "selective", "full") if setup.training.framework.recomputes_parts else ("none", "full")
-    rows = []
-    for size in (1, 2, 4, 8):
-        row = [str(size)]
-        for word in words:
-            try:
-                tried = resolve_job(job.replace(micro_batch=size, recompute=word), setup.model).estimate()
-            except Error:
-                row.append("")
-                continue
-            took = "" if tried.time is None else f", {seconds(tried.time.step)}"
-            row.append(f"{in_gib(tried.memory.total, 1)} {WORDS[tried.memory.verdict][0].lower()}{took}")
-        rows += [row] if any(row[1:]) else []
-    columns = [Column("micro-batch"), *(Column(f"--recompute {word}", "right") for word in words)]
-    draw(target, columns, rows, "Neither micro-batch nor recomputation is said: GiB, verdict, a step", [])
+    """Write what each micro-batch of a large run takes by recomputation, where neither is said."""
+    tried = neither_said(setup)
+    rows = [[str(size), *(_tried(row.get(word)) for word in tried.words)] for size, row in tried.rows.items()]
+    if rows:
+        columns = [Column("micro-batch"), *(Column(f"--recompute {word}", "right") for word in tried.words)]
+        draw(target, columns, rows, "Neither micro-batch nor recomputation is said: GiB, verdict, a step", [])
+
+
+def _tried(result: Estimate | None) -> str:
+    if result is None:
+        return ""
+    took = "" if result.time is None else f", {seconds(result.time.step)}"
+    return f"{in_gib(result.memory.total, 1)} {WORDS[result.memory.verdict][0].lower()}{took}"
 
 
 def text(given: Setup, result: Estimate) -> str:
     """Return what `loadgauge estimate` prints, at its default width and without colours."""
-    out = io.StringIO()
-    report(given, result, console(out))
-    return out.getvalue().rstrip("\n")
+    return plain(partial(report, given, result))
 
 
 def verdict(result: Estimate) -> str:

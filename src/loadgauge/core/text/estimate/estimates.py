@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,43 +89,50 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
-    timed = any(row.get("step") is not None for row in rows)
-    priced = any(row.get("days") is not None for row in rows)
-    known = any(row.get("memory_capacity") is not None for row in rows)
-    columns = [
-        *(Column(name.replace("_", " "), "right" if _numbers(rows, name) else "left") for name in axes),
-        *([Column("verdict")] if known or any("error" in row for row in rows) else []),
-        Column("GiB", "right"),
-        Column("80 % range", "right", rank=2),
-        *([Column("lacks", "right", rank=1)] if known else []),
-        Column("activations", "right", rank=1),
-        *([Column("step", "right"), Column("tokens/s/GPU", "right"), Column("MFU", "right", rank=1)] if timed else []),
-        *([Column("days", "right"), Column("cost", "right", rank=1)] if priced else []),
-    ]
-    lines = []
-    for row in rows:
-        line = [_shown(row[name]) for name in axes]
-        if known or any("error" in one for one in rows):
-            line.append(CANNOT_TELL if "error" in row else WORDS[row["outcome"]][0])
-        if "error" in row:
-            lines.append([*line, *[""] * (len(columns) - len(line))])
-            continue
-        line += [in_gib(row["memory_total"], 1), f"{in_gib(row['memory_low'], 1)}-{in_gib(row['memory_high'], 1)}"]
-        if known:
-            line.append(in_gib(row["missing"], 1) if row.get("missing") else "")
-        line.append(in_gib(row["largest_activations"], 2))
-        if timed:
-            step = row.get("step")
-            line += (
-                ["", "", ""]
-                if step is None
-                else [seconds(step), f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}"]
-            )
-        if priced:
-            days, cost = row.get("days"), row.get("cost")
-            line += ["" if days is None else f"{days:,.1f}", "" if cost is None else f"{cost:,.0f}"]
-        lines.append(line)
-    draw(target, columns, lines)
+    timed, priced, known = (
+        any(row.get(name) is not None for row in rows) for name in ("step", "days", "memory_capacity")
+    )
+    judged = known or any("error" in row for row in rows)
+    columns = {
+        **{name: Column(name.replace("_", " "), "right" if _numbers(rows, name) else "left") for name in axes},
+        **({"outcome": Column("verdict")} if judged else {}),
+        "memory_total": Column("GiB", "right"),
+        "range": Column("80 % range", "right", rank=2),
+        **({"missing": Column("lacks", "right", rank=1)} if known else {}),
+        "largest_activations": Column("activations", "right", rank=1),
+        **(
+            {"step": Column("step", "right"), "tokens_per_second_per_gpu": Column("tokens/s/GPU", "right")}
+            if timed
+            else {}
+        ),
+        **({"mfu": Column("MFU", "right", rank=1)} if timed else {}),
+        **({"days": Column("days", "right"), "cost": Column("cost", "right", rank=1)} if priced else {}),
+    }
+    draw(target, list(columns.values()), [[_cell(row, name, axes) for name in columns] for row in rows])
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "outcome": lambda word: WORDS[word][0],
+    "memory_total": lambda nbytes: in_gib(nbytes, 1),
+    "step": seconds,
+    "mfu": "{:.1%}".format,
+    "missing": lambda nbytes: in_gib(nbytes, 1) if nbytes else "",
+    "largest_activations": lambda nbytes: in_gib(nbytes, 2),
+    "tokens_per_second_per_gpu": "{:,.0f}".format,
+    "days": "{:,.1f}".format,
+    "cost": "{:,.0f}".format,
+}
+"""How the columns of a cell are written."""
+
+
+def _cell(row: Row, name: str, axes: Sequence[str]) -> str:
+    if name in axes:
+        return _shown(row[name])
+    if "error" in row:
+        return CANNOT_TELL if name == "outcome" else ""
+    if name == "range":
+        return f"{in_gib(row['memory_low'], 1)}-{in_gib(row['memory_high'], 1)}"
+    return "" if row.get(name) is None else FORMATS[name](row[name])
 
 
 def _grid(target: Paper, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loadgauge.core.answers.figures.lanes import MEANING
 from loadgauge.core.base.units import count, days_words, seconds
 from loadgauge.core.definitions.hardware.calibration import efficiencies, of_cluster
 from loadgauge.core.definitions.hardware.prices import listed
@@ -10,23 +11,6 @@ from loadgauge.core.estimate.result import Estimate, Time
 from loadgauge.core.estimate.time.cost import Budget
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
-
-LANES = {
-    "forward": "forward of the layers",
-    "backward": "backward of the layers",
-    "recompute": "recomputation of activations",
-    "loss": "embedding, logits and loss",
-    "host": "waiting for the host that launches kernels",
-    "tp": "tensor-parallel communication, exposed",
-    "cp": "context-parallel communication, exposed",
-    "ep": "dispatch of tokens to experts and back, exposed",
-    "pp": "activations sent between stages, exposed",
-    "zero": "weight gathers and gradient scatters (ZeRO-3), or transfers to and from the host, exposed",
-    "bubble": "pipeline bubble: waiting for other stages",
-    "dp": "gradient reduction, exposed",
-    "optimizer": "optimizer update",
-    "fixed": "fixed cost of a step",
-}
 
 
 def headline(time: Time, counted: str = "tokens") -> str:
@@ -51,7 +35,7 @@ def timing(target: Paper, given: Setup, result: Estimate) -> None:
         Column("what", wrap=True, rank=1),
     ]
     rows = [
-        [lane, f"{value:,.4g}", f"{value / time.step:.1%}", bar(target, value / time.step), LANES[lane]]
+        [lane, f"{value:,.4g}", f"{value / time.step:.1%}", bar(target, value / time.step), MEANING[lane]]
         for lane, value in time.parts.items()
         if value > 0
     ]

@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.post_training import answered, time_document
-from loadgauge.core.answers.why.of_task import TOPICS
-from loadgauge.core.base import NO, YES, gib, in_gib, needs
-from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.posttrain import Choice, Found, Space, find_value, plan_task
+from loadgauge.core.base import gib, in_gib
+from loadgauge.core.plan.posttrain import Choice
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
 from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS
 
-MOST_GPUS = 2**16
 FOUND = {
     "seq_len": "The longest sequence that fits [tokens]", "answers": "The longest answers that fit [tokens]",
     "gpus": "The fewest GPUs that fit, of powers of two",
 }  # fmt: skip
-
-
-def planned(job: Job, given: dict[str, tuple[Any, ...]], sought: str | None = None) -> Answer:
-    """Return the plan of a run of a task. Raises `ConfigError`.
-
-    given: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
-    """
-    value = None if sought is None else find_value(job, given, sought)
-    if sought is not None and value is not None:
-        job = job.replace(**{sought: str(value) if sought == "answers" else value})
-    elif sought == "gpus":
-        job = job.replace(gpus=MOST_GPUS)
-    found = plan_task(job, Space.of(job, given))
-    shown = found.best or found.nearest
-    plain = {} if sought is None else {"find": sought, "value": value}
-    return Answer(
-        form="plan.task",
-        writer="loadgauge.core.text.plan.posttrain_plan:write",
-        topics=TOPICS,
-        explains=None if shown is None else lambda topic: answered(shown.job).why(topic),
-        shown=(found, sought, value),
-        document=lambda: document(found) | plain,
-        verdict="" if shown is None else shown.memory.verdict,
-        code=NO if found.best is None else YES,
-        command="" if shown is None else shown.job.command(),
-    )
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
@@ -102,27 +70,3 @@ def _row(name: str, choice: Choice) -> list[str]:
         seconds(choice.time.step),
         in_gib(choice.memory.decisive.total, 1),
     ]
-
-
-def document(found: Found) -> dict[str, Any]:
-    """Return the document of `--json`."""
-
-    def one(choice: Choice | None) -> dict[str, Any] | None:
-        if choice is None:
-            return None
-        held = choice.memory
-        return {
-            "command": choice.job.command(),
-            "memory": needs(held) | {"moment": held.worst.name},
-            **time_document(choice.time, "", choice.job),
-        }
-
-    return {
-        "best": one(found.best),
-        "runner_up": one(found.runner_up),
-        "nearest": one(found.nearest),
-        "why": found.why,
-        "candidates": found.candidates,
-        "refused": found.refused,
-        "looked": found.looked,
-    }

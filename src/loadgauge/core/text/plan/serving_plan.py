@@ -1,13 +1,10 @@
-"""The plain text and the document of `plan --task generate`."""
+"""The plain text of `plan --task generate`."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.serving import TOPICS, served
-from loadgauge.core.base import NO, YES, gib, in_gib, needs, seconds
-from loadgauge.core.plan.serving import Choice, Plan, Sought
+from loadgauge.core.base import gib, in_gib, seconds
+from loadgauge.core.plan.serving import Choice
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.table import Column, Paper, draw, points
@@ -16,24 +13,6 @@ SAYS = {
     None: "answers most", "seq-len": "holds the longest context", "batch": "holds the most requests at a time",
     "gpus": "needs the fewest GPUs",
 }  # fmt: skip
-
-
-def server(plan: Plan, sought: Sought | None, top: int) -> Answer:
-    """Return the answer that a plan of a server is. sought: what is looked for; top: how many choices are shown"""
-    shown = plan.choices[0] if plan.choices else plan.nearest
-    return Answer(
-        form="plan.serving",
-        writer="loadgauge.core.text.plan.serving_plan:write",
-        topics=TOPICS,
-        explains=None if shown is None else served(shown.answer).why,
-        tried=lambda: [(choice.command, choice) for choice in plan.choices[1:]],
-        shown=(plan, sought, top),
-        document=lambda: document(plan),
-        assumed=plan.assumed,
-        command="" if shown is None else shown.command,
-        verdict="" if shown is None else shown.answer.memory.verdict,
-        code=YES if plan.choices else NO,
-    )
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
@@ -116,32 +95,3 @@ def _table(target: Paper, title: str, rows: list[Choice]) -> None:
         [[row[place] for place in kept] for row in cells],
         title,
     )
-
-
-def document(plan: Plan) -> dict[str, Any]:
-    """Return the document of `--json`."""
-
-    def described(row: Choice) -> dict[str, Any]:
-        asked = row.answer.asked
-        return {
-            "command": row.command,
-            "gpus": row.answer.gpus,
-            **{name: getattr(asked, name) for name in AXES_OF},
-            "replicas": asked.replicas,
-            "context": asked.context,
-            "batch": asked.batch,
-            "memory": needs(row.answer.memory),
-            "first_seconds": row.first,
-            "token_seconds": row.answer.token,
-            "tokens_per_second": row.answer.tokens_per_second,
-            "requests_per_second": row.requests,
-            "money_per_million": row.answer.money_per_million,
-        }
-
-    return {
-        "choices": [described(row) for row in plan.choices],
-        "front": [described(row) for row in plan.front],
-        "nearest": None if plan.nearest is None else described(plan.nearest),
-        "looked": plan.looked,
-        "assumed": plan.assumed,
-    }

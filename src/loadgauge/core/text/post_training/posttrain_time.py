@@ -49,26 +49,23 @@ def seconds(value: float) -> str:
 
 def lines(run: Run, time: StepTime, job: Job) -> list[str]:
     """Return what bounds the step, and what the whole run takes."""
-    found = []
-    phase = time.generation
+    found, phase, pace = [], time.generation, f"{time.tokens_per_second_per_gpu:,.0f}"
     if time.sides:
         slower, faster = time.bound, "trainer" if time.bound == "rollout" else "rollout"
         wait = 1 - time.sides[faster] / time.sides[slower]
         found.append(
             f"The {slower} bounds the step; the {faster} waits {wait:.0%} of it, answers are up to {run.staleness} updates old."
         )
-    if phase is not None:
-        found.append(
-            f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
-            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail)."
-        )
-        if time.preempted >= 1:
-            found.append(
-                f"{time.preempted:,.0f} sequences of a replica wait for its cache: the engine preempts and reads them again."
-            )
-        found.append(f"{time.tokens_per_second_per_gpu:,.0f} tokens a second and GPU, prompts included.")
+    if phase is None:
+        found.append(f"{pace} training tokens a second and GPU.")
     else:
-        found.append(f"{time.tokens_per_second_per_gpu:,.0f} training tokens a second and GPU.")
+        waits = f"{time.preempted:,.0f} sequences of a replica wait for its cache: the engine preempts and reads them again."
+        found += [
+            f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
+            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail).",
+            *([waits] if time.preempted >= 1 else []),
+            f"{pace} tokens a second and GPU, prompts included.",
+        ]
     if job.steps is not None:
         text = f"{job.steps:,} steps: {time.days(job.steps):,.1f} days, {time.days(job.steps) * 24 * time.gpus:,.0f} GPU-hours"
         if job.price is not None:

@@ -22,7 +22,7 @@ import { answered, draw as drawOrigin, knowDoors, onReturn, unestimated } from "
 import { repaint } from "./panel.js";
 import { parallel } from "./parallel.js";
 import { banner, follow, pinned } from "./pin.js";
-import { followPosttrain, posttrain, relabelPosttrain } from "./posttrain.js";
+import { followPosttrain, knowObjectives, posttrain, relabelPosttrain } from "./posttrain.js";
 import { knowAnswer, listenToPrint } from "./print.js";
 import { roofline } from "./roofline.js";
 import { schedule } from "./schedule.js";
@@ -213,6 +213,8 @@ async function begin() {
   knowPrices(known);
   knowDoors(known);
   knowTasks(known);
+  knowObjectives(known);
+  if (tab() === "posttrain") followPosttrain();
   followCosts();
   buildHeader(known);
   buildControls(find("#settings"), dropZone(), known);

@@ -10,11 +10,8 @@ import { flags, look, view } from "./state.js";
 import { checkTask } from "./tasks.js";
 import { verdictOf } from "./verdicts.js";
 
-const ROLLOUT = ["grpo", "ppo", "rloo", "dapo", "gspo", "opd"];
-const GIVEN = ["sft", "rm", "dpo", "ipo", "kto", "orpo", "simpo", "cpo", "gkd"];
-const REFERENCES = ["", "model", "adapter", "adapter-off", "precomputed", "none"];
-const FORMS = {"kto": ["kl", "no-kl"], "cpo": ["nll", "no-nll"], "simpo": ["nll", "no-nll"], "gkd": ["jsd", "forward-kl", "reverse-kl"], "opd": ["top-k", "jsd", "forward-kl", "reverse-kl"]};
-const COMPARED = ["dpo", "ipo", "kto", "grpo", "ppo", "rloo"];
+/** Tasks and ways to a reference, of the catalogue. */
+let offered = { tasks: [], references: [] };
 const COLOURS = { actor: "states", policy: "states", reference: "gradients", critic: "activations", "reward model": "loss", teacher: "loss", engine: "outside", trainer: "temporary" };
 let found = null;
 let problem = null;
@@ -23,9 +20,15 @@ let controls = null;
 let lengths = null;
 let drawn = "";
 
-const rolls = () => ROLLOUT.includes(asked("task"));
+const NONE = { rollout: false, reference: false, models: [], forms: [] };
+/** What a task has, as the server's record of tasks says. */
+const had = (name = asked("task")) => offered.tasks.find((one) => one.name === name) ?? NONE;
 
-const forms = () => FORMS[asked("task")] ?? [];
+export const knowObjectives = (catalogue) => { offered = catalogue.posttrain; controls = null; };
+
+const rolls = () => had().rollout;
+
+const forms = () => had().forms;
 
 /** What is asked, as the address has it; of another task's forms of the loss nothing. */
 function asked(name) {
@@ -35,10 +38,10 @@ function asked(name) {
 }
 
 function fields() {
-  const task = asked("task");
+  const { reference, models } = had();
   return ["task", ...(rolls() ? ["prompts", "samples", "prompt-len", "answers", "rollout", "placement", "staleness"] : []),
-    ...(COMPARED.includes(task) ? ["reference"] : []), ...(rolls() ? ["reward-model"] : []), ...(task === "ppo" ? ["critic", "critic-batch"] : []), ...(["gkd", "opd"].includes(task) ? ["teacher"] : []),
-    ...(forms().length ? ["loss-terms"] : []), ...(task === "opd" ? ["on-policy"] : []), "steps"];
+    ...(reference ? ["reference"] : []), ...models.flatMap((one) => one === "critic" ? [one, "critic-batch"] : [one]),
+    ...(forms().length ? ["loss-terms"] : []), ...(asked("task") === "opd" ? ["on-policy"] : []), "steps"];
 }
 
 export const posttrain = new Panel({
@@ -61,6 +64,7 @@ const request = latest("posttrain", (answer) => { [found, problem] = [answer, nu
 
 /** Asks anew where the flags or the controls have changed. */
 export function followPosttrain() {
+  if (!offered.tasks.length) return;
   const body = { flags: { ...flags }, asked: Object.fromEntries(fields().map((name) => [name, asked(name)])) };
   const key = JSON.stringify(body);
   if (key === sent) return;
@@ -82,14 +86,14 @@ function field(name, width, more = {}) {
 
 const whole = { type: "number", min: 0, step: 1 };
 const FORM = {
-  task: () => choice("task", [...ROLLOUT, ...GIVEN], (value) => value.toUpperCase()),
+  task: () => choice("task", [...offered.tasks].sort((one, other) => other.rollout - one.rollout).map((one) => one.name), (value) => value.toUpperCase()),
   prompts: () => field("prompts", "76px", whole),
   samples: () => field("samples", "64px", whole),
   "prompt-len": () => field("prompt-len", "80px", whole),
   rollout: () => field("rollout", "250px"),
   placement: () => field("placement", "130px"),
   staleness: () => field("staleness", "56px", whole),
-  reference: () => choice("reference", REFERENCES, (value) => t(`reference.${value || "usual"}`)),
+  reference: () => choice("reference", ["", ...offered.references], (value) => t(`reference.${value || "usual"}`)),
   "reward-model": () => field("reward-model", "150px", { list: "list-model" }),
   "loss-terms": () => choice("loss-terms", ["", ...forms()], (value) => t(`form.${value || "usual"}`)),
   "on-policy": () => field("on-policy", "64px", { type: "number", min: 0, max: 1, step: "any", placeholder: "1" }),

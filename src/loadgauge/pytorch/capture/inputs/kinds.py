@@ -158,8 +158,7 @@ def _parts(config: Any) -> list[Any]:
 def _own_part(config: Any, kind: Any) -> Any:
     """The part of a config that a class is made of, where it is one of a whole, such as the decoder of musicgen."""
     wanted = getattr(kind, "config_class", None) or type(config)
-    parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
-    return config if isinstance(config, wanted) else next((part for part in parts if isinstance(part, wanted)), config)
+    return next((part for part in (config, *_parts(config)) if isinstance(part, wanted)), config)
 
 
 def _text(config: Any) -> Any:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -48,16 +49,13 @@ class Few:
     def within(self, module: nn.Module) -> Iterator[None]:
         """Leave blocks out in the body, in the module and in the lists and numbers of its configuration."""
         self.all = blocks(module, getattr(module, "config", None))
-        keeps = [_chosen(stack.pattern) for stack in self.all.stacks]
+        shown = Shown(self.all, [_chosen(stack.pattern) for stack in self.all.stacks], [])
         layers = sum(len(stack.pattern) for stack in self.all.stacks)
-        plain = all(path.rpartition(".")[2].isdigit() for stack in self.all.stacks for path in stack.paths)
-        if not plain or 2 * sum(map(len, keeps)) > layers:
+        if not _numbered(self.all) or 2 * sum(map(len, shown.keeps)) > layers:
             yield
             return
-        self.few = Blocks(tuple(map(left, self.all.stacks, keeps)))
-        with contextlib.ExitStack() as back:
-            for stack, keep in zip(self.all.stacks, keeps, strict=True):
-                leave(module, stack, keep, back)
+        self.few = shown.few
+        with shown.within(module):
             yield
 
 
@@ -263,8 +261,7 @@ class Shown:
             keep = tuple(place for place, way in enumerate(ways) if ways.index(way) == place)
             keeps.append(keep)
             likes.append(tuple(keep.index(ways.index(way)) for way in ways))
-        numbered = all(path.rpartition(".")[2].isdigit() for stack in every.stacks for path in stack.paths)
-        return cls(every, keeps, likes) if numbered else cls.of_all(every)
+        return cls(every, keeps, likes) if _numbered(every) else cls.of_all(every)
 
     @classmethod
     def of_all(cls, every: Blocks) -> Shown:
@@ -278,10 +275,14 @@ class Shown:
     def within(self, module: nn.Module) -> Iterator[None]:
         """Leave the other blocks out in the body, in the module and in its configuration."""
         with contextlib.ExitStack() as back:
-            for stack, keep in zip(self.all.stacks, self.keeps, strict=True):
-                if len(keep) < len(stack.paths):
-                    leave(module, stack, keep, back)
+            self._leave(module, back)
             yield
+
+    def _leave(self, module: nn.Module, back: contextlib.ExitStack) -> nn.Module:
+        for stack, keep in zip(self.all.stacks, self.keeps, strict=True):
+            if len(keep) < len(stack.paths):
+                leave(module, stack, keep, back)
+        return module
 
     def keys(self, config: Any) -> dict[str, int]:
         """Keys of a configuration that count the blocks of a list, with as many as are run."""
@@ -295,23 +296,31 @@ class Shown:
     def cut(self, build: Callable[[str], Any], empty: nn.Module) -> Callable[[str], Any]:
         """Return what makes the module without the other blocks. build: makes it with all of them, on a device; empty: the
         module on the meta device, which loses them for good and is copied there"""
-
-        def less(module: Any) -> Any:
-            for stack, keep in zip(self.all.stacks, self.keeps, strict=True):
-                leave(module, stack, keep, contextlib.ExitStack())
-            return module
-
+        less = functools.partial(self._leave, back=contextlib.ExitStack())
         less(empty)
         return lambda device: copy.deepcopy(empty) if device == "meta" else less(build(device))
 
     def pattern(self, listing: Listing) -> tuple[int, ...]:
         """For each block of the module, in the order in which they run, the place of its like in a list. Raises NotModelled."""
-        order = list(dict.fromkeys(place.rpartition(".")[0] for place in listing.places))
-        stacks = {few.path: (few, like) for few, like in zip(self.few.stacks, self.like, strict=True)}
-        missing = [path for path in stacks if path not in order]
-        if missing:
-            raise NotModelled(f"{missing[0]} does not run in a training step")
-        return tuple(listing.places.index(stacks[path][0].paths[place]) for path in order for place in stacks[path][1])
+        likes = zip(self.few.stacks, self.like, strict=True)
+        return in_order(listing, {few.path: [few.paths[place] for place in like] for few, like in likes})
+
+
+def in_order(listing: Listing, likes: Mapping[str, Sequence[str]]) -> tuple[int, ...]:
+    """For each block of a module, in the order in which they run, the place of its like in a list. likes: their paths, by list
+
+    Raises NotModelled where a list of blocks does not run.
+    """
+    order = list(dict.fromkeys(place.rpartition(".")[0] for place in listing.places))
+    missing = [path for path in likes if path not in order]
+    if missing:
+        raise NotModelled(f"{missing[0]} does not run in a training step")
+    return tuple(listing.places.index(like) for path in order for like in likes[path])
+
+
+def _numbered(of: Blocks) -> bool:
+    """Return whether all blocks are called by numbers."""
+    return all(path.rpartition(".")[2].isdigit() for stack in of.stacks for path in stack.paths)
 
 
 def _ways(module: nn.Module, stack: Stack) -> list[tuple[int, bool, bool, bool]]:

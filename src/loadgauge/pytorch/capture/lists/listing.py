@@ -10,8 +10,9 @@ from typing import Any
 
 from loadgauge.core.base.by_key import lists
 from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.layers.operations.profile import Row
 from loadgauge.pytorch.capture.lists.blocks import Blocks
-from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, ListedRow, Listing, Segment
+from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Segment, pack
 from loadgauge.pytorch.capture.lists.segment_writer import (
     PRODUCTS,
     SegmentWriter,
@@ -24,7 +25,7 @@ from loadgauge.pytorch.capture.lists.segment_writer import (
     terms_of,
 )
 from loadgauge.pytorch.capture.record import Recorded
-from loadgauge.pytorch.capture.symbols.sizes import Size, written
+from loadgauge.pytorch.capture.symbols.sizes import Formula, written
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
 from loadgauge.pytorch.record.observe import BACKWARD, FORWARD, STEP
@@ -49,7 +50,7 @@ class Lister:
             }
         self.partly = not all(one.trained for one in run.weights.values())
         self.names = {} if symbols is None else symbols.names
-        self._sizes: dict[Any, Size] = {}
+        self._sizes: dict[Any, Formula] = {}
         self.nbytes = [self.size(one) for one in run.nbytes]
         pairs = itertools.pairwise(range(len(run.ops)))
         starts = [two for one, two in pairs if run.ops[one].phase == STEP and run.ops[two].phase == FORWARD]
@@ -65,10 +66,10 @@ class Lister:
         self._segments()
         self._storages()
 
-    def size(self, expression: Any) -> Size:
+    def size(self, expression: Any) -> Formula:
         """An expression as a formula, each converted once."""
         if expression not in self._sizes:
-            self._sizes[expression] = Size.of(expression, self.names)
+            self._sizes[expression] = Formula.of(expression, self.names)
         return self._sizes[expression]
 
     # -- segments ------------------------------------------------------------------------------------------------------
@@ -225,11 +226,11 @@ class Lister:
 
     # -- what is alive -------------------------------------------------------------------------------------------------
 
-    def rows(self) -> tuple[dict[int, list[ListedRow]], dict[int, list[ListedRow]], dict[int, list[ListedRow]]]:
+    def rows(self) -> tuple[dict[int, list[Row]], dict[int, list[Row]], dict[int, list[Row]]]:
         """The moments of each segment: of its forward, of a forward that keeps nothing, and of its backward."""
-        forward: dict[int, list[ListedRow]] = {}
-        bare: dict[int, list[ListedRow]] = {}
-        backward: dict[int, list[ListedRow]] = {}
+        forward: dict[int, list[Row]] = {}
+        bare: dict[int, list[Row]] = {}
+        backward: dict[int, list[Row]] = {}
         kept: list[Terms] = [{} for _ in range(self.count + 1)]
         for number in self.alive:
             add(kept[self.owner[number]], self.nbytes[number])
@@ -297,17 +298,17 @@ class Lister:
                 add(live, terms)
                 if not grows:
                     continue
-                row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
+                row = Row(place, less(live, before[at_work]), gradients[at_work], latest)
                 if ahead:
                     forward.setdefault(at_work, []).append(row)
                     gone = droppable.setdefault(at_work, {})
-                    bare.setdefault(at_work, []).append(ListedRow(place, less(terms_of(row.live), gone)))
+                    bare.setdefault(at_work, []).append(Row(place, less(terms_of(row.live), gone)))
                 else:
                     backward.setdefault(at_work, []).append(row)
             if begins:
                 self.first_backward[at_work] = dict(live)
             if not ahead and latest:
-                row = ListedRow(place, less(live, before[at_work]), gradients[at_work], latest)
+                row = Row(place, less(live, before[at_work]), gradients[at_work], latest)
                 backward.setdefault(at_work, []).append(row)
             event = op.events
             if ahead:
@@ -362,13 +363,13 @@ class Lister:
             inner = others - {self.count - 1}
             if len(inner) > 1 and number not in self.alive and number not in self.casts:
                 add(held, self.nbytes[number])
+        packed, table = pack(segments)
         return Listing(
             names=names,
             sizes=dict(sizes),
             guards=guards,
-            entry=segments[0],
-            blocks=tuple(segments[1:-1]),
-            exit=segments[-1],
+            packed=packed,
+            table=table,
             held=size_of(held),
             places=tuple(self.order),
             values=self.run.values,
@@ -388,7 +389,8 @@ class Lister:
         places = [at for at, segment in enumerate(self.segment) if segment == number]
         base = self.order[number - 1] if 0 < number < self.count - 1 else ""
         word = ENTRY if number == 0 else EXIT if number == self.count - 1 else "block"
-        writer = SegmentWriter(self, word, base, number, owned, behind)
+        behind_rows = backward.get(number, [])
+        writer = SegmentWriter(self, word, base, number, owned, behind, bool(behind_rows))
         for at in places:
             writer.write(at, behind.get(at, []))
         writer.rest()
@@ -396,7 +398,7 @@ class Lister:
             always = writer.always()
             for rows in (forward, bare, backward):
                 rows[0] = [
-                    ListedRow(row.at, size_of(summed(terms_of(row.live), always)), row.gradients, row.latest)
+                    Row(row.at, size_of(summed(terms_of(row.live), always)), row.gradients, row.latest)
                     for row in rows.get(0, [])
                 ]
         entering = self.inputs.get(number, [])
@@ -405,7 +407,7 @@ class Lister:
             if self.owner.get(one) != number or one not in self.alive:
                 add(extra, self.nbytes[one])
         first = self.first_backward.get(number)
-        rerun: list[ListedRow] = []
+        rerun: list[Row] = []
         keeping = [
             self.index[at]
             for one in self.alive
@@ -416,23 +418,21 @@ class Lister:
         if first is not None and keeping:
             beside = terms_of(less(terms_of(less(first, self.before[number])), self.kept[number]))
             rerun = [
-                ListedRow(row.at, size_of(summed(terms_of(row.live), beside)))
+                Row(row.at, size_of(summed(terms_of(row.live), beside)))
                 for row in forward.get(number, [])
                 if row.at < max(keeping)
             ]
-        behind_rows = backward.get(number, [])
+        behind_rows = backward.get(number, [])  # of the entry with what is always there
         return Segment(
             name=word,
             operations=tuple(writer.operations),
-            tensors=tuple(writer.tensors),
-            weights=tuple(writer.weights),
             forward=pruned(forward.get(number, []), apart=False),
             bare=pruned(bare.get(number, []), apart=False),
             rerun=pruned(rerun, apart=False),
             backward=pruned(behind_rows, apart=False),
             each=pruned(behind_rows, apart=True),
             entering=size_of(extra),
-            outside=tuple(sorted(writer.outside)),
+            outside=frozenset(writer.outside),
         )
 
 

@@ -7,22 +7,23 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from loadgauge.core.layers.operations.operations import LYING, OperationKind
-from loadgauge.pytorch.capture.lists.exchanges import exchange_of
-from loadgauge.pytorch.capture.lists.listed import (
-    ENTRY,
-    EXIT,
-    ListedExchange,
-    ListedOperation,
-    ListedRow,
-    ListedTensor,
-    ListedWeight,
+from loadgauge.core.layers.operations.operations import (
+    LYING,
+    Collective,
+    Gemm,
+    Operation,
+    OperationKind,
+    Tensor,
+    Weight,
 )
-from loadgauge.pytorch.capture.symbols.sizes import Size
+from loadgauge.core.layers.operations.profile import Row
+from loadgauge.pytorch.capture.lists.exchanges import exchange_of
+from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, RANKS
+from loadgauge.pytorch.capture.symbols.sizes import Formula
 from loadgauge.pytorch.record.allocations import INPUTS, WEIGHTS
 from loadgauge.pytorch.record.recording import Op
 
-ZERO, ONCE = Size(()), Size((("1", 1),))
+ZERO = Formula(())
 _KINDS: tuple[tuple[str, OperationKind], ...] = (
     ("attention", "attention"), ("embedding", "lookup"), ("conv", "convolution"), ("norm", "norm"), ("softmax", "elementwise"),
     ("nll_loss", "loss"), ("cross_entropy", "loss"),
@@ -36,15 +37,21 @@ class SegmentWriter:
     """Writes the operations of one segment."""
 
     def __init__(
-        self, lister: Any, word: str, base: str, number: int, owned: dict[int, int], behind: dict[int, list[Op]]
+        self,
+        lister: Any,
+        word: str,
+        base: str,
+        number: int,
+        owned: dict[int, int],
+        behind: dict[int, list[Op]],
+        trains: bool,
     ) -> None:
+        self.trains = trains
         self.lister, self.word, self.base, self.number, self.owned = lister, word, base, number, owned
-        self.operations: list[ListedOperation] = []
-        self.tensors: list[ListedTensor] = []
-        self.weights: list[ListedWeight] = []
+        self.operations: list[Operation] = []
         self.outside: set[str] = set()
-        self._tensor: dict[int, int] = {}
-        self._weight: dict[int, int] = {}
+        self._tensor: dict[int, Tensor] = {}
+        self._weight: dict[int, Weight] = {}
         self._names: Counter[str] = Counter()
         places = [at for at, segment in enumerate(lister.segment) if segment == number]
         self.lowest = (
@@ -72,8 +79,8 @@ class SegmentWriter:
         self._names[text] += 1
         return text if self._names[text] == 1 else f"{text}.{self._names[text]}"
 
-    def tensor(self, storage: int, name: str) -> int:
-        """The index of a storage."""
+    def tensor(self, storage: int, name: str) -> Tensor:
+        """The tensor that a storage is."""
         if storage not in self._tensor:
             lister = self.lister
             role: Any = "activation"
@@ -91,12 +98,11 @@ class SegmentWriter:
             dtype = lister.run.stream.records[storage].dtype
             if not (dtype.is_floating_point or dtype.is_complex):
                 role = "index"
-            self._tensor[storage] = len(self.tensors)
-            self.tensors.append(tensor_of(name, lister.nbytes[storage], role, dtype.itemsize))
+            self._tensor[storage] = tensor_of(name, lister.nbytes[storage], role, dtype.itemsize)
         return self._tensor[storage]
 
-    def weight(self, storage: int, kind: str, name: str = "") -> int:
-        """The index of a parameter."""
+    def weight(self, storage: int, kind: str, name: str = "") -> Weight:
+        """The weight that a parameter is."""
         if storage not in self._weight:
             lister = self.lister
             found = lister.run.weights[storage]
@@ -106,21 +112,18 @@ class SegmentWriter:
             )
             numel = math.prod(found.shape)
             copies = math.prod(found.shape[:-2]) if len(found.shape) > 2 else 1
-            self._weight[storage] = len(self.weights)
-            self.weights.append(
-                ListedWeight(
-                    name or own,
-                    numel,
-                    kind if shape else "vector",
-                    found.trained,
-                    storage in lister.casts.values(),
-                    storage in lister.wide,
-                    shape,
-                    copies,
-                    found.expert,
-                    found.shards,
-                    found.base,
-                )
+            self._weight[storage] = Weight(
+                name or own,
+                numel,
+                found.shards,
+                kind if shape else "vector",
+                found.trained,
+                found.base,
+                found.expert,
+                cast=storage in lister.casts.values(),
+                shape=shape,
+                copies=copies,
+                wide=storage in lister.wide,
             )
         return self._weight[storage]
 
@@ -141,7 +144,7 @@ class SegmentWriter:
         used = [number for number in read if number in lister.run.weights]
         head = product and self.word == EXIT and bool(used)
         weights, borrows = [], []
-        returned: list[ListedExchange] = []
+        returned: list[Collective] = []
         # The time of making 16 bits of 4 is that of the product that reads them (`roofline.dequantising`).
         casting = (bool(op.makes) and op.makes[0] in lister.casts) or at in lister.making
         for number in () if casting else used:
@@ -156,14 +159,14 @@ class SegmentWriter:
             )
             owner = lister.run.weights[number]
             text = "head.logits.weight" if head and len(owner.shape) == 2 else ""
-            place = self.weight(number, label, text)
+            weight = self.weight(number, label, text)
             if self.owned.setdefault(number, self.number) == self.number:
-                if not any(place in one.weights for one in self.operations):
-                    weights.append(place)
+                if not any(weight is other for one in self.operations for other in one.weights):
+                    weights.append(weight)
                     if owner.summed:
-                        returned.append(ListedExchange("all_reduce", "tp", lister.nbytes[number]))
+                        returned.append(Collective("all_reduce", "tp", lister.nbytes[number], RANKS["tp"]))
             else:
-                borrows.append(place)
+                borrows.append(weight)
         logits = head and bool(op.makes)
         made = [number for number in op.makes if number not in op.reads and number not in lister.casts]
         inputs = tuple(dict.fromkeys(self.tensor(one, name) for one in op.reads if self._tensorial(one)))
@@ -172,7 +175,7 @@ class SegmentWriter:
             for place, number in enumerate(made)
             if number in lister.made
         )
-        if any(self.tensors[place].name == "head.logits" for place in outputs):
+        if any(tensor.name == "head.logits" for tensor in outputs):
             name = "head.logits"
         keeps = tuple(
             self.tensor(number, f"{name}.kept" + (f":{place}" if place else ""))
@@ -186,7 +189,7 @@ class SegmentWriter:
         moved: Terms = {}
         for other in behind:
             if (sent := exchange_of(other.name)) is not None:
-                returned.append(ListedExchange(*sent, self._sent(other)))
+                returned.append(self._exchange(*sent, other))
             elif other.flops:
                 sources = {lister.source(number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
@@ -208,36 +211,41 @@ class SegmentWriter:
             moves = (size_of(ahead), ZERO if casting else size_of(moved))
         elif kind not in ("gemm", "attention"):
             kind = "gemm"
+        ahead_flops, behind_flops = size_of(inner), size_of(weighed)
+        spared = bool(gemms) and not ahead_flops.terms and bool(behind_flops.terms)
+        turns, counting = op.turns
         self.operations.append(
-            ListedOperation(
+            Operation(
                 name,
                 kind,
                 inputs,
                 outputs,
-                keeps,
                 tuple(weights),
-                tuple(borrows),
-                gemms,
-                flops,
-                size_of(inner),
-                size_of(weighed),
-                size_of(again),
-                moves,
-                0.5 if op.causal else 1.0,
-                () if exchange is None else (ListedExchange(*exchange, self._sent(op)),),
-                tuple(returned),
-                at >= self.lowest,
-                self._implicit(op, flops),
-                op.strided,
-                lister.size(op.turns[0] * (1 if op.turns[1] < 0 else op.shapes[0][op.turns[1]]))
-                if op.turns[0]
-                else ZERO,
+                keeps,
+                gemms=gemms,
+                forward_flops=flops,
+                input_gradient_flops=ahead_flops,
+                weight_gradient_flops=behind_flops,
+                rerun_flops=size_of(again),
+                forward_comm=() if exchange is None else (self._exchange(*exchange, op),),
+                backward_comm=tuple(returned),
+                borrows=tuple(borrows),
+                computed_share=0.5 if op.causal else 1.0,
+                moves=moves,
+                spares=frozenset(tensor.name for tensor in inputs) if spared else frozenset(),
+                gradients=at >= self.lowest and self.trains,
+                implicit=self._implicit(op, flops),
+                strided=op.strided,
+                turns=lister.size(turns * (1 if counting < 0 else op.shapes[0][counting])) if turns else 0,
             )
         )
 
-    def _sent(self, op: Op) -> Size:
+    def _exchange(self, kind: str, axis: str, op: Op) -> Collective:
+        return Collective(kind, axis, self._sent(op), RANKS[axis])
+
+    def _sent(self, op: Op) -> Formula:
         """Bytes of the whole tensor that an exchange is about: the larger of what goes in and what comes out."""
-        sizes: list[Size] = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
+        sizes: list[Formula] = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
         return max(sizes, key=lambda one: sum(factor for _, factor in one.terms))
 
     def _tensorial(self, number: int) -> bool:
@@ -247,39 +255,37 @@ class SegmentWriter:
             and (number in self.lister.made or self.lister.run.stream.category(number) == INPUTS)
         )
 
-    def _implicit(self, op: Op, flops: Size) -> tuple[Size, Size, Size, Size] | None:
+    def _implicit(self, op: Op, flops: Formula) -> Gemm | None:
         """The product that a convolution is, of its places by their surroundings, which no tensor holds."""
         size, (turns, place) = self.lister.size, op.turns
         if turns:
             columns, inner = map(size, op.shapes[2])
             rows = divided(size(op.shapes[0][0]), turns) if place < 0 else size(op.shapes[0][1 - place])
-            return rows, columns, inner, ONCE
+            return Gemm(rows, columns, inner)
         if not op.groups or not flops.terms:
             return None
         weight, many = tuple(map(int, op.shapes[1])), abs(op.groups)
         first, rest = weight[0] // many, math.prod(weight[1:])
         columns, inner = (first, rest) if op.groups > 0 else (rest, first)
-        return divided(flops, 2 * math.prod(weight)), size(columns), size(inner), size(many)
+        return Gemm(divided(flops, 2 * math.prod(weight)), columns, inner, many)
 
-    def _gemms(self, op: Op, short: str) -> tuple[tuple[Size, Size, Size, Size], ...]:
+    def _gemms(self, op: Op, short: str) -> tuple[Gemm, ...]:
         size, shapes = self.lister.size, [shape for shape in op.shapes if len(shape) > 1]
         if "attention" in short and len(shapes) >= 3 and len(shapes[0]) == 4:
             (b, heads, queries, width), keys, value = shapes[0], shapes[1][2], shapes[2][3]
             many = size(b * heads)
-            return (
-                (size(queries), size(keys), size(width), many),
-                (size(queries), size(value), size(keys), many),
-            )
+            queries, keys = size(queries), size(keys)
+            return Gemm(queries, keys, size(width), many), Gemm(queries, size(value), keys, many)
         if short not in PRODUCTS or len(shapes) < 2:
             return ()
         one, two = shapes[-2:]
         if short == "_grouped_mm" and len(two) == 3:
             one, two = shapes[:2]
             many = two[0]
-            return ((divided(size(one[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
+            return (Gemm(divided(size(one[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
         if len(one) == 3:
-            return ((size(one[1]), size(two[2]), size(one[2]), size(one[0])),)
-        return ((size(one[0]), size(two[-1]), size(one[-1]), size(1)),)
+            return (Gemm(size(one[1]), size(two[2]), size(one[2]), size(one[0])),)
+        return (Gemm(size(one[0]), size(two[-1]), size(one[-1])),)
 
     def always(self) -> Terms:
         """Write what is there in the whole step beside weights and states, inputs and buffers, and return its bytes."""
@@ -291,7 +297,7 @@ class SegmentWriter:
             if (terms := lister.size(change).terms) and terms[0][1] < 0:
                 exchanged.add(number)
         stream = lister.run.stream
-        lying = {
+        there = {
             name: [
                 number
                 for number in range(len(lister.nbytes))
@@ -299,18 +305,14 @@ class SegmentWriter:
             ]
             for name, category in ((LYING[0], INPUTS), (LYING[1], WEIGHTS))
         }
-        lying[LYING[2]] = sorted(lister.held)
-        for name, numbers in lying.items():
+        there[LYING[2]] = sorted(lister.held)
+        for name, numbers in there.items():
             own: Terms = {}
             for number in numbers:
                 add(own, lister.nbytes[number])
             if own:
-                self.tensors.append(tensor_of(name.removeprefix("entry."), size_of(own), "index", 1))
-                place = len(self.tensors) - 1
-                self.operations.insert(
-                    0,
-                    ListedOperation(name, "view", (), (), (place,), (), (), (), ZERO, ZERO, ZERO, ZERO, None),
-                )
+                lying = tensor_of(name.removeprefix("entry."), size_of(own), "index", 1)
+                self.operations.insert(0, self._nothing(name, keeps=(lying,)))
                 total = summed(total, own)
         return total
 
@@ -330,41 +332,42 @@ class SegmentWriter:
                 )
                 if own == self.number:
                     self.owned[number] = own
-                    place_of = self.weight(number, "vector")
-                    self.operations.append(_nothing(f"unused.{one.name}", (place_of,)))
+                    unused = (self.weight(number, "vector"),)
+                    self.operations.append(self._nothing(f"unused.{one.name}", weights=unused))
         entering = lister.inputs.get(self.number + 1, [])
         if self.word != EXIT and entering:
             last = max(entering, key=lambda one: lister.made[one])
-            end = self.tensor(last, "output")
-            self.operations.append(_nothing(f"{self.word}.output", (), (end,)))
+            end = (self.tensor(last, "output"),)
+            self.operations.append(self._nothing(f"{self.word}.output", end, end))
         if not self.operations or (self.word == ENTRY and not self.operations[-1].outputs):
-            self.tensors.append(ListedTensor(f"{self.word}.nothing", ZERO))
-            self.operations.append(_nothing(f"{self.word}.nothing", (), (len(self.tensors) - 1,)))
+            nothing = (Tensor(f"{self.word}.nothing", 0, 1),)
+            self.operations.append(self._nothing(f"{self.word}.nothing", nothing, nothing))
 
-
-def _nothing(name: str, weights: tuple[int, ...], tensors: tuple[int, ...] = ()) -> ListedOperation:
-    return ListedOperation(name, "view", tensors, tensors, (), weights, (), (), ZERO, ZERO, ZERO, ZERO, None)
+    def _nothing(self, name: str, *tensors: tuple[Tensor, ...], **more: Any) -> Operation:
+        """An operation that does nothing with its inputs and outputs."""
+        inputs, outputs = tensors or ((), ())
+        return Operation(name, "view", inputs, outputs, computed_share=1.0, gradients=self.trains, **more)
 
 
 Terms = dict[str, int]
 """A formula as factors by product."""
 
 
-def divided(size: Size, by: int) -> Size:
+def divided(size: Formula, by: int) -> Formula:
     if all(factor % by == 0 for _, factor in size.terms):
-        return Size(tuple((product, factor // by) for product, factor in size.terms))
+        return Formula(tuple((product, factor // by) for product, factor in size.terms))
     inner = " + ".join(f"{factor}*{product}" for product, factor in size.terms)
-    return Size(((f"(({inner})//{by})", 1),))
+    return Formula(((f"(({inner})//{by})", 1),))
 
 
-def tensor_of(name: str, nbytes: Size, role: Any, itemsize: int) -> ListedTensor:
+def tensor_of(name: str, nbytes: Formula, role: Any, itemsize: int) -> Tensor:
     """A storage of so many bytes in elements of a dtype, where it has whole ones."""
     if any(factor % itemsize for _, factor in nbytes.terms):
-        return ListedTensor(name, nbytes, role)
-    return ListedTensor(name, divided(nbytes, itemsize), role, itemsize)
+        return Tensor(name, nbytes, 1, role)
+    return Tensor(name, divided(nbytes, itemsize), itemsize, role)
 
 
-def add(total: Terms, size: Size) -> None:
+def add(total: Terms, size: Formula) -> None:
     for product, factor in size.terms:
         value = total.get(product, 0) + factor
         if value:
@@ -373,15 +376,15 @@ def add(total: Terms, size: Size) -> None:
             total.pop(product, None)
 
 
-def terms_of(size: Size) -> Terms:
+def terms_of(size: Formula) -> Terms:
     return dict(size.terms)
 
 
-def size_of(terms: Terms) -> Size:
-    return Size(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
+def size_of(terms: Terms) -> Formula:
+    return Formula(tuple(sorted((product, factor) for product, factor in terms.items() if factor)))
 
 
-def less(total: Terms, other: Terms) -> Size:
+def less(total: Terms, other: Terms) -> Formula:
     left = dict(total)
     for product, factor in other.items():
         left[product] = left.get(product, 0) - factor
@@ -395,9 +398,9 @@ def summed(one: Terms, two: Terms) -> Terms:
     return total
 
 
-def pruned(rows: Iterable[ListedRow], *, apart: bool) -> tuple[ListedRow, ...]:
+def pruned(rows: Iterable[Row], *, apart: bool) -> tuple[Row, ...]:
     """Rows without those that another one is never below. apart: rows of several operations are compared with their own alone"""
-    kept: list[tuple[ListedRow, Terms]] = []
+    kept: list[tuple[Row, Terms]] = []
     for row in rows:
         terms = terms_of(row.live)
         if any(_covers(other, more, row, terms, apart) for other, more in kept):
@@ -407,7 +410,7 @@ def pruned(rows: Iterable[ListedRow], *, apart: bool) -> tuple[ListedRow, ...]:
     return tuple(row for row, _ in kept)
 
 
-def _covers(one: ListedRow, more: Terms, two: ListedRow, terms: Terms, apart: bool) -> bool:
+def _covers(one: Row, more: Terms, two: Row, terms: Terms, apart: bool) -> bool:
     if (apart and one.at != two.at) or one.gradients < two.gradients or one.latest < two.latest:
         return False
     return all(more.get(product, 0) >= terms.get(product, 0) for product in {*more, *terms})

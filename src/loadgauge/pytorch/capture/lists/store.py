@@ -26,7 +26,7 @@ import msgspec
 from loadgauge._version import __version__
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.capture.captured import Captured, Packed
-from loadgauge.pytorch.capture.symbols.sizes import Size, compiled
+from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled
 
 T = TypeVar("T")
 LARGEST = 1 << 29
@@ -76,7 +76,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def check_sizes(names: Sequence[str], sizes: Iterable[Size], guards: Sequence[str]) -> None:
+def check_sizes(names: Sequence[str], sizes: Iterable[Formula], guards: Sequence[str]) -> None:
     """Raise ConfigError unless formulas and guards are such, of these names."""
     ones = dict.fromkeys(names, 2)
     products = {product for size in sizes for product, _ in size.terms}

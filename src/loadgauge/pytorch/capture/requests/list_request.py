@@ -14,6 +14,7 @@ import torch
 
 from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.core.base.files import is_script
+from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import training
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
@@ -24,7 +25,7 @@ from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_l
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SECOND, SOUND, config_keys, longest_of, rows_of, sized
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
-from loadgauge.pytorch.capture.lists.compose import Shown
+from loadgauge.pytorch.capture.lists.compose import Shown, in_order
 from loadgauge.pytorch.capture.lists.listed import Listing
 from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
@@ -409,12 +410,7 @@ def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
 def _pattern(less: Blocks, full: Blocks, listing: Listing) -> tuple[int, ...]:
     """For each block of the whole model, in the order in which they run, the place of its like in the list."""
     like = _stands_for(less, full) or {path: path for stack in full.stacks for path in stack.paths}
-    order = list(dict.fromkeys(place.rpartition(".")[0] for place in listing.places))
-    stacks = {stack.path: stack for stack in full.stacks}
-    missing = [path for path in stacks if path not in order]
-    if missing:
-        raise NotModelled(f"{missing[0]} does not run in a training step")
-    return tuple(listing.places.index(like[path]) for name in order for path in stacks[name].paths)
+    return in_order(listing, {stack.path: [like[path] for path in stack.paths] for stack in full.stacks})
 
 
 def _text(config: Any) -> Any:
@@ -442,8 +438,8 @@ def capture_request(
     job = request.job
     fields: dict[str, Any] = {
         name: value
-        for name in ("precision", "optimizer", "attention", "recompute")
-        if (value := getattr(job, name)) is not None
+        for name in CaptureFlags.__annotations__
+        if name != "global_batch" and (value := getattr(job, name)) is not None
     }
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | given)[ONE])).accumulate

@@ -82,10 +82,10 @@ def _allowed(root: ast.expr) -> bool:
     return True
 
 
-class Size(msgspec.Struct, frozen=True, gc=False):
+class Formula(msgspec.Struct, frozen=True, gc=False):
     """A whole number that depends on sizes: `terms` are (product of names, whole factor); "1" is the constant's product.
 
-    >>> size = Size((("1", 512), ("b*s", 4)))
+    >>> size = Formula((("1", 512), ("b*s", 4)))
     >>> size.at({"b": 2, "s": 3}), str(size)
     (536, '4*b*s + 512')
     """
@@ -93,7 +93,7 @@ class Size(msgspec.Struct, frozen=True, gc=False):
     terms: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, expression: Any, names: Mapping[Any, str]) -> Size:
+    def of(cls, expression: Any, names: Mapping[Any, str]) -> Formula:
         """The size that a SymPy expression or an int stands for. names: of its symbols
 
         Raises NotModelled where it is no whole sum.

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.pytorch.device.facts.fact_kinds import Known, Same
+from loadgauge.pytorch.device.kernels.cuda_packed import known_value, running_facts
 from loadgauge.pytorch.device.read import asking
 
 ASSUMED = "transcripts of a batch are equally long, as long as they can be"
@@ -79,14 +79,9 @@ def _longest(targets: Any, lengths: Any, sequences: Any) -> Any:
     """Tokens of the longest transcript."""
     if isinstance(lengths, list | tuple):
         return max(lengths, default=0)
-    facts = next(
-        (found for mode in _get_current_dispatch_mode_stack() if (found := getattr(mode, "facts", None))), None
-    )
-    fact = None if facts is None else facts.of(lengths)
-    value = fact.value if isinstance(fact, Same | Known) else getattr(lengths, "_loadgauge_value", None)
-    if value is not None:
+    if (value := known_value(lengths)) is not None:
         with _disable_current_modes():
             return int(value.max())
-    if facts is not None:
+    if (facts := running_facts()) is not None:
         facts.assumed[asking() or "the loss"] = ASSUMED
     return targets.shape[-1] if targets.dim() == 2 else targets.shape[0] // sequences

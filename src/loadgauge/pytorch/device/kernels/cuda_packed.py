@@ -72,7 +72,7 @@ def pack(x: Any, lengths: Any, batch_first: bool) -> Any:
     """Compute `torch._pack_padded_sequence`: the rows, and how many sequences each position has."""
     values = _values(lengths)
     batch, longest = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
-    facts = _facts()
+    facts = running_facts()
     if values is None:
         if facts is not None:
             facts.assumed[asking() or "the packed sequences"] = ASSUMED
@@ -92,7 +92,7 @@ def pack(x: Any, lengths: Any, batch_first: bool) -> Any:
 def pad(data: Any, sizes: Any, batch_first: bool, value: float, total: int) -> Any:
     """Compute `torch._pad_packed_sequence`: (positions, batch, ...), or batch first, and the lengths."""
     longest = sizes.shape[0]
-    facts = _facts()
+    facts = running_facts()
     fact = None if facts is None else facts.of(sizes)
     there = None if isinstance(fact, Number) else _values(sizes)
     if there is None:
@@ -121,14 +121,20 @@ def _whole(values: list[int]) -> Any:
 
 def _values(numbers: Any) -> list[int] | None:
     """The numbers of a tensor of one dimension, the largest first; None where they are not known."""
-    facts = _facts()
-    fact = None if facts is None else facts.of(numbers)
-    real = fact.value if isinstance(fact, Known | Same) else getattr(numbers, "_loadgauge_value", None)
+    real = known_value(numbers)
     if real is None or type(numbers.shape[0]) is not int:
         return None
     with _disable_current_modes():
         return sorted(real.expand(numbers.shape[0]).tolist(), reverse=True)
 
 
-def _facts() -> Any:
+def known_value(numbers: Any) -> Any:
+    """Return the real tensor that a fake one is known to be; None where nobody knows."""
+    facts = running_facts()
+    fact = None if facts is None else facts.of(numbers)
+    return fact.value if isinstance(fact, Known | Same) else getattr(numbers, "_loadgauge_value", None)
+
+
+def running_facts() -> Any:
+    """Return the facts of the fake mode that runs; None outside."""
     return next((found for mode in _get_current_dispatch_mode_stack() if (found := getattr(mode, "facts", None))), None)

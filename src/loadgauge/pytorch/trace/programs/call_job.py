@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TextIO, Unpack
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, needs_torch
+from loadgauge.core.base import ConfigError, is_script, needs_torch
+from loadgauge.core.definitions.job.flag_types import TraceFlags
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.pytorch.trace import subprocess
+from loadgauge.pytorch.trace.result import Trace
+from loadgauge.pytorch.trace.subprocess import Request
 
 if TYPE_CHECKING:
     import torch
 
-    from loadgauge.pytorch.trace.subprocess import Request
-    from loadgauge.pytorch.trace.trace import Trace
-
 Device = Literal["cuda", "cpu"]
-
-
-class Fields(TypedDict, total=False):
-    """Fields of a `Job` that a traced model can have, as `loadgauge trace` takes them."""
-
-    seq_len: int
-    micro_batch: int
-    global_batch: int
-    precision: str
-    optimizer: str
-    attention: str
-    recompute: str
-    gpus: int
-    tp: int
-    pp: int
-    vpp: int
-    zero: int
-    replicas: int
-    sequence_parallel: bool
-    schedule: str
-    stage_layers: str
 
 
 def trace(
@@ -50,7 +30,7 @@ def trace(
     keep: Sequence[str] = (),
     loss: Callable[[Any], torch.Tensor] | None = None,
     keywords: dict[str, Any] | None = None,
-    **fields: Unpack[Fields],
+    **fields: Unpack[TraceFlags],
 ) -> Trace:
     """Traces two training steps on tensors without memory, as `loadgauge trace` does; no GPU is needed.
 
@@ -71,22 +51,19 @@ def trace(
     True
     """
     needs_torch("trace")
-    import torch
-
-    from loadgauge.core.base.files import is_script
-    from loadgauge.pytorch.trace import trace as tracing
-    from loadgauge.pytorch.trace.child import trace_request
-    from loadgauge.pytorch.trace.programs.jobs import of_module
-    from loadgauge.pytorch.trace.programs.script import FunctionJob
-    from loadgauge.pytorch.trace.programs.target import config_job
-    from loadgauge.pytorch.trace.subprocess import Request, in_child
-    from loadgauge.pytorch.trace.torch_run import TorchRun
-
     if isinstance(target, str | Job):
         job = target.replace(**fields) if isinstance(target, Job) else Job(model=target, **fields)
         request = Request(job, device or "cuda", layers, rank, tuple(keep))
-        result = in_child(trace_request, request, sys.stdout if is_script(job.model) else None)
+        result = traced(request, sys.stdout if is_script(job.model) else None)
         return result if result.events else trace_on_cpu(request, result, device is None)
+    import torch
+
+    from loadgauge.pytorch.trace import trace as tracing
+    from loadgauge.pytorch.trace.programs.jobs import of_module
+    from loadgauge.pytorch.trace.programs.script import FunctionJob
+    from loadgauge.pytorch.trace.programs.target import config_job
+    from loadgauge.pytorch.trace.torch_run import TorchRun
+
     if isinstance(target, torch.nn.Module):
         module_fields = {name: value for name, value in fields.items() if name in ("optimizer", "precision")}
         if len(module_fields) < len(fields):
@@ -102,15 +79,17 @@ def trace(
     raise ConfigError(f"cannot trace {type(target).__name__}: give a model, a Job, a script.py:function, or a module")
 
 
+def traced(request: Request, shown: TextIO | None = None) -> Trace:
+    """Return the trace of the job of a request, made in a child process; this one needs no PyTorch. shown: as for `in_child`"""
+    return subprocess.named_in_child("loadgauge.pytorch.trace.child:trace_request", Trace, request, shown)
+
+
 def trace_on_cpu(request: Request, trace: Trace, allowed: bool) -> Trace:
     """The trace of a script's CPU tensors, where nothing of it was on the simulated CUDA device.
 
     allowed: whether no device was asked for
     Raises ConfigError where there are no tensors at all, or where it is not allowed.
     """
-    from loadgauge.pytorch.trace.child import trace_request
-    from loadgauge.pytorch.trace.subprocess import in_child
-
     if not trace.elsewhere:
         raise ConfigError("made no tensor: there is nothing to trace", file=request.job.model)
     if not allowed:
@@ -119,7 +98,7 @@ def trace_on_cpu(request: Request, trace: Trace, allowed: bool) -> Trace:
             ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu',
             file=request.job.model,
         )
-    again = in_child(trace_request, msgspec.structs.replace(request, device="cpu"))
+    again = traced(msgspec.structs.replace(request, device="cpu"))
     note = (
         "cpu: nothing of this script was on cuda, so it was run once more and its CPU tensors are what is reported"
         ' (torch.set_default_device("cuda") traces them as on a GPU)'

@@ -69,23 +69,27 @@ def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -
 
     Raises ConfigError where transformers has no language model for the config, or refuses it.
     """
-    import transformers
-
     longest = getattr(config, "max_position_embeddings", None)
     if longest and run.layout.seq_len > longest:
         raise ConfigError(f"seq_len: {run.layout.seq_len} is more than the model's {longest}")
+    config.use_cache = False
+    return made_of(maker_of(config), config, run, device, values)
+
+
+def maker_of(config: Any) -> Any:
+    """Return what makes the language model of a config: its class's `_from_config`. Raises ConfigError where there is none."""
+    import transformers
+
     names = getattr(config, "architectures", None) or []
     classes = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
     fitting = [cls for cls in classes if cls.__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM"))]
-    config.use_cache = False
-    if fitting:
-        return made_of(fitting[0]._from_config, config, run, device, values)
-    auto: Any = transformers.AutoModelForCausalLM
-    if type(config) not in auto._model_mapping:
-        auto = transformers.AutoModelForMaskedLM
-    if type(config) not in auto._model_mapping:
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForMaskedLM):
+        mapping: Any = auto._model_mapping
+        if not fitting and type(config) in mapping:
+            fitting = [mapping[type(config)]]
+    if not fitting:
         raise ConfigError(f"transformers has no language model for {config.model_type!r}")
-    return made_of(auto.from_config, config, run, device, values)
+    return fitting[0]._from_config
 
 
 def made_of(make: Any, config: Any, run: TorchRun, device: str, values: bool = False) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from loadgauge.core.base import ConfigError, is_script
 from loadgauge.core.families.catalogue import find_model, keys
 from loadgauge.core.families.hf import model_types
-from loadgauge.pytorch.trace.programs.jobs import ConfigJob
+from loadgauge.pytorch.trace.programs.jobs import ConfigJob, maker_of
 from loadgauge.pytorch.trace.programs.script import FunctionJob, check
 from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.torch_run import TorchRun
@@ -29,6 +29,7 @@ def find_job(target: str, run: TorchRun, layers: int | None = None) -> Traceable
 def config_job(config: Any, run: TorchRun, target: str = "", layers: int | None = None) -> Traceable:
     """The job for a config object of transformers. `layers`: number of layers, instead of the config's own."""
     config = with_layers(config, layers)
+    maker_of(config)  # its code is imported now, where no garbage is looked for
     if run.layout.gpus > 1:
         from loadgauge.pytorch.parallel.parallel import ParallelJob
 
