@@ -29,6 +29,11 @@ ROOMS = {"core", "job_files", "pytorch", "page", "fleets", "sheets", "train", "e
 FACADE = {"__init__", "_version", "api"}
 DOORS = {"core/base": 20, "job_files/ideas": 5}
 """Folders whose names others import from the folder itself, and how many files may still pass by that door twice."""
+ENTERED = {
+    "core/estimate": 143, "core/plan": 76, "core/resolve": 42, "core/families": 33, "core/layers": 29, "core/serving": 20,
+    "core/post_training": 18, "pytorch/trace": 53, "pytorch/capture": 22,
+}  # fmt: skip
+"""Folders, and how many of their names others import: ceilings that only fall (docs/design/ways.md)."""
 pytestmark = pytest.mark.slow  # the whole package is parsed
 HEAVY = {"torch", "transformers", "matplotlib", "sympy", "numpy", "rich", "starlette", "uvicorn", "ray", "pyarrow"}
 
@@ -138,6 +143,25 @@ def test_folders_with_a_door_are_entered_by_it(door: str) -> None:
         for path in others
     }
     assert sum(len(modules) > 1 for modules in past.values()) <= DOORS[door]
+
+
+@pytest.mark.parametrize("folder", ENTERED)
+def test_a_folder_is_entered_by_few_names(folder: str) -> None:
+    inner = f"loadgauge.{folder.replace('/', '.')}."
+    outside = [path for path in PACKAGE.rglob("*.py") if PACKAGE / folder not in path.parents]
+    names = {name for path in outside for name, _ in imports(path) if name.startswith(inner)}
+    assert len(names) <= ENTERED[folder]
+
+
+def test_the_package_imports_no_tools() -> None:
+    """Tools import the package; what the package needs of the repository, it has."""
+    tools = {path.stem for path in (PACKAGE.parents[1] / "tools").iterdir() if path.stem[0] not in "_."}
+    assert not [
+        f"{module}: {name}"
+        for module, path in modules().items()
+        for name, _ in imports(path)
+        if name.split(".")[0] in tools
+    ]
 
 
 def test_no_imports_in_a_circle() -> None:

@@ -29,7 +29,7 @@ def test_forty_questions_have_a_place() -> None:
 
 def test_every_room_has_a_page_and_every_folder_of_the_core_a_row() -> None:
     rooms = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
-    assert {page.stem.replace("-", "_") for page in PAGES} == rooms | {"index", "tried"}
+    assert {page.stem.replace("-", "_") for page in PAGES} == rooms | {"index", "tried", "ways"}
     named = set(PATH.findall((ROOT / "docs/design/core.md").read_text(encoding="utf-8")))
     assert {
         f"core/{folder.name}" for folder in (PACKAGE / "core").iterdir() if folder.is_dir() and folder.name[0] != "_"

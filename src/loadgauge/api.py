@@ -116,9 +116,9 @@ def estimate(
         given = {"training": training, "cluster": cluster, "efficiencies": efficiencies}
         for name, value in given.items():
             if value is not None:
-                raise ConfigError("goes with a Layout; without one, give the flags of the job", key=name)
+                raise ConfigError("needs a Layout; without one, give the flags of the job", key=name)
         if scale != 1.0:
-            raise ConfigError("goes with a Layout; without one, give measured='step=12.3s'", key="scale")
+            raise ConfigError("needs a Layout; without one, give measured='step=12.3s'", key="scale")
         return _of_flags(model, gpu, flags)
     _expect(layout, Layout, "layout", "a loadgauge.Layout; without one, give gpus=, tp= and the other flags by name")
     if flags:
@@ -161,7 +161,7 @@ def _of_flags(model: str | Path | ModelSpec, gpu: str | Gpu | None, flags: Mappi
     spec = model if isinstance(model, ModelSpec) else None
     card = _gpu(gpu)
     if isinstance(gpu, Gpu) and gpu_of(gpu.id) != gpu:
-        raise ConfigError(f"a changed {gpu.id} goes with a Layout; without one, give an id", key="gpu")
+        raise ConfigError(f"a changed {gpu.id} needs a Layout; without one, give an id", key="gpu")
     job = Job.of(spec.name if spec else str(model), flags)
     name = gpu if isinstance(gpu, str) else None if card is None else card.id
     return resolve_job(job.replace(gpu=name), spec).estimate()

@@ -54,7 +54,7 @@ def test_nothing_private_is_in_a_file(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         ("gpt2 --gpu h100 --step 3GB", "is not in seconds"), ("gpt2 --gpu h100 --step 3s --card 3s", "is not in bytes"),
-        ("gpt2 --step 3s", "gpu: is needed"), ("{file} --gpu h100 --step 3s", "is a file of yours"),
+        ("gpt2 --step 3s", "gpu: is missing"), ("{file} --gpu h100 --step 3s", "is a file of yours"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_passed_on_is_one_line(flags: str, words: str, tmp_path: Path) -> None:

@@ -225,8 +225,11 @@ def test_the_answer(capsys) -> None:
         assert "Rule:" in text
 
 
+WHOLE = ("--tp", "1", "--pp", "1")  # stated, as an open layout is filled in until it fits
+
+
 def test_a_step_that_does_not_fit_is_no_run(capsys) -> None:
-    words = ("llama-3.1-70b", "--gpu", "h100", "--gpus", "64", "--zero", "1", "--tokens", "1T", "--runs", "3")
+    words = ("llama-3.1-70b", "--gpu", "h100", "--gpus", "64", "--zero", "1", "--tokens", "1T", "--runs", "3", *WHOLE)
     code, text = ask(capsys, *words)
     assert code == 1
     assert "DOES NOT FIT" in text
@@ -271,27 +274,27 @@ def test_other_answers(capsys, tmp_path) -> None:
         (("--checkpoint", "async:400d"), "longer than the run"),
         (("--failures", "lama3"), "llama3"),
         (("--topology", "raill"), "rail"),
-        (("--topology", "rail", "--nic-bandwidth", "50GB/s"), "--topology states"),
+        (("--topology", "rail", "--nic-bandwidth", "50GB/s"), "by --topology"),
         (("--storage", "2TB"), "bandwidth"),
         (("--sites", "3", "--between", "1GB/s"), "3 sites"),
-        (("--between", "1GB/s"), "goes with --sites"),
+        (("--between", "1GB/s"), "needs --sites"),
         (("--find", "oversubscription"), "needs --topology"),
         (("--explain", "luck"), "luck"),
-        (("--output", "x"), "goes with --sweep"),
+        (("--output", "x"), "needs --sweep"),
         (("--failures", "1h"), "no progress"),
         (("--storage", "2"), "storage: cannot read '2'"),
         (("--detect", "soon"), "(units: s, ms, us, min, h, d)"),
         (("--checkpoint", "none:5min"), "none has no interval"),
         (("--machines", "90%"), "does not move"),
         (("--find", "checkpoint-interval", "--failures", "none"), "nothing fails"),
-        (("--find", "checkpoint-interval", "--checkpoint", "async:5min"), "asks for"),
-        (("--find", "spares", "--spares", "2%"), "asks for"),
-        (("--find", "spares", "--slack", "0.1"), "slack: goes with"),
-        (("--find", "spares", "--price", "2"), "price: says nothing"),
-        (("--sites", "2", "--between", "1GB/s", "--what-if"), "without --sites"),
-        (("--sites", "2", "--between", "1GB/s", "--find", "spares"), "without --sites"),
-        (("--sites", "2", "--between", "1GB/s", "--spares", "2%"), "spares: says nothing to --sites"),
-        (("--find", "sites", "--between", "1GB/s", "--failures", "llama3"), "failures: says nothing to --find sites"),
+        (("--find", "checkpoint-interval", "--checkpoint", "async:5min"), "searches"),
+        (("--find", "spares", "--spares", "2%"), "searches"),
+        (("--find", "spares", "--slack", "0.1"), "slack: needs"),
+        (("--find", "spares", "--price", "2"), "price: does not affect"),
+        (("--sites", "2", "--between", "1GB/s", "--what-if"), "combined with --sites"),
+        (("--sites", "2", "--between", "1GB/s", "--find", "spares"), "combined with --sites"),
+        (("--sites", "2", "--between", "1GB/s", "--spares", "2%"), "spares: does not affect --sites"),
+        (("--find", "sites", "--between", "1GB/s", "--failures", "llama3"), "failures: does not affect --find sites"),
         (("--explain", "money"), "--price"),
     ],
 )
@@ -300,6 +303,12 @@ def test_bad_input_is_one_line(capsys, words: tuple[str, ...], said: str) -> Non
     assert code == 2
     assert said in text
     assert text.count("\n") == 1
+
+
+def test_a_fleet_searches_a_layout_where_some_structures_have_none(capsys) -> None:
+    """A structure without a layout has an empty batch, whose places are indices too."""
+    assert command(["fleet", "llama-3.1-8b", "--gpu", "h100", "--gpus", "64", "--tokens", "1T", "--brief"]) == 0
+    assert "DAYS  llama-3.1-8b" in capsys.readouterr().out
 
 
 @pytest.mark.slow

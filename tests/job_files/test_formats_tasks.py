@@ -440,9 +440,9 @@ def test_preferences_of_ms_swift_are_estimated(words: str, task: str, tmp_path: 
     [
         (SWIFT + " --rlhf_type grpo --use_vllm true --vllm_mode server", "'server' has GPUs of its own"),
         (SWIFT + " --rlhf_type gkd", "needs the model that is distilled"), (SWIFT + " --rlhf_type ppo", "needs a reward model"),
-        (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: is of another trainer"),
+        (SWIFT.replace("rlhf", "sft") + " --beta 0.1", "beta: belongs to a trainer other than SFT"),
         (SWIFT + " --reward_model gpt2", "reward_model"),
-        (SWIFT.replace("rlhf", "sft") + " --rlhf_type dpo", "rlhf_type: is of another trainer"),
+        (SWIFT.replace("rlhf", "sft") + " --rlhf_type dpo", "rlhf_type: belongs to a trainer other than SFT"),
     ],
 )  # fmt: skip
 def test_what_is_not_counted_of_ms_swift_stops_in_one_line(text: str, words: str, tmp_path: Path) -> None:

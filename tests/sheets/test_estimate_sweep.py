@@ -19,7 +19,7 @@ XXL = (
     "estimate xlm-roberta-xxl --framework deepspeed --precision fp16 --attention eager --gpu a100-pcie-40gb --gpus 64"
     " --micro-batch 8 --seq-len 512"
 )
-TABLE = f"{XXL} --sweep zero=0..3 --sweep recompute=none,full"
+TABLE = f"{XXL} --tp 1 --pp 1 --sweep zero=0..3 --sweep recompute=none,full"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from loadgauge.core.base.units import in_gib
 pytest.importorskip("matplotlib")
 TABLE = (
     "estimate xlm-roberta-xxl --framework deepspeed --precision fp16 --attention eager --gpu a100-pcie-40gb --gpus 64"
-    " --micro-batch 8 --seq-len 512 --sweep zero=0,3 --sweep recompute=none,full"
+    " --tp 1 --pp 1 --micro-batch 8 --seq-len 512 --sweep zero=0,3 --sweep recompute=none,full"
 )
 
 

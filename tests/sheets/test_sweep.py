@@ -114,9 +114,9 @@ def test_a_bad_file_is_one_clear_line(text: str, words: tuple[str, ...], tmp_pat
     ("line", "word"),
     [
         ("plan", "MODEL"),
-        ("plan gpt2 --output there", "goes with --sweep"),
-        ("plan gpt2 --workers 2", "goes with --sweep"),
-        ("plan gpt2 --ray auto", "goes with --sweep"),
+        ("plan gpt2 --output there", "needs --sweep"),
+        ("plan gpt2 --workers 2", "needs --sweep"),
+        ("plan gpt2 --ray auto", "needs --sweep"),
         ("plan --sweep /no/such/file.toml", "no such file"),
         ("plan gpt2 --sweep a.toml", "model: belongs in the sweep's file"),
         ("plan --sweep a.toml --gpus 8", "gpus: belongs in the sweep's file"),

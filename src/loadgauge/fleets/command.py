@@ -140,16 +140,16 @@ def command(model: str | None, find: str | None, what_if: bool, **flags: Any) ->
     own = {name: flags.pop(name) for name in OWN}
     local = {name: flags.pop(name) for name in ("sites", *OPTIONS)}
     more = {name: flags.pop(name) for name in ("jobs", "slack", "sweep", "output", "workers", "ray")}
-    given = {name: value for name, value in own.items() if value is not None}
+    options = {name: value for name, value in own.items() if value is not None}
     local = {name: value for name, value in local.items() if value is not None}
     if local and "sites" not in local and find != "sites":
-        raise ConfigError("goes with --sites", key=next(iter(local)))
+        raise ConfigError("needs --sites", key=next(iter(local)))
     if more["slack"] is not None and find not in ("oversubscription", "sites"):
-        raise ConfigError("goes with --find oversubscription or sites", key="slack")
+        raise ConfigError("needs --find oversubscription or sites", key="slack")
     if find is not None:
-        _asked_for(find, given, flags)
+        _asked_for(find, options, flags)
     if not more["sweep"]:
-        refuse({name: more[name] for name in ("output", "workers", "ray")}, "goes with --sweep")
+        refuse({name: more[name] for name in ("output", "workers", "ray")}, "needs --sweep")
     asked = [
         name
         for name, value in (
@@ -162,30 +162,31 @@ def command(model: str | None, find: str | None, what_if: bool, **flags: Any) ->
         if value
     ]
     if len(asked) > 1:
-        raise ConfigError(f"goes without --{asked[0]}", key=asked[1])
+        raise ConfigError(f"cannot be combined with --{asked[0]}", key=asked[1])
     if more["jobs"] is not None:
-        return fleet_queue.queue(more["jobs"], model, flags, given)
+        return fleet_queue.queue(more["jobs"], model, flags, options)
     job = Job(model=model_or_usage(model, flags), **flags)
     if job.gpu is None:
-        raise ConfigError("is needed: failures are of a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
+        raise ConfigError("is missing: failures depend on the kind of GPU (`loadgauge gpus` lists them)", key="gpu")
     if job.tokens is None:
-        raise ConfigError("is needed: the length of the run, such as 15T", key="tokens")
+        raise ConfigError("is missing: the length of the run, such as 15T", key="tokens")
     if more["sweep"]:
-        return fleet_queue.sweep(job, given, more)
+        return fleet_queue.sweep(job, options, more)
     if find is not None:
-        return report.find(job, given, find, more["slack"] or report.SLACK, local)
+        return report.find(job, options, find, more["slack"] or report.SLACK, local)
     if local:
-        return report.sites(job, given, local)
-    return report.simulated(job, given, what_if)
+        return report.sites(job, options, local)
+    return report.simulated(job, options, what_if)
 
 
-def _asked_for(find: str, given: dict[str, Any], flags: dict[str, Any]) -> None:
+def _asked_for(find: str, options: dict[str, Any], flags: dict[str, Any]) -> None:
     """Refuses options that say what an inverse question asks for, or that its answer has no place for."""
-    if find == "spares" and "spares" in given:
-        raise ConfigError("is what --find spares asks for", key="spares")
-    if find == "checkpoint-interval" and ":" in given.get("checkpoint", ""):
+    if find == "spares" and "spares" in options:
+        raise ConfigError("is what --find spares searches; leave it out", key="spares")
+    if find == "checkpoint-interval" and ":" in options.get("checkpoint", ""):
         raise ConfigError(
-            "is what --find checkpoint-interval asks for; give the way alone, such as async", key="checkpoint"
+            "has an interval, which --find checkpoint-interval searches; give the way alone, such as async",
+            key="checkpoint",
         )
     if flags["price"] is not None:
-        raise ConfigError(f"says nothing to --find {find}", key="price")
+        raise ConfigError(f"does not affect --find {find}; leave it out", key="price")

@@ -1,4 +1,4 @@
-"""What fails how often, and how long it takes to run again, as data (`data/failures`, or a file of the user's own).
+"""Failure rates and the time to run again, as data (`data/failures`, or a file of the user's own).
 
 A rate is counted (so many in so many days on so many GPUs) or a range between published fleets, out of which each simulated run
 draws its own. Times of recovery are ranges too: they belong to whoever runs the fleet.
@@ -97,24 +97,24 @@ def failures(text: str) -> Failures:
     try:
         body = Path(text).read_text(encoding="utf-8") if own else read_data(f"failures/{text}.toml")
     except (OSError, UnicodeDecodeError):
-        known = ("none", *failures_ids())
-        hint = "" if own else suggest(text, known) or f" (known: {', '.join(known)}, or hours such as 50000h)"
+        names = ("none", *failures_ids())
+        hint = "" if own else suggest(text, names) or f" (known: {', '.join(names)}, or hours such as 50000h)"
         raise ConfigError(f"no failures {text!r}{hint}", key="failures") from None
     try:
-        found = msgspec.convert(tomllib.loads(body), _File)
+        parsed = msgspec.convert(tomllib.loads(body), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{text}: {error}", key="failures") from None
-    if not found.parts or min(part.count for part in found.parts) <= 0:
+    if not parsed.parts or min(part.count for part in parsed.parts) <= 0:
         raise ConfigError(f"{text}: needs parts with counts above 0", key="failures")
-    if found.per_thousand_node_days is not None:
-        low, high = (rate / 1000 / NODE / DAY for rate in found.per_thousand_node_days)
-    elif found.gpus and found.days:
-        low = high = sum(part.count for part in found.parts) / found.gpus / (found.days * DAY)
+    if parsed.per_thousand_node_days is not None:
+        low, high = (rate / 1000 / NODE / DAY for rate in parsed.per_thousand_node_days)
+    elif parsed.gpus and parsed.days:
+        low = high = sum(part.count for part in parsed.parts) / parsed.gpus / (parsed.days * DAY)
     else:
         raise ConfigError(f"{text}: needs gpus and days, or per_thousand_node_days", key="failures")
     if not 0 < low <= high:
         raise ConfigError(f"{text}: rates must be positive and rise", key="failures")
-    return Failures(id=Path(text).stem, name=found.name, source=found.source, low=low, high=high, parts=found.parts)
+    return Failures(id=Path(text).stem, name=parsed.name, source=parsed.source, low=low, high=high, parts=parsed.parts)
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +148,7 @@ def span(text: str, key: str) -> Span:
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run goes on after a failure [s].
+    """Times of a run's recovery from a failure [s].
 
     detect: until it is noticed; diagnose: until the host is known; swap: until a spare is in its place; restart: until all
     processes are connected, beside reading the checkpoint; warm: lost until steps are as fast as before

@@ -26,7 +26,7 @@ RUNS = 1000
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked about a fleet, as text; each is a flag of `loadgauge fleet`."""
+    """Questions about a fleet, as text; each field is a flag of `loadgauge fleet`."""
 
     failures: str = "studies"
     spares: str = "1%"
@@ -47,18 +47,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """Return the times of recovery."""
         if self.recover not in ("restart", "elastic", "reroute"):
             raise ConfigError(f"must be restart, elastic or reroute, got {self.recover!r}", key="recover")
-        given: dict[str, Any] = {"way": self.recover}
+        stated: dict[str, Any] = {"way": self.recover}
         for name in ("detect", "diagnose", "swap", "restart"):
             text = getattr(self, name)
             if text is not None:
-                given[name] = span(text, name)
+                stated[name] = span(text, name)
         if self.repair is not None:
-            given["repair"] = span(self.repair, "repair").middle
-        return msgspec.structs.replace(Recovery(), **given)
+            stated["repair"] = span(self.repair, "repair").middle
+        return msgspec.structs.replace(Recovery(), **stated)
 
 
 def hosts_of(text: str, gpus: int, node: int) -> int:
-    """Return how many spare hosts are meant: a number of them, or a share of the job's GPUs. Raises `ConfigError`.
+    """Return the number of spare hosts: a number of them, or a share of the job's GPUs. Raises `ConfigError`.
 
     >>> hosts_of("2%", 16384, 8), hosts_of("20", 16384, 8), hosts_of("0", 8, 8)
     (41, 20, 0)
@@ -66,14 +66,14 @@ def hosts_of(text: str, gpus: int, node: int) -> int:
     try:
         if text.rstrip().endswith("%"):
             return math.ceil(share(text, "spares") * gpus / node) if float(text.rstrip(" %")) else 0
-        found = int(text)
+        hosts = int(text)
     except ValueError as error:
         if isinstance(error, ConfigError) and "-" not in text:
             raise
         raise ConfigError(f"must be hosts or a share such as 2%, not below 0, got {text!r}", key="spares") from None
-    if found < 0:
+    if hosts < 0:
         raise ConfigError(f"must be hosts or a share such as 2%, not below 0, got {text!r}", key="spares")
-    return found
+    return hosts
 
 
 def state_bytes(result: Estimate) -> float:
@@ -171,7 +171,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def load(self) -> tuple[Load, ...]:
-        """How busy each tier is in a step."""
+        """Load of each tier in a step."""
         return loads(self.estimate)
 
     def again(self, result: Estimate | None = None, runs: int | None = None, **changes: Any) -> Fleet:
@@ -244,7 +244,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def case(result: Estimate, tokens: str | float, options: Options) -> Case:
-    """Return what is simulated for an estimate; raises as `fleet` does."""
+    """Return the simulated case of an estimate; raises as `fleet` does."""
     time, cluster = result.time, result.cluster
     if time is None or cluster is None:
         raise NotStated(result.untimed or "a fleet needs a GPU whose step has a time")
@@ -254,7 +254,7 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     gpus, node = cluster.gpus, cluster.gpus_per_node
     hosts = math.ceil(gpus / node)
     work = total / time.tokens * time.step
-    what, saved = failures(options.failures), checkpoint(options.checkpoint)
+    rates, saved = failures(options.failures), checkpoint(options.checkpoint)
     nbytes = state_bytes(result)
     assumed: dict[str, str] = {}
     storage = HOST_STORAGE * hosts
@@ -263,7 +263,7 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     elif saved.way != "none":
         assumed["--storage"] = f"{storage / 1e9:,.0f} GB/s (0.65 GB/s a host, as Llama 3's)"
     stall, lag, reload = _saving(result, saved, nbytes, storage)
-    every = _interval(saved, stall, lag, what, gpus, time.step, work)
+    every = _interval(saved, stall, lag, rates, gpus, time.step, work)
     if saved.every is None and math.isfinite(every):
         assumed["--checkpoint"] = f"{saved.way}:{every / 60:.3g}min (what loses least, in whole steps)"
     slow, watts = _slow(result, options, hosts)
@@ -281,13 +281,13 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
         storage=saved.storage if saved.way == "memory" else 0.0,
         group=replica(result),
         slow=slow,
-        failures=what,
+        failures=rates,
         recovery=_recovery(result, options),
     )
     return Case(
         run=run,
         tokens=total,
-        failures=what,
+        failures=rates,
         checkpoint=saved,
         nbytes=nbytes,
         storage=storage,
@@ -313,7 +313,7 @@ def steady(result: Estimate, options: Options) -> float:
 
 
 def replicas_left(options: Options, gpus: int, node: int) -> Callable[[Size], Size]:
-    """Return what gives, for the GPUs of a replica, the share of the replicas that work on average: for many layouts at once."""
+    """Return a function from the GPUs of a replica to the mean share of replicas that work; it takes arrays."""
     run = Run(
         work=1.0,
         gpus=gpus,
@@ -337,20 +337,20 @@ def fleet(result: Estimate, tokens: str | float, options: Options, *, price: flo
     >>> abs(found.days[1] / (1e12 / step.time.tokens * step.time.step / 86400) - 1) < 1e-12
     True
     """
-    made = case(result, tokens, options)
+    simulated = case(result, tokens, options)
     return Fleet(
         estimate=result,
         options=options,
-        failures=made.failures,
-        checkpoint=made.checkpoint,
-        run=made.run,
-        outcome=simulate(made.run, options.runs, options.seed),
-        tokens=made.tokens,
-        nbytes=made.nbytes,
-        storage=made.storage,
+        failures=simulated.failures,
+        checkpoint=simulated.checkpoint,
+        run=simulated.run,
+        outcome=simulate(simulated.run, options.runs, options.seed),
+        tokens=simulated.tokens,
+        nbytes=simulated.nbytes,
+        storage=simulated.storage,
         price=price,
-        watts=made.watts,
-        assumed=made.assumed,
+        watts=simulated.watts,
+        assumed=simulated.assumed,
     )
 
 
@@ -370,14 +370,14 @@ def _saving(result: Estimate, saved: Checkpoint, nbytes: float, storage: float) 
 
 
 def _interval(
-    saved: Checkpoint, stall: float, lag: float, what: Failures, gpus: int, step: float, work: float
+    saved: Checkpoint, stall: float, lag: float, rates: Failures, gpus: int, step: float, work: float
 ) -> float:
     """Seconds of work between checkpoints, in whole steps: the next one begins when the last is written."""
-    if saved.way == "none" or (saved.every is None and not what.rate):
+    if saved.way == "none" or (saved.every is None and not rates.rate):
         return math.inf
     every = saved.every
     if every is None:
-        every = max(checkpoint_interval(stall, 1 / (what.rate * what.unplanned() * gpus)), lag)
+        every = max(checkpoint_interval(stall, 1 / (rates.rate * rates.unplanned() * gpus)), lag)
     whole = max(1, round(every / step)) * step
     if saved.every is None:
         return min(whole, work)

@@ -36,7 +36,7 @@ def chosen(job: Job, options: dict[str, Any], say: Say = _quiet) -> tuple[Estima
         return setup.estimate(), dict(setup.assumed), ""
     fields = {name: getattr(job, name) for name in JOB_FIELDS if getattr(job, name) is not None}
     if job.gpus is None:
-        raise ConfigError("is needed: the GPUs of the job", key="gpus")
+        raise ConfigError("is missing: the GPUs of the job", key="gpus")
     request = PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"})
     return most_goodput(request, Options(**options), say)
 

@@ -1,4 +1,4 @@
-"""How busy each tier of a network is in a step, and how long its collectives take where they share it."""
+"""Load of each tier of a network in a step, and how long its collectives take where they share it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAIRS = ("all_to_all", "gather", "scatter")
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU's share of a tier carries in a step [bytes], at which bandwidth [byte/s], and the share of the step it is busy."""
+    """Bytes that a GPU's share of a tier carries in a step, at which bandwidth [byte/s], and the share of the step it is busy."""
 
     tier: str
     span: int

@@ -84,7 +84,7 @@ def pack(wants: Sequence[Want], gpus: int) -> Packed:
                 started.append(want)
             elif held_until is None:
                 held_until, spare = _enough(running, free, want.gpus)
-        left = [want for want in left if not any(want is one for one in started)]
+        left = [want for want in left if not any(want is other for other in started)]
         if not left:
             break
         ends = [running[0][0]] if running else []
@@ -115,15 +115,15 @@ def _enough(running: list[tuple[float, int]], free: int, gpus: int) -> tuple[flo
 def read_jobs(file: str) -> tuple[int | None, list[dict[str, Any]]]:
     """Read the runs of a file: the GPUs of the fleet, and for each `[[jobs]]` its fields. Raises `ConfigError`."""
     try:
-        found = tomllib.loads(read_text(file, 10**6))
+        content = tomllib.loads(read_text(file, 10**6))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(error), file=file) from None
-    jobs = found.pop("jobs", None)
-    gpus = found.pop("gpus", None)
+    jobs = content.pop("jobs", None)
+    gpus = content.pop("gpus", None)
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
         raise ConfigError("needs [[jobs]], each with a model, gpus and tokens, or with gpus and days", file=file)
-    if found:
-        raise ConfigError("is no key of a queue (gpus, jobs)", key=next(iter(found)), file=file)
+    if content:
+        raise ConfigError("is no key of a queue (gpus, jobs)", key=next(iter(content)), file=file)
     if gpus is not None and (not isinstance(gpus, int) or gpus < 1):
         raise ConfigError("must be a whole number", key="gpus", file=file)
     return gpus, jobs

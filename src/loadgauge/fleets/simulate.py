@@ -22,7 +22,7 @@ NAMES = (
     "progress", "slow machines", "without a replica", "checkpoints", "work done twice", "noticing", "diagnosing", "swapping hosts",
     "waiting for a host", "restarting", "warming up", "maintenance", "idle spares",
 )  # fmt: skip
-"""What a second of a GPU can be."""
+"""Uses of a GPU-second."""
 MOST_FAILURES = 8000
 """Of one run, on average: of a longer one a part is simulated, and the rest goes on as that part did."""
 MOST_TURNS = 10 * MOST_FAILURES
@@ -116,25 +116,25 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
     )
     shares = [sum(share for _, share in named) for named in together.values()]
     ends = numpy.cumsum(shares)[:-1]
-    kinds = list(together)
+    keys = list(together)
     return _Classes(
         ends,
-        numpy.array([kind[0] == "host" for kind in kinds]),
-        numpy.array([kind[0] == "maintenance" for kind in kinds]),
-        numpy.array([kind[1] for kind in kinds]),
-        numpy.array([kind[2] for kind in kinds]),
+        numpy.array([kind[0] == "host" for kind in keys]),
+        numpy.array([kind[0] == "maintenance" for kind in keys]),
+        numpy.array([kind[1] for kind in keys]),
+        numpy.array([kind[2] for kind in keys]),
         list(together.values()),
     )
 
 
 def broken(run: Run) -> float:
-    """Return how many hosts are broken on average, while the job runs: those that break in the time of a repair."""
+    """Return the mean number of broken hosts, while the job runs: those that break in the time of a repair."""
     share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
     return run.gpus * run.failures.rate * share * run.recovery.repair
 
 
 def away(run: Run) -> float:
-    """Return how many hosts the job lacks on average where it goes on without them: a Poisson count, less the spares.
+    """Return the mean number of hosts that the job lacks where it goes on without them: a Poisson count, less the spares.
 
     >>> from loadgauge.fleets.failures import failures
     >>> round(away(Run(work=1e6, gpus=16384, spares=12, failures=failures("llama3"))), 3)
@@ -151,7 +151,7 @@ def away(run: Run) -> float:
 
 
 def without_a_spare(mean: float, spares: int) -> float:
-    """Return how often a failure finds no spare where the job then stands still: Erlang's loss formula (source: erlang1917).
+    """Return the share of failures that find no spare where the job then stands still: Erlang's loss formula (source: erlang1917).
 
     >>> round(without_a_spare(2.0, 1), 4), without_a_spare(2.0, 0)
     (0.6667, 1.0)
@@ -193,7 +193,7 @@ def closed_form(run: Run) -> float:
         return kept * (run.every / (run.every + run.stall) if math.isfinite(run.every) else 1.0)
     if recovery.way == "restart":
         spans = (recovery.detect, recovery.diagnose, recovery.swap, recovery.restart, recovery.warm)
-        down = sum(one.middle for one in spans) + run.reload
+        down = sum(span.middle for span in spans) + run.reload
         hosts = sum(whole.share(part) for part in whole.parts if part.needs == "host") * run.gpus * whole.rate
         if hosts:
             kept /= 1 + hosts * without_a_spare(broken(run), run.spares) * recovery.repair / (run.spares + 1)
@@ -320,8 +320,8 @@ class _Simulation:
             saved = np.floor(up / cycle)
             kept = saved if not lag else np.minimum(np.maximum(np.floor((up - lag) / cycle), 0.0), saved)
             # A planned stop and the end of what is watched save first.
-            place = classes.ends.searchsorted(rng.random(len(live)), side="right")
-            calm = classes.planned[place] if ends is None else classes.planned[place] | ends
+            cause = classes.ends.searchsorted(rng.random(len(live)), side="right")
+            calm = classes.planned[cause] if ends is None else classes.planned[cause] | ends
             working = up - saved * stall
             useful = np.where(calm, working, kept * every if math.isfinite(every) else 0.0)
             need = left / speed
@@ -342,14 +342,14 @@ class _Simulation:
             sums["done"] += gained
             stop = over if ends is None else over | ends
             failed = ~stop
-            planned = classes.planned[place] & failed
-            unplanned = failed & ~classes.planned[place]
+            planned = classes.planned[cause] & failed
+            unplanned = failed & ~classes.planned[cause]
             sums["interruptions"] += unplanned
-            again = self._thrown_away(sums, live, place, unplanned, classes)
+            again = self._thrown_away(sums, live, cause, unplanned, classes)
             if again is not None:
                 left = left + again
                 lost = lost + again
-            host = classes.host[place] & unplanned
+            host = classes.host[cause] & unplanned
             delay = np.zeros(len(live))
             if self.counts_hosts:
                 out = out - rng.binomial(out.astype(np.int64), -np.expm1(-wait / run.recovery.repair))
@@ -381,9 +381,9 @@ class _Simulation:
                 mine["maintenance"],
                 mine["detect"] + mine["diagnose"] + np.where(host, mine["swap"], 0.0) + mine["restart"] + mine["warm"],
             )
-            kind = place
+            kind = cause
             if live[0] == 0 and not stop[0]:
-                self._record(sums, place[0], lost[0], down[0] + delay[0])
+                self._record(sums, cause[0], lost[0], down[0] + delay[0])
             if stop.any():
                 gone, stay = np.flatnonzero(stop), np.flatnonzero(failed)
                 self._finish(sums, live[gone], gone)
@@ -420,14 +420,14 @@ class _Simulation:
             sums[name][cut] -= off
             excess = excess - off
 
-    def _thrown_away(self, sums: dict[str, Any], live: Any, place: Any, unplanned: Any, classes: _Classes) -> Any:
+    def _thrown_away(self, sums: dict[str, Any], live: Any, cause: Any, unplanned: Any, classes: _Classes) -> Any:
         """Work beyond the last checkpoint that is lost as well: since corruption began, or with the peers' memory; or None."""
         np, again = self.np, None
         if self.run.storage and classes.wide.any():
-            gone = unplanned & classes.wide[place]
+            gone = unplanned & classes.wide[cause]
             again = np.where(gone, self.rng.random(len(live)) * self.run.storage, 0.0)
         if classes.silent.any():
-            hidden = np.where(unplanned, classes.silent[place], 0.0) * self.rng.standard_exponential(len(live))
+            hidden = np.where(unplanned, classes.silent[cause], 0.0) * self.rng.standard_exponential(len(live))
             again = hidden if again is None else again + hidden
         if again is None:
             return None
@@ -437,10 +437,10 @@ class _Simulation:
         sums["work done twice"] += again
         return again
 
-    def _record(self, sums: dict[str, Any], place: int, lost: float, down: float) -> None:
+    def _record(self, sums: dict[str, Any], cause_index: int, lost: float, down: float) -> None:
         """A failure of the first run, for its timeline: which of the causes of its class takes its turn by their shares."""
         assert self.classes is not None
-        named = self.classes.names[int(place)]
+        named = self.classes.names[int(cause_index)]
         whole = sum(share for _, share in named)
         golden = (len(self.events) * 0.6180339887498949) % 1.0 * whole
         cause = named[-1][0]

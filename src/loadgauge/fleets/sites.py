@@ -27,11 +27,11 @@ OUTER_BYTES = 8
 
 
 OPTIONS = ("inner_steps", "between", "delta_bits", "sparse", "stale", "site_speeds")
-"""What is asked about sites beside their number; each is a flag of `loadgauge fleet`."""
+"""Options of sites beside their number; each is a flag of `loadgauge fleet`."""
 
 
 class Sites(msgspec.Struct, frozen=True, kw_only=True):
-    """How sites train together.
+    """Ways that sites train together.
 
     sites: how many; inner_steps: steps between exchanges; between: bandwidth from each site to the others [byte/s]
     bits: of a change; sent: share of the changes that is sent; stale: whether the exchange runs beside the next steps
@@ -48,29 +48,29 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
     distance_km: float = 0.0
 
     @classmethod
-    def of(cls, given: dict[str, object], link: float | None = None, distance_km: float = 0.0) -> Sites:
+    def of(cls, options: dict[str, object], link: float | None = None, distance_km: float = 0.0) -> Sites:
         """Read the flags of `loadgauge fleet`; link: what the topology's last tier has. Raises `ConfigError`."""
         between = link
-        if given.get("between") is not None:
-            between = above_zero(str(given["between"]), "between", "byte/s", "a bandwidth such as 100Gbit/s")
+        if options.get("between") is not None:
+            between = above_zero(str(options["between"]), "between", "byte/s", "a bandwidth such as 100Gbit/s")
         if between is None:
-            raise ConfigError("is needed: the bandwidth from a site to the others, such as 100Gbit/s", key="between")
+            raise ConfigError("is missing: the bandwidth from a site to the others, such as 100Gbit/s", key="between")
         speeds: tuple[float, ...] = ()
-        sites = int(str(given.get("sites") or 2))
-        if given.get("site_speeds") is not None:
+        sites = int(str(options.get("sites") or 2))
+        if options.get("site_speeds") is not None:
             try:
-                speeds = tuple(float(word) for word in str(given["site_speeds"]).split(","))
+                speeds = tuple(float(word) for word in str(options["site_speeds"]).split(","))
             except ValueError:
                 raise ConfigError("must be numbers such as 1,0.9", key="site_speeds") from None
             if len(speeds) != sites or min(speeds) <= 0 or not all(map(math.isfinite, speeds)):
                 raise ConfigError(f"must be {sites} numbers above 0", key="site_speeds")
         return cls(
             sites=sites,
-            inner_steps=int(str(given.get("inner_steps") or INNER_STEPS)),
+            inner_steps=int(str(options.get("inner_steps") or INNER_STEPS)),
             between=between,
-            bits=int(str(given.get("delta_bits") or BITS)),
-            sent=1.0 if given.get("sparse") is None else share(str(given["sparse"]), "sparse"),
-            stale=bool(given.get("stale")),
+            bits=int(str(options.get("delta_bits") or BITS)),
+            sent=1.0 if options.get("sparse") is None else share(str(options["sparse"]), "sparse"),
+            stale=bool(options.get("stale")),
             speeds=speeds,
             distance_km=distance_km,
         )
@@ -149,7 +149,7 @@ def resized(result: Estimate, layout: Layout) -> Cluster:
 
 
 def local(result: Estimate, sites: Sites) -> Local:
-    """Return what local training on sites takes, from the estimate of the whole job on one site.
+    """Return the time and traffic of local training on sites, from the estimate of the whole job on one site.
 
     Raises `LayoutError` where its data-parallel ranks are not whole sites.
     """
@@ -200,7 +200,7 @@ class Across(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def across(result: Estimate, sites: Sites) -> tuple[Across, ...]:
-    """Return what one job takes whose replicas (HSDP) or whose pipeline stages are split over the sites, on its own steps.
+    """Return the traffic of one job whose replicas (HSDP) or whose pipeline stages are split over the sites, on its own steps.
 
     HSDP: gradients are reduced inside a site first, and each site sends 2 (s - 1)/s of them once a step, under the backward of the
     last micro-batch. Pipeline: activations and their gradients cross s - 1 borders, once for each micro-batch of every replica.
@@ -210,16 +210,16 @@ def across(result: Estimate, sites: Sites) -> tuple[Across, ...]:
     if number == 1:
         return ()
     precision = result.training.precision
-    made = []
+    ways = []
     backward = time.parts.get("backward", 0.0) / max(1, layout.num_microbatches)
     gradients = float(result.params) * precision.gradient * 2 * (number - 1) / number
-    made.append(_across("hsdp", gradients, backward, time.step, sites))
+    ways.append(_across("hsdp", gradients, backward, time.step, sites))
     if layout.pp >= number:
         tokens = layout.global_batch * layout.seq_len
         hidden = result.model.hidden_size * precision.activation
         activations = 2.0 * tokens * hidden
-        made.append(_across("pipeline", activations, time.step, time.step, sites))
-    return tuple(made)
+        ways.append(_across("pipeline", activations, time.step, time.step, sites))
+    return tuple(ways)
 
 
 def _across(way: str, sent: float, under: float, step: float, sites: Sites) -> Across:
@@ -244,5 +244,5 @@ def most(
             tried.append(local(result, msgspec.structs.replace(sites, sites=number, speeds=())))
         except (LayoutError, ConfigError):
             continue
-    good = [one.sites.sites for one in tried if one.ratio >= 1 - slack]
+    good = [site.sites.sites for site in tried if site.ratio >= 1 - slack]
     return max(good, default=1), tried

@@ -58,7 +58,7 @@ def changed(base: Fleet) -> Iterator[Change]:
     detect = run.recovery.detect
     if detect.high > 60:
         tries.append(({"detect": f"{detect.low / 4:g}s..{detect.high / 4:g}s"}, "failures noticed four times as fast"))
-    for options, what in tries:
+    for options, title in tries:
         if way == "none" and "storage" in options:
             continue
         try:
@@ -66,7 +66,7 @@ def changed(base: Fleet) -> Iterator[Change]:
         except Error:
             continue
         flags = " ".join(f"--{name} {value}" for name, value in options.items())
-        yield Change(flags, what, other)
+        yield Change(flags, title, other)
 
 
 def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:
@@ -84,8 +84,8 @@ def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:
         every = max(base.step, start * 2 ** (power / 2))
         if every >= base.run.work or (tried and every == tried[-1][0]):
             continue
-        found = base.again(runs=FEW, checkpoint=f"{base.checkpoint.way}:{every:.3f}s")
-        tried.append((found.run.every, float(found.outcome.goodput.mean())))
+        again = base.again(runs=FEW, checkpoint=f"{base.checkpoint.way}:{every:.3f}s")
+        tried.append((again.run.every, float(again.outcome.goodput.mean())))
     return max(tried, key=lambda pair: pair[1])[0], tried
 
 
@@ -96,11 +96,11 @@ def best_spares(base: Fleet) -> tuple[int, list[tuple[int, float, float]]]:
     tried: list[tuple[int, float, float]] = []
     for number in sorted({round(most * part / 10) for part in range(11)} | {math.ceil(lacking)}):
         try:
-            found = base.again(runs=FEW, spares=str(number))
+            again = base.again(runs=FEW, spares=str(number))
         except ConfigError:
             continue  # too few to make any progress
-        days = float(found.outcome.seconds.mean()) / 86_400
-        tried.append((number, days, days * 24 * found.gpus))
+        days = float(again.outcome.seconds.mean()) / 86_400
+        tried.append((number, days, days * 24 * again.gpus))
     if not tried:
         raise ConfigError("with these failures no progress is ever made", key="failures")
     return min(tried, key=lambda row: row[2])[0], tried
@@ -121,7 +121,7 @@ def most_oversubscription(base: Fleet, slack: float) -> tuple[float, list[tuple[
     tried: list[tuple[float, float]] = []
     for factor in FACTORS:
         narrow = msgspec.structs.replace(cluster, topology=cluster.topology.with_oversubscription(factor))
-        found = estimate(result.model, result.layout, result.training, cluster=narrow)
-        tried.append((factor, found.timing.step))
+        narrowed = estimate(result.model, result.layout, result.training, cluster=narrow)
+        tried.append((factor, narrowed.timing.step))
     least = tried[0][1]
     return max(factor for factor, step in tried if step <= least * (1 + slack)), tried

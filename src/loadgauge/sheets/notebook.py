@@ -104,7 +104,7 @@ def _slider(name: str, asked: Any, resolved: Any) -> _Slider:
     values = [*CONTROLS[name], *([begin] if begin not in CONTROLS[name] else [])]
     if name != "recompute":
         values.sort()
-    made = _Slider(
+    slider = _Slider(
         options=values,
         value=begin,
         description=name.replace("_", " "),
@@ -112,5 +112,5 @@ def _slider(name: str, asked: Any, resolved: Any) -> _Slider:
         tooltip=fields()[name].help,
         layout=ipywidgets.Layout(width="28em"),
     )
-    made.initial = begin
-    return made
+    slider.initial = begin
+    return slider

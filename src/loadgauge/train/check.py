@@ -88,11 +88,11 @@ def check(
             )
             return Check(len(lengths), sum(lengths), output_error, None, None, Leak(0.0, None), 0.0, reason)
         weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-        found = torch.autograd.grad((output * weights).sum(), parameters, allow_unused=True) if parameters else ()
+        actual = torch.autograd.grad((output * weights).sum(), parameters, allow_unused=True) if parameters else ()
         alone, expected = _alone(model, batch, lengths, weights, parameters, by_token)
         output_error = _relative(output.detach(), alone)
         if parameters:
-            gradient_error = _gradient_error(found, expected)
+            gradient_error = _gradient_error(actual, expected)
         loss_error = _loss_error(model, batch, result, alone, lengths) if by_token else None
     return Check(
         len(lengths),
@@ -142,14 +142,14 @@ def _sum(total: Tensor | None, part: Tensor | None) -> Tensor | None:
     return part if total is None else total if part is None else total + part
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny))
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny))
 
 
-def _gradient_error(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
+def _gradient_error(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
     """Largest difference of any gradient, relative to the largest gradient."""
     worst = largest = 0.0
-    for own, other in zip(found, expected, strict=True):
+    for own, other in zip(actual, expected, strict=True):
         if own is None and other is None:
             continue
         either = own if own is not None else other

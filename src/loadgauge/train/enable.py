@@ -188,7 +188,7 @@ def describe(model: nn.Module) -> str:
             counts[f"attention layers ({plan.reach}) on {plan.ran_on}"] += 1
         elif isinstance(mixer, Convention):
             counts[f"{type(module).__name__} run once per sequence"] += 1
-    return f"{type(anatomy.whole(model)).__name__}: " + ", ".join(f"{n} {what}" for what, n in counts.items())
+    return f"{type(anatomy.whole(model)).__name__}: " + ", ".join(f"{n} {noun}" for noun, n in counts.items())
 
 
 def _wiring(top: PreTrainedModel, carrier: str, by_argument: bool) -> Wiring:
@@ -318,14 +318,14 @@ def _prove(top: PreTrainedModel, parts: anatomy.Anatomy, wiring: Wiring, samples
     missed = [type(m).__name__ for m in [*parts.attention, *parts.mixers] if not _calls(m)]
     if missed:
         raise NotModelled(f"{len(missed)} layers ({missed[0]}) ran without boundaries")
-    both = torch.cat([one[0] for one in alone])
+    both = torch.cat([pair[0] for pair in alone])
     tolerance = 5e-2 if both.dtype in (torch.bfloat16, torch.float16) else 1e-4
     error = float((flat - both).abs().max() / both.abs().max())
     if not error <= tolerance:
         raise NotModelled(f"outputs differ from those of each sequence alone by {error:.1e} of the largest")
-    found = leak(model, _flat(samples), [s.shape[1] for s in samples])
-    if found.worst != 0:
-        raise NotModelled(f"the gradient from one sequence to another is {found.worst:.1e} of a sequence's own, not 0")
+    leaked = leak(model, _flat(samples), [s.shape[1] for s in samples])
+    if leaked.worst != 0:
+        raise NotModelled(f"the gradient from one sequence to another is {leaked.worst:.1e} of a sequence's own, not 0")
 
 
 def _calls(module: nn.Module) -> int:

@@ -21,13 +21,13 @@ from loadgauge.train.layers.boundaries import Boundaries, Rows
 FLAT_KEYS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Keys of a flat batch as transformers names them; an enabled model takes them out of the call."""
 OTHER_SENSES = ("pixel_", "image_", "video_", "audio_", "input_features")
-"""How the names of inputs begin that bring tokens, or masks, which flat text knows nothing of."""
+"""Prefixes of the names of inputs that bring tokens, or masks, which flat text knows nothing of."""
 CACHES = ("past_key_values", "cache_params", "layer_past", "state")
 
 
 @dataclass
 class Wiring:
-    """How boundaries travel through one model.
+    """Way that boundaries travel through one model.
 
     `carrier`: "mask" (marks as attention mask), "mapping" (the same, by layer type), "positions" (layers see positions only).
     `by_argument`: cumulated lengths are also given as `cu_seq_lens_q`, for token mixers. `from_top`: the whole model must
@@ -192,8 +192,8 @@ def padded(call: dict[str, Any]) -> Boundaries | None:
     if positions is None or where.rows is None:
         return where
     # Rows may be packed: positions that start again inside a row are a boundary too.
-    given = where.rows.gather(positions.expand(rows, -1))
-    starts = {end for _, end in where.spans} | {end for _, end in boundaries.from_positions(given).spans}
+    own = where.rows.gather(positions.expand(rows, -1))
+    starts = {end for _, end in where.spans} | {end for _, end in boundaries.from_positions(own).spans}
     ends = sorted(starts)
     lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     return Boundaries(tuple(lengths), where.rows)
@@ -266,27 +266,27 @@ def cumulative_of(marks: Tensor) -> Tensor:
     return cumulative
 
 
-def _positions(given: Tensor | None, marks: Tensor, first: int) -> Tensor:
+def _positions(stated: Tensor | None, marks: Tensor, first: int) -> Tensor:
     if torch.compiler.is_compiling():
-        if given is None:
+        if stated is None:
             raise ConfigError("a compiled model needs position_ids with its flat batch", key="position_ids")
-        return given + first if first else given
+        return stated + first if first else stated
     where = boundaries.read(marks)
-    if given is None:
-        given = where.positions(marks.device) + first
-    elif first and int(given[0, 0]) == 0:
-        given = given + first
+    if stated is None:
+        stated = where.positions(marks.device) + first
+    elif first and int(stated[0, 0]) == 0:
+        stated = stated + first
     else:
-        given = given.view_as(given)  # the caller's tensor stays without an attribute
-    given.boundaries = where  # type: ignore[attr-defined]
-    return given
+        stated = stated.view_as(stated)  # the caller's tensor stays without an attribute
+    stated.boundaries = where  # type: ignore[attr-defined]
+    return stated
 
 
 def _shape(call: dict[str, Any]) -> tuple[int, int]:
-    given = call.get("input_ids") if call.get("input_ids") is not None else call.get("inputs_embeds")
-    if given is None:
+    tokens = call.get("input_ids") if call.get("input_ids") is not None else call.get("inputs_embeds")
+    if tokens is None:
         raise ConfigError("a batch needs input_ids or inputs_embeds", key="input_ids")
-    return given.shape[0], given.shape[1]
+    return tokens.shape[0], tokens.shape[1]
 
 
 def _tokens(call: dict[str, Any]) -> int:
@@ -294,5 +294,5 @@ def _tokens(call: dict[str, Any]) -> int:
 
 
 def _device(call: dict[str, Any]) -> torch.device:
-    given: Tensor = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
-    return given.device
+    tokens: Tensor = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
+    return tokens.device

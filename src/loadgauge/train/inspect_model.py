@@ -46,10 +46,10 @@ class Anatomy:
 
 def whole(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside `model` (itself, or what an adapter wraps). Raises `NotModelled` without one."""
-    found = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
-    if found is None:
+    model_part = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
+    if model_part is None:
         raise NotModelled(f"{type(model).__name__} holds no transformers model")
-    return found
+    return model_part
 
 
 def backbone(model: PreTrainedModel) -> PreTrainedModel:
@@ -170,8 +170,8 @@ def _probe(
             inner.config._attn_implementation = before
     # An argument that is not understood (indices of sparse attention, say) must not be dropped.
     understood = all(note.arguments <= UNDERSTOOD for notes in called.values() for note in notes)
-    known = {module: reach for module, reach in attention.items() if reach is not None}
-    return known if understood and settable else {}, tuple(reaches)
+    reached = {module: reach for module, reach in attention.items() if reach is not None}
+    return reached if understood and settable else {}, tuple(reaches)
 
 
 def samples_by_run(samples: tuple[Tensor, Tensor]) -> list[tuple[str, Tensor]]:
@@ -192,7 +192,7 @@ class _Noted:
 
     def __init__(self, inner: nn.Module) -> None:
         lists = [m for m in inner.modules() if isinstance(m, nn.ModuleList)]
-        self.layers = list(dict.fromkeys(layer for one in lists for layer in one))
+        self.layers = list(dict.fromkeys(layer for group in lists for layer in group))
         parts = [part for layer in self.layers for part in layer.children()]
         self.notes = {module: Notes() for module in [*self.layers, *parts] if not isinstance(module, nn.ModuleList)}
         self.current = ""
@@ -214,23 +214,23 @@ class _Noted:
             handle.remove()
 
     def mixers(self, attention: set[nn.Module]) -> dict[nn.Module, Notes]:
-        found: dict[nn.Module, Notes] = {}
+        notes_of: dict[nn.Module, Notes] = {}
         for layer in self.layers:
             behind_interface = any(module in attention for module in layer.modules())
             for part in layer.children():
                 notes = self.notes.get(part)
                 if notes and not any(module in attention for module in part.modules()) and mixes(part, notes):
-                    found[part] = notes
+                    notes_of[part] = notes
             if (
                 not behind_interface
-                and not any(m in found for m in layer.modules())
+                and not any(m in notes_of for m in layer.modules())
                 and mixes(layer, self.notes[layer])
             ):
                 raise NotModelled(
                     f"{type(layer).__name__} mixes tokens in its own forward: it cannot be made padding-free"
                 )
-        inside = {m for part in found for m in part.modules() if m is not part}
-        return {part: notes for part, notes in found.items() if part not in inside}
+        inside = {m for part in notes_of for m in part.modules() if m is not part}
+        return {part: notes for part, notes in notes_of.items() if part not in inside}
 
 
 def mixes(module: nn.Module, notes: Notes) -> bool:

@@ -59,7 +59,7 @@ class Report:
 
 
 def report(lengths: Sequence[int], model: nn.Module | None = None) -> Report:
-    """Return what a batch of sequences of these `lengths` costs padded and padding-free.
+    """Return the cost of a batch of sequences of these `lengths`, padded and padding-free.
 
     With an enabled `model`, the bytes it keeps for backward are measured on two small batches of different size; between
     them they grow by exactly so many bytes a token, whatever the batch, and that is what the forecast uses.

@@ -78,13 +78,13 @@ def test_one_gpu_has_nobody_to_talk_to() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("network llama-3.1-8b", "gpu: is needed"),
+        ("network llama-3.1-8b", "gpu: is missing"),
         (f"{LINE} --share 1.5", "share: must be between 0 and 1"),
         (f"{LINE} --share 0", "must be a number above 0"),
         (f"{LINE} --achieved 150", "cannot read '150'"),
         (f"{LINE} --achieved 150GB/s", "achieved: must be a rate such as 150TFLOP/s"),
-        (f"{LINE} --rails", "rails: goes with --oversubscription"),
-        (f"{LINE} --pod 32", "pod: goes with --oversubscription"),
+        (f"{LINE} --rails", "rails: needs --oversubscription"),
+        (f"{LINE} --pod 32", "pod: needs --oversubscription"),
         (f"{LINE} --oversubscription 0.5", "oversubscription: must be at least 1"),
         (f"{LINE} --measured step=3s", "measured: rescales whole steps"),
         (f"{LINE} --price 2", "no such option"),

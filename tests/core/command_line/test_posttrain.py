@@ -148,7 +148,7 @@ def test_what_does_not_add_up_is_refused(more: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("estimate gpt2 --task dpo --rollout vllm", "generate their answers"),
+        ("estimate gpt2 --task dpo --rollout vllm", "generates its answers"),
         ("estimate gpt2 --task gkd", "needs the model that is distilled"),
         ("estimate gpt2 --task orpo --reference model", "no reference"),
         ("estimate gpt2 --prompts 8", "--task"),
@@ -156,7 +156,7 @@ def test_what_does_not_add_up_is_refused(more: str, words: str) -> None:
         ("estimate gpt2 --task dpo --reference precomputed --frozen-weights float32", "no frozen model"),
         ("estimate gpt2 --task sft --logprob-batch 4", "--micro-batch"),
         ("fleet gpt2 --gpu h100 --gpus 8 --zero 1 --tokens 1B --lora-rank 8", "not modelled: "),
-        ("fleet gpt2 --tokens 1B", "gpu: is needed"),
+        ("fleet gpt2 --tokens 1B", "gpu: is missing"),
         ("estimate none.py:model --inputs none.py:inputs", "none.py: no such file"),
         ("estimate none.py:model", "none.py: no such file"),
         ("plan llama-3.1-8b --gpu h100 --gpus 64 --tokens 1T --find oversubscription", "--topology"),

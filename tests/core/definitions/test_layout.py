@@ -127,7 +127,7 @@ CONSTRAINTS: dict[str, tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = 
     "groups to interleave": (
         DENSE, {**PIPELINE, "schedule": "interleaved", "vpp": 2}, {"global_batch": 6}, "micro-batches over pp",
     ),
-    "chunks of others": (DENSE, PIPELINE, {"vpp": 2}, "vpp = 2 goes with the interleaved schedule, not with 1f1b"),
+    "chunks of others": (DENSE, PIPELINE, {"vpp": 2}, "vpp = 2 needs the interleaved schedule, not 1f1b"),
     "stages of both ways": (
         llama_model(12, 768, 12, 1000), {**PIPELINE, "schedule": "dualpipe"}, {"pp": 3}, "an even number of stages",
     ),

@@ -60,7 +60,7 @@ def test_modules_of_experts() -> None:
     ("words", "job", "why"),
     [
         ("attn", {}, "no module or operation 'attn'"),
-        ("checkpoints,core_attn", {}, "goes with --recompute full"),
+        ("checkpoints,core_attn", {}, "needs --recompute full"),
         ("all", {"gpus": 2, "pp": 2, "schedule": "zb-h1"}, "--schedule zb-h1"),
     ],
 )

@@ -128,8 +128,8 @@ def test_a_job_is_resolved_again_with_the_model_it_made() -> None:
         (ConfigError, {"pictures": "1x4000x3000"}, "are 11,750 tokens of each sequence, which has --seq-len 4,096"),
         (ConfigError, {"pictures": "large"}, "must be such as 2x1024x768"),
         (ConfigError, {"pictures": "1x9000x9"}, "one side is more than 200 times"),
-        (ConfigError, {"tower": "frozen"}, "goes with --pictures or --video"),
-        (ConfigError, {"pictures": "1x640x480", "tower": "adapters"}, "goes with --lora-rank"),
+        (ConfigError, {"tower": "frozen"}, "needs --pictures or --video"),
+        (ConfigError, {"pictures": "1x640x480", "tower": "adapters"}, "needs --lora-rank"),
         (NotModelled, {"pictures": "1x640x480", "pp": 2}, "over pipeline stages"),
     ],
 )

@@ -108,9 +108,9 @@ def test_the_command_says_it_and_its_command_reproduces_it() -> None:
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("--find seq-len --context 4096", "asks for what --context says"),
+        ("--find seq-len --context 4096", "asks for what --context states"),
         ("--find link", "seq-len (the longest context), batch or gpus"),
-        ("--zero 3", "is no question of a plan with --task generate"),
+        ("--zero 3", "cannot be searched with --task generate; leave it out"),
         ("--max-ttft 3GiB", "--max-ttft"),
     ],
 )
@@ -127,4 +127,4 @@ def test_without_a_number_of_gpus_it_finds_the_fewest_or_asks_for_one() -> None:
     assert plan.choices[0].job == plan_serving(job, {"context": 2048}, {}, Limits(), "gpus").choices[0].job
     with pytest.raises(ConfigError, match="--find gpus"):
         plan_serving(job, {}, {}, Limits(), "batch")
-    assert "goes with --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err
+    assert "needs --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err

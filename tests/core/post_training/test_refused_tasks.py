@@ -23,7 +23,7 @@ RUN = "estimate qwen2.5-7b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --recompute fu
         ("grpo --answers -5", "must be a whole number of tokens above 0"),
         ("grpo --prompts 63 --samples 5 --micro-batch 3", "315 over 24 leaves 3"),
         ("dpo --loss-terms no-kl", "dpo has one form of its loss"), ("kto --loss-terms jsd", "kto has kl, no-kl, not jsd"),
-        ("gkd --teacher gpt2 --on-policy 0.5", "is of --task opd"), ("opd --teacher gpt2 --on-policy 2", "1 at the most"),
+        ("gkd --teacher gpt2 --on-policy 0.5", "needs --task opd"), ("opd --teacher gpt2 --on-policy 2", "1 at the most"),
         ("ppo --critic shared --critic-batch 2", "critic_batch"),
         ("grpo --rollout hf --explain sync", "no weights are handed over"),
     ],

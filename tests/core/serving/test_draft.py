@@ -129,17 +129,17 @@ def test_quantising_has_hessians_of_one_input() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("--task generate --acceptance 0.5", "acceptance: goes with --draft or --mtp"),
+        ("--task generate --acceptance 0.5", "acceptance: needs --draft or --mtp"),
         ("--task generate --draft gpt2 --acceptance 1.5", "must be a share"),
         ("--task generate --draft gpt2 --pp 2", "a draft beside pipeline stages"),
         ("--task generate --mtp", "no multi-token prediction layers"),
         ("--task generate --offload experts", "has no experts"),
-        ("--task generate --offload all", "is of training"),
-        ("--offload experts", "goes with --task generate"),
-        ("--recompute least", "is of `plan`"),
+        ("--task generate --offload all", "is an option of training"),
+        ("--offload experts", "needs --task generate"),
+        ("--recompute least", "needs `loadgauge plan`"),
         ("--task quantise --weight-format nf4", "must be gptq or awq"),
         ("--task quantise --gpus 2 --tp 2", "on one GPU"),
-        ("--task forward --draft gpt2", "goes with --task generate"),
+        ("--task forward --draft gpt2", "needs --task generate"),
     ],
 )
 def test_what_does_not_go_together_says_so(words: str, why: str) -> None:

@@ -215,7 +215,7 @@ def test_the_command() -> None:
         ("--task forward --answer 3", "--task generate"),
         ("--task generate --context 16 --answer 16", "below"),
         ("--task generate --ep 2", "experts"),
-        ("--task generate --table flops", "table: is of --task train"),
+        ("--task generate --table flops", "table: needs --task train"),
     ],
 )
 def test_what_does_not_go_together_is_said(words: str, said: str) -> None:

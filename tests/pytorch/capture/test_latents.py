@@ -40,7 +40,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr("loadgauge.pytorch.capture.inputs.libraries.find_spec", lambda _: None)
     for name in ("diffusers:sd3-medium", "Lightricks/LTX-Video"):
         assert "needs diffusers: pip install diffusers" in typed(f"estimate {name} --gpu h100").err
-    assert "goes with a diffusion model" in typed("estimate gpt2 --road captured --encoders all").err
+    assert "needs a diffusion model" in typed("estimate gpt2 --road captured --encoders all").err
 
 
 PUBLISHED = {"flux.1-dev": 11.9e9, "wan2.1-14b": 14.3e9, "wan2.2-5b": 5.0e9, "hunyuan-video": 12.8e9, "qwen-image": 20.4e9,

@@ -240,7 +240,7 @@ def test_flags_share_a_model_out(file: str) -> None:
         ("--gpus 16 --tp 16", "num_attention_heads = 8 does not divide"),
         ("--gpus 2 --sequence-parallel", "needs tp above 1"),
         ("--gpus 4 --replicas 3", "do not divide by 3 replicas"),
-        ("--keep mm", "goes with recompute full"),
+        ("--keep mm", "needs recompute full"),
         ("--recompute selective", "whole layers"),
         ("--recompute full:every=2", "whole layers"),
         ("--precision bf16", "bf16-pure"),

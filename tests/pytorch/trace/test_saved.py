@@ -200,7 +200,7 @@ def test_the_command() -> None:
         ("saved 'x @ y' --shape 4,5", "cannot be multiplied (4x5 and 4x5)"),
         ("saved x.shape", "gives Size, not a tensor"),
         ("saved torch.nn.Sigmoid()", "call it, as in torch.nn.Sigmoid()(x)"),
-        ("saved x --shape 99999,99999", "is not from 0 to"),
+        ("saved x --shape 99999,99999", "must have 0 to"),
         ("saved x --shape 1,-1", "must be sizes such as 4,1024"),
         ("saved x --constant w", "the tensors are called x, y and z"),
         ("saved x --dtype int8", "--dtype"),

@@ -213,7 +213,7 @@ def test_what_a_kernel_kills_has_no_place_of_its_launcher() -> None:
 def test_what_is_no_error_stays_none(text: str, tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text(text)
-    assert "no error of memory" in typed(["why", str(path)]).err
+    assert "no out-of-memory error" in typed(["why", str(path)]).err
 
 
 JAX = """jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9031036208 bytes.

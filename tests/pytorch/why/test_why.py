@@ -220,7 +220,7 @@ def test_broken_files_are_one_line(bytes_of: bytes, tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.txt"
     path.write_text("nothing here")
-    assert "no error of memory that ran out" in typed(["why", str(path)]).err
+    assert "no out-of-memory error" in typed(["why", str(path)]).err
     assert typed(["why", str(tmp_path / "missing")]).code == 2
     monkeypatch.setattr("sys.stdin", io.StringIO(new()))
     assert typed("why -").out.startswith("CAUSE")

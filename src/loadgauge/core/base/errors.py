@@ -78,7 +78,7 @@ class NothingFits(Error):
         super().__init__(message)
 
 
-def closest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
+def closest(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
     """The names that a misspelled one is most similar to, at most `count`; `cutoff`: similarity needed, from 0 to 1.
 
     >>> closest("megatronn", ["megatron", "deepspeed"])
@@ -86,16 +86,16 @@ def closest(name: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6
     """
     from difflib import get_close_matches  # only on the way to an error
 
-    return get_close_matches(name, list(known), n=count, cutoff=cutoff)
+    return get_close_matches(name, list(names), n=count, cutoff=cutoff)
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, names: Iterable[str]) -> str:
     """The end of an error message that suggests the known name most similar to a misspelled one; empty where none is.
 
     >>> suggest("megatronn", ["megatron", "deepspeed"]), suggest("x", ["megatron"])
     ('; did you mean megatron?', '')
     """
-    return "".join(f"; did you mean {match}?" for match in closest(name, known))
+    return "".join(f"; did you mean {match}?" for match in closest(name, names))
 
 
 class NotYet(Exception):

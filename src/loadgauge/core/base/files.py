@@ -23,12 +23,12 @@ def read_start(path: str | Path, largest: int) -> bytes:
     """
     from pathlib import Path  # only where a file is read: an estimate of a catalogued model reads none
 
-    place, file = Path(path), str(path)
+    target, file = Path(path), str(path)
     try:
-        if place.is_file():
-            with place.open("rb") as stream:
+        if target.is_file():
+            with target.open("rb") as stream:
                 return stream.read(largest + 1)
-        reason = "is not a file" if place.exists() else "no such file"
+        reason = "is not a file" if target.exists() else "no such file"
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
     raise ConfigError(reason, file=file)

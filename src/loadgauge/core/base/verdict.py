@@ -38,7 +38,7 @@ class Needs(Protocol):
 
     @property
     def capacity(self) -> float | None:
-        """Return what the card has; None without one."""
+        """Return the memory of the card; None without one."""
 
     @property
     def verdict(self) -> Verdict:
@@ -46,7 +46,7 @@ class Needs(Protocol):
 
 
 def needs(memory: Needs) -> dict[str, Any]:
-    """Return what every document says of memory, whatever the task: bytes, and the verdict.
+    """Return the fields on memory of every document, whatever the task: bytes, and the verdict.
 
     >>> from loadgauge import estimate
     >>> needs(estimate("gpt2", gpu="rtx4090", seq_len=1024).memory)["verdict"]

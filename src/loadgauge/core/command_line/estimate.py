@@ -120,9 +120,11 @@ def command(
     for name, value in (("mfu", mfu), ("hfu", hfu)):
         if value is not None:
             if flags["measured"] is not None:
-                raise ConfigError("scales times too, as --measured and the other utilisation; give one", key=name)
+                raise ConfigError(
+                    "scales times, as --measured and the other utilisation do; give one of them", key=name
+                )
             if task not in (None, "train"):
-                raise ConfigError("is of --task train", key=name)
+                raise ConfigError("needs --task train", key=name)
             flags["measured"] = f"{name}={share(value, name)}"
     of_inference = {name: flags.pop(name) for name in inference_fields()}
     reader = None
@@ -137,15 +139,15 @@ def command(
     of_training = {"table": table, "html": page, "timeline": timeline, "counter": counter}
     if task in (None, "train"):
         if sweeps:
-            refuse(of_training, "is of one estimate; leave out --sweep")
+            refuse(of_training, "works for one estimate; leave out --sweep")
         elif output is not None:
-            raise ConfigError("goes with --sweep", key="output")
+            raise ConfigError("needs --sweep", key="output")
     else:
-        refuse(of_training | {"sweep": sweeps, "output": output, "at": at}, "is of --task train")
+        refuse(of_training | {"sweep": sweeps, "output": output, "at": at}, "needs --task train")
     job = Job(model=model, task=task if task in AFTER else None, **flags)
     if task in TASKS:
         return _infer(job, reader, task, of_inference, allow_tight=allow_tight)
-    refuse(of_inference, "goes with --task generate or forward")
+    refuse(of_inference, "needs --task generate or forward")
     if task in AFTER:
         from loadgauge.core.answers.post_training import answered
 

@@ -113,13 +113,13 @@ def _setup(
     setup: Setup, *, oversubscription: float | None, pod: int | None, rails: bool, busbw: tuple[str, ...], **how: Any
 ) -> NetworkCase:
     if setup.gpu is None:
-        raise ConfigError("is needed: the links are the GPU's (`loadgauge gpus` lists them)", key="gpu")
+        raise ConfigError("is missing: the links are those of a GPU (`loadgauge gpus` lists them)", key="gpu")
     if setup.job.measured is not None:
         raise ConfigError("rescales whole steps, and says nothing of links; use it with `estimate`", key="measured")
     if oversubscription is None and (pod is not None or rails):
-        raise ConfigError("goes with --oversubscription", key="rails" if rails else "pod")
+        raise ConfigError("needs --oversubscription", key="rails" if rails else "pod")
     if setup.job.topology is not None and oversubscription is not None:
-        raise ConfigError("is what --topology states", key="oversubscription")
+        raise ConfigError("is stated by --topology; give one of them", key="oversubscription")
     if setup.cluster is None:
         raise NotStated(setup.untimed)
     case = NetworkCase.of(

@@ -89,7 +89,7 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
         elif name == "find":
             sought = value.replace("-", "_")
         else:
-            raise ConfigError("is no question of a plan with --task", key=name)
+            raise ConfigError("cannot be searched with --task; leave it out", key=name)
     if "logprob_batch" in values:
         given["logprob_batch"] = (values.pop("logprob_batch"),)
     return planned_task(Job.of(model, values), given, sought)
@@ -124,9 +124,11 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     limits = Limits(first=times[0], token=times[1], requests=requests)
     sought, top = flags_given.pop("find", None), int(flags_given.pop("top", 5))
     if sought not in (None, "seq-len", "batch", "gpus"):
-        raise ConfigError("of --task generate is seq-len (the longest context), batch or gpus", key="find")
+        raise ConfigError("with --task generate: give seq-len (the longest context), batch or gpus", key="find")
     if {"seq-len": "context"}.get(sought or "", sought) in {**flags_given, **request}:
-        raise ConfigError(f"asks for what --{'context' if sought == 'seq-len' else sought} says", key="find")
+        raise ConfigError(
+            f"asks for what --{'context' if sought == 'seq-len' else sought} states; leave one of them out", key="find"
+        )
     axes = {
         name: tuple(int(size) for size in str(flags_given.pop(name)).split(","))
         for name in AXES_OF
@@ -134,7 +136,7 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     }
     for name in flags_given:
         if name not in TAKEN:
-            raise ConfigError("is no question of a plan with --task generate", key=name)
+            raise ConfigError("cannot be searched with --task generate; leave it out", key=name)
     plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought)
     return server(plan, "gpus" if requests is not None else sought, top)
 
@@ -175,19 +177,19 @@ def command(model: str | None, page: str | None, **flags: Any) -> Answer:
     """
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
     if file is not None or flags["task"] is not None or flags["find"] is not None:
-        refuse({"html": page}, "is of the best layout of a training run")
+        refuse({"html": page}, "draws the best layout of a training run; leave out the other task")
     if file is not None:
         return _sweep(file, output, workers, ray, flags)
-    refuse({"output": output, "workers": workers, "ray": ray}, "goes with --sweep")
+    refuse({"output": output, "workers": workers, "ray": ray}, "needs --sweep")
     if flags["task"] == "generate":
         return _serve(model_or_usage(model, flags), flags)
     of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests")
-    refuse({name: flags.pop(name) for name in of_inference}, "goes with --task generate")
+    refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate")
     if flags["task"] is not None:
         return _task(model_or_usage(model, flags), flags)
     if flags["find"] == "answers":
-        raise ConfigError("answers goes with --task", key="find")
-    refuse({name: flags.pop(name) for name in POSTTRAIN}, "goes with --task")
+        raise ConfigError("answers needs --task", key="find")
+    refuse({name: flags.pop(name) for name in POSTTRAIN}, "needs --task")
     request = PlanRequest.of(model_or_usage(model, flags), flags)
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in fleet_finds():

@@ -150,7 +150,7 @@ def _weights(ledger: Ledger, _: str) -> dict[str, Any]:
 
 
 def _parameters(ledger: Ledger) -> str:
-    """How the parameters of the rank add up."""
+    """Sums of the rank's parameters."""
     memory, stage = ledger.memory, ledger.stage
     layers: dict[Key, int] = {}
     for (kind, _), count in ledger.counts.items():
@@ -219,8 +219,8 @@ def _of_layer(ledger: Ledger, key: Key) -> Formula:
     view = symbolic_view(memory.view, ragged=ledger.layout.tokens is not None, captured=memory.model.own.states_splits)
     layer = block_layer(block.what, letter("h"), view.what)
     again = applied(ledger.layout.recompute, layer, memory.names) if key[1] else NOTHING
-    what = f"bytes that one {ledger.kind(key)} keeps"
-    return closed_form(what, layer.saved(again), block.numbers | view.numbers, memory.facts[key].kept)
+    title = f"bytes that one {ledger.kind(key)} keeps"
+    return closed_form(title, layer.saved(again), block.numbers | view.numbers, memory.facts[key].kept)
 
 
 def _kept(where: str, layer: Layer, again: Recompute) -> Iterator[Kept]:
@@ -289,15 +289,15 @@ READERS: dict[str, Callable[[Ledger, str], dict[str, Any]]] = {
     "evaluation": _evaluation,
     "outside": _outside,
 }
-"""What there is to say of each part beside its entries: rule, formulas, tensors, sources, notes."""
+"""Rule, formulas, tensors, sources and notes of each part, beside its entries."""
 
 
-def closed_form(what: str, expression: Any, numbers: dict[str, Size], nbytes: Size) -> Formula:
+def closed_form(title: str, expression: Any, numbers: dict[str, Size], nbytes: Size) -> Formula:
     """The closed form, if the whole numbers agree with it."""
     if substitute(expression, numbers) != nbytes:
-        return Formula(what=what, letters="", numbers="", nbytes=nbytes, legend={})
+        return Formula(what=title, letters="", numbers="", nbytes=nbytes, legend={})
     letters = text(expression)
     names = {symbol.name for symbol in getattr(expression, "free_symbols", ())}
     filled = re.sub(r"[A-Za-z_]+", lambda match: str(numbers.get(match[0], match[0])), letters)
     legend = {name: (MEANING[name], numbers[name]) for name in MEANING if name in names}
-    return Formula(what=what, letters=letters, numbers=filled, nbytes=nbytes, legend=legend)
+    return Formula(what=title, letters=letters, numbers=filled, nbytes=nbytes, legend=legend)

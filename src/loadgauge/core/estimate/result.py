@@ -50,13 +50,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cluster: Cluster | None = None
     basis: dict[str, Basis]
     assumed: dict[str, str] = {}
-    """What the job did not say, by flag, and the sizes that its config did not state."""
+    """Assumed values by flag, and the sizes that the config did not state."""
     left_out: tuple[str, ...] = ()
-    """What the numbers do not count, in words."""
+    """Costs that the numbers leave out, in words."""
     untimed: str = ""
     """Why there is no time, where there is none."""
     unmodelled: tuple[str, ...] = ()
-    """What a job file asks for that the numbers do not count, in words."""
+    """Requests of a job file that the numbers leave out, in words."""
 
     @cached_property
     def workings(self) -> Workings:
@@ -129,7 +129,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """Return what is not counted, a sentence each: what was asked for and is not modelled, then why there is no time."""
+        """Return the costs that are not counted, a sentence each: requests that are not modelled, then why there is no time."""
         untimed = (f"time and network: {self.untimed}",) if self.untimed else ()
         return (*self.unmodelled, *untimed, *self.left_out)
 

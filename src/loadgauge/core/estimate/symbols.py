@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from loadgauge.core.base import NotModelled, Size
+from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
 from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS
 from loadgauge.core.layers import View
@@ -50,7 +51,7 @@ MEANING = {
     "t_e": "tensor-parallel ranks of one expert",
     "r": "rank of the LoRA adapters",
 }
-"""What each letter stands for. In the equation of model states, `d` is data-parallel ranks."""
+"""Meaning of each letter. In the equation of model states, `d` is data-parallel ranks."""
 
 
 def letter(name: str) -> Any:
@@ -181,8 +182,8 @@ def symbolic_view(view: View, *, ragged: bool = False, captured: bool = False) -
     if ragged:
         changes |= {"tokens": letter("T"), "pairs": letter("P")}
         numbers |= {"T": view.tokens, "P": view.pairs}
-    for name, axis in (("t", "tp"), ("c", "cp"), ("e", "ep"), ("t_e", "etp")):
-        ranks = getattr(view, axis)
+    for axis in STAGE_AXES:
+        name, ranks = AXES[axis].symbol, getattr(view, axis)
         if not captured and (not isinstance(ranks, int) or ranks > 1):
             changes[axis], numbers[name] = letter(name), ranks
     if "c" in numbers and not ragged:
@@ -295,26 +296,26 @@ def kinds(model: ModelSpec) -> tuple[str, ...]:
     described = [_features(block) for block in model.blocks]
     names = []
     for index, features in enumerate(described):
-        own = [word for place, word in features.items() if word and _tells_apart(place, described)]
+        own = [word for feature, word in features.items() if word and _tells_apart(feature, described)]
         names.append(f"layer with {' and '.join(own)}" if own else f"layer of kind {index + 1}")
     return tuple(names)
 
 
-def _tells_apart(place: str, described: list[dict[str, str]]) -> bool:
-    words = {features[place] for features in described}
+def _tells_apart(feature: str, described: list[dict[str, str]]) -> bool:
+    words = {features[feature] for features in described}
     # Where one kind of layer has an MLP and the other has experts, its width says nothing more.
-    return len(words - {""} if place == "width" else words) > 1
+    return len(words - {""} if feature == "width" else words) > 1
 
 
 def _trained(block: Block) -> str:
-    """Return what of a block is trained, where it is not all of it."""
+    """Return the trained part of a block, where it is not all of it."""
     if block.trained is None:
         return "trained weights"
     return "a part of its weights trained" if block.trained else "frozen weights"
 
 
 def _features(block: Block) -> dict[str, str]:
-    """Return what may tell one block from another, in words."""
+    """Return the features, in words, by which blocks may differ."""
     mixer, mlp = block.attention, block.mlp
     window = getattr(mixer, "sliding_window", None)
     plain = mixer is None or isinstance(mixer, Attention | LatentAttention)

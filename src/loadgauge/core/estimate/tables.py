@@ -61,8 +61,8 @@ def table(workings: Workings, name: TableName) -> Table:
     of = f"{workings.model.name}: one micro-batch on one rank of stage {stage.index} of {layout.pp}"
     if workings.passes > 1:
         of += f", which has {workings.passes:,.0f} of them a step"
-    found = [row for where, layer, again, times in workings.layers(stage) for row in rows(where, layer, again, times)]
-    return Table(name=name, of=of, note=note, summed=summed, rows=tuple(found))
+    listed = [row for where, layer, again, times in workings.layers(stage) for row in rows(where, layer, again, times)]
+    return Table(name=name, of=of, note=note, summed=summed, rows=tuple(listed))
 
 
 def _flops_of(operation: Operation, again: bool) -> dict[str, Size]:
@@ -92,7 +92,7 @@ def _operations(where: str, layer: Layer, again: Recompute, times: Size) -> Iter
             "recomputed": flops["recomputed"],
             "kept": kept,
             "moved": operation.hbm_bytes(),
-            "sent": sum(one.wire for one in (*operation.forward_comm, *operation.backward_comm)),
+            "sent": sum(collective.wire for collective in (*operation.forward_comm, *operation.backward_comm)),
         }
 
 

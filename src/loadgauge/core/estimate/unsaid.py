@@ -119,7 +119,7 @@ def _spell_optimizer(optimizer: Optimizer) -> str:
 
 
 def _recipe_of(other: Training, result: Estimate) -> Training:
-    """Return what of another way to train the memory depends on: what its weights were loaded in is in its recipe."""
+    """Return the fields of another way to train that memory depends on; the dtype of loaded weights is in the recipe."""
     own = result.training
     there = other.under(result.layout.zero)
     return msgspec.structs.replace(there, weights=own.weights, by_sharding=own.by_sharding)

@@ -34,7 +34,7 @@ from loadgauge.core.layers.operations.operations import NOTHING, Layer, Operatio
 
 
 def view_of(layout: Layout, training: Training) -> View:
-    """Return what one rank sees of one micro-batch: its tokens, shards and kernels."""
+    """Return one rank's view of one micro-batch: its tokens, shards and kernels."""
     if (layout.tokens is None) != (layout.pairs is None):
         raise ConfigError("a ragged micro-batch needs both its tokens and its query-key pairs", key="lengths")
     # Virtual tokens stand in front of each sequence; no ragged batch has them (`loadgauge.core.resolve.adapters`).

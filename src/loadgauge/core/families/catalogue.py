@@ -94,14 +94,14 @@ def model(name: str) -> ModelSpec:
     Traceback (most recent call last):
     loadgauge.core.base.errors.ConfigError: no model is called 'llama2-7b'; did you mean llama-2-7b, llama-7b or llama-2-70b?
     """
-    known = _catalogue_name(name)
-    if known is None:
+    id = _catalogue_name(name)
+    if id is None:
         if (listed := names.listed_name(name)) is not None:
             return _listed(listed)
         raise ConfigError(f"no model is called {shown(name)}{_hint(name, models())}")
-    spec = from_dict(config(known), f"data/models/{known}.json", known)
+    spec = from_dict(config(id), f"data/models/{id}.json", id)
     # The class defaults that a published config leaves out are what its publisher means; nothing of it is assumed.
-    return msgspec.structs.replace(spec, defaults=(), source=str(_source(known)))
+    return msgspec.structs.replace(spec, defaults=(), source=str(_source(id)))
 
 
 def _listed(name: str) -> ModelSpec:
@@ -189,8 +189,8 @@ def find(text: str, hub: bool = False) -> Found:
 def _elsewhere(text: str) -> bool:
     """Return whether a path is one of another machine, as scripts have them: absolute, or of several parts, and not there."""
     parts = [part for part in text.split("/") if part not in ("", ".", "..")]
-    known = not text.endswith((".json", ".py")) and (text.startswith("/") or len(parts) > 1)
-    return known and not os.path.exists(text) and _alike(text) is not None
+    is_path = not text.endswith((".json", ".py")) and (text.startswith("/") or len(parts) > 1)
+    return is_path and not os.path.exists(text) and _alike(text) is not None
 
 
 def _alike(text: str) -> Derived | None:
@@ -269,26 +269,26 @@ def keys(text: str) -> dict[str, Any]:
     content = read_start(file, LARGEST_FILE)
     if file.endswith(".py"):
         raise no_function(file)
-    found = decode(content, file)
-    if not isinstance(found, dict):
+    decoded = decode(content, file)
+    if not isinstance(decoded, dict):
         raise ConfigError("is no JSON object", file=file)
-    return found
+    return decoded
 
 
 def _unknown(text: str) -> ConfigError:
     from loadgauge.core.families.named.derived import goes_on, of_size
 
-    known = repositories()
-    going = goes_on(text, known)
+    repository_of = repositories()
+    going = goes_on(text, repository_of)
     if 1 < len(going) <= MANY:
         return ConfigError(f"{shown(text)} is several models: {_or(going)}; say which with --model")
     ask = "; --hub asks huggingface.co" if REPOSITORY.fullmatch(text) else ""
-    near = _hint(text, known, 0.8)
+    near = _hint(text, repository_of, 0.8)
     if "?" not in near:
         near = (
             f"; of its size are {_or(sized)}: --model takes one"
-            if (sized := of_size(text, known))
-            else _hint(text, known)
+            if (sized := of_size(text, repository_of))
+            else _hint(text, repository_of)
         )
     return ConfigError(f"{shown(text)} is neither a model in the catalogue nor a file{near}{ask}")
 
@@ -300,14 +300,14 @@ def config_of(file: str) -> Any:
 
 
 def _stored(content: Any) -> str:
-    """How a checkpoint is quantised, by its `quantization_config`; empty where it is not, and for MXFP4, which is the model's
+    """Quantisation of a checkpoint, by its `quantization_config`; empty where it is not, and for MXFP4, which is the model's
     own format."""
-    given = content.get("quantization_config") if isinstance(content, dict) else None
-    if not isinstance(given, dict):
+    quantization = content.get("quantization_config") if isinstance(content, dict) else None
+    if not isinstance(quantization, dict):
         return ""
-    method = str(given.get("quant_method", "")).lower()
+    method = str(quantization.get("quant_method", "")).lower()
     if method == "bitsandbytes":
-        return "int8" if given.get("load_in_8bit") else "nf4"
+        return "int8" if quantization.get("load_in_8bit") else "nf4"
     return "" if method == "mxfp4" else method
 
 
@@ -321,8 +321,8 @@ def _catalogue_name(name: str) -> str | None:
     return None
 
 
-def _hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    close = closest(name.lower().rpartition("/")[2], known, 3, cutoff=cutoff)
+def _hint(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+    close = closest(name.lower().rpartition("/")[2], names, 3, cutoff=cutoff)
     if not close:
         return "; `loadgauge models` lists them"
     return f"; did you mean {_or(close)}?"

@@ -19,7 +19,7 @@ MOST_LAYERS = 10_000
 """Each layer has its entry in `ModelSpec.pattern`, so a slip here would fill the memory of this machine."""
 
 LANGUAGE, CLASSIFY, BODY = "language", "classify", "body"
-"""What follows the last block: logits over the vocabulary, over labels, or nothing of its own."""
+"""Kinds of head: logits over the vocabulary, over labels, or none."""
 
 
 Switch: TypeAlias = bool | str
@@ -166,7 +166,7 @@ def next_token_layers(reader: Reader) -> int:
 
 
 def layer_types(
-    reader: Reader, count: int, known: Sequence[str] = ("full_attention", "sliding_attention")
+    reader: Reader, count: int, allowed: Sequence[str] = ("full_attention", "sliding_attention")
 ) -> tuple[str, ...] | None:
     """Return `layer_types`, one of `known` for each of `count` layers; None where the config has none.
 
@@ -180,7 +180,7 @@ def layer_types(
     # transformers renames the first to the second as it reads.
     renamed = tuple("full_attention" if kind == "attention" else kind for kind in types)
     for kind in renamed:
-        if kind not in known:
+        if kind not in allowed:
             raise reader.unmodelled("layer_types", f"{shown(kind)} is not modelled for this family")
     return renamed
 
@@ -317,6 +317,6 @@ def interleaved(spec: ModelSpec, types: Sequence[str], mixer: LinearMixer) -> Mo
 
 
 def language(prefix: str, *, classifier: bool = False) -> dict[str, str]:
-    """As `decoder_classes`, without the class for classification, which most hybrids do not have."""
+    """Return what `decoder_classes` returns, without the class for classification, which most hybrids do not have."""
     names = decoder_classes(prefix)
     return names if classifier else {name: use for name, use in names.items() if use != CLASSIFY}

@@ -167,8 +167,8 @@ def from_hf(path: str | Path, name: str = "") -> ModelSpec:
     from pathlib import Path  # not for a catalogued model
 
     file = str(Path(path) / "config.json" if os.path.isdir(path) else path)
-    place, content = Path(file), read_start(file, LARGEST_FILE)
-    own = place.absolute().parent.name if place.name == "config.json" else place.stem
+    config_file, content = Path(file), read_start(file, LARGEST_FILE)
+    own = config_file.absolute().parent.name if config_file.name == "config.json" else config_file.stem
     return from_dict(decode(content, file), file, name or own)
 
 

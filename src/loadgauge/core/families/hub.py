@@ -13,7 +13,7 @@ from loadgauge.core.base.errors import ConfigError, first_line
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 """Owner and name."""
 SECONDS = 5.0
-"""How long the hub may take to answer."""
+"""Seconds that the hub may take to answer."""
 LARGEST = 1_000_000
 """Bytes of a config.json from the hub."""
 ALLOWED = "LOADGAUGE_HUB"
@@ -40,7 +40,7 @@ def cached(name: str) -> str | None:
     folder = os.path.join(cache_folder(), f"models--{name.replace('/', '--')}")
     snapshots = os.path.join(folder, "snapshots")
     try:
-        revisions = sorted(os.listdir(snapshots), key=lambda one: os.path.getmtime(os.path.join(snapshots, one)))
+        revisions = sorted(os.listdir(snapshots), key=lambda commit: os.path.getmtime(os.path.join(snapshots, commit)))
         with open(os.path.join(folder, "refs", "main"), encoding="utf-8") as file:
             revisions.append(file.read(64).strip())
     except (OSError, UnicodeDecodeError):

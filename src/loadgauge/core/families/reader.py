@@ -66,7 +66,7 @@ REMARKS = {
 
 @functools.cache
 def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """Return what transformers' configuration class of a family declares: each key and its default; empty where it has none.
+    """Return the declarations of a family's configuration class in transformers: each key and its default; empty where it has none.
 
     From `data/family_defaults.json`, which `tools/family_defaults.py` writes.
 
@@ -120,15 +120,15 @@ class Reader:
             raise ConfigError("must be a JSON object of named values", key=path, file=file)
         self.config: dict[str, Any] = config
         self.task = task
-        """What the head does, where the config around this one has decided it; else empty."""
+        """Task of the head, where the config around this one has decided it; else empty."""
         self.name = name
         self.class_defaults = False
-        """Whether the class default may stand in for a hidden size or a number of layers that is missing."""
+        """True where a class default may stand in for a missing hidden size or number of layers."""
         self.defaults: dict[str, int] = {}
         """Sizes that the config does not state, and the default of transformers' class taken for each."""
         self._read: set[str] = set()
         self._part: Mapping[str, Any] | None = None
-        """What the class declares for this part of a config; None: what that of the config's `model_type` declares."""
+        """Defaults that the class declares for this part of a config; None: those of the class of the config's `model_type`."""
 
     def wrong(self, key: str, message: str) -> ConfigError:
         """A `ConfigError` that names `key`, its place and the file; for the caller to raise."""

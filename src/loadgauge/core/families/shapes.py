@@ -48,8 +48,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The whole shape as a name of a model, which reads back as itself."""
-        said = (f"{key}={getattr(self, key.replace('-', '_'))}" for key in _keys(self.family))
-        return f"{self.family}:{','.join(said)}"
+        pairs = (f"{key}={getattr(self, key.replace('-', '_'))}" for key in _keys(self.family))
+        return f"{self.family}:{','.join(pairs)}"
 
     def config(self) -> dict[str, Any]:
         """Return the `config.json` of a model of this shape."""
@@ -170,23 +170,23 @@ def read(text: str) -> tuple[ModelSpec, Shape]:
     'llama:layers=38,hidden=4096,heads=32,kv-heads=8,ffn=11008,vocab=32000,positions=4096'
     """
     family, _, rest = text.partition(":")
-    size, given = _given(family, rest)
-    shape = _shape(family, given) if size is None else _sized(family, size, given)
+    size, sizes = _given(family, rest)
+    shape = _shape(family, sizes) if size is None else _sized(family, size, sizes)
     spec = from_dict(shape.config(), text, text)
     return msgspec.structs.replace(spec, defaults=(), source="sizes given"), shape
 
 
 def how(text: str, shape: Shape) -> str:
     """Say in words what shape was chosen, and what of it was not said."""
-    _, given = _given(shape.family, text.partition(":")[2])
-    chosen = [key for key in _keys(shape.family) if key.replace("-", "_") not in given]
+    _, sizes = _given(shape.family, text.partition(":")[2])
+    chosen = [key for key in _keys(shape.family) if key.replace("-", "_") not in sizes]
     why = f"; chosen as published models have it: {', '.join(chosen)}" if chosen else ""
     return f"{count(shape.params)} parameters, {shape.text.partition(':')[2].replace(',', ', ')}{why}"
 
 
 def _given(family: str, text: str) -> tuple[float | None, dict[str, int]]:
     """The size and the sizes that a text states."""
-    size, given = None, {}
+    size, sizes = None, {}
     for word in filter(None, text.split(",")):
         key, equals, value = word.strip().partition("=")
         if not equals or key == "size":
@@ -196,42 +196,42 @@ def _given(family: str, text: str) -> tuple[float | None, dict[str, int]]:
             continue
         key = key.replace("_", "-")
         if key not in _keys(family):
-            known = _keys(family)
+            keys = _keys(family)
             raise ConfigError(
-                f"a {family} has no {key[:40]!r} (known: size, {', '.join(known)}){suggest(key, known)}", key="model"
+                f"a {family} has no {key[:40]!r} (known: size, {', '.join(keys)}){suggest(key, keys)}", key="model"
             )
         number = parse_count(value, key)
         if number != int(number) or not 1 <= number <= 10**8:
             raise ConfigError(f"must be a whole number from 1 to 100,000,000, got {value!r}", key=key)
-        given[key.replace("-", "_")] = int(number)
-    return size, given
+        sizes[key.replace("-", "_")] = int(number)
+    return size, sizes
 
 
-def _shape(family: str, given: Mapping[str, int]) -> Shape:
+def _shape(family: str, sizes: Mapping[str, int]) -> Shape:
     """The shape with what is not given filled in. Raises `ConfigError` where sizes are missing or contradict each other."""
     for key in ("layers", "hidden"):
-        if key not in given:
-            raise ConfigError(f"is needed, or a size such as {family}:10B", key=key)
-    kind, hidden = FAMILIES[family], given["hidden"]
-    heads = given.get("heads") or _heads(hidden)
+        if key not in sizes:
+            raise ConfigError(f"is missing; state it, or give a size such as {family}:10B", key=key)
+    kind, hidden = FAMILIES[family], sizes["hidden"]
+    heads = sizes.get("heads") or _heads(hidden)
     if hidden % heads:
         raise ConfigError(f"hidden {hidden:,} is not a multiple of heads {heads:,}", key="heads")
-    kv_heads = given.get("kv_heads") or (8 if kind.grouped and heads > 8 and heads % 8 == 0 else heads)
+    kv_heads = sizes.get("kv_heads") or (8 if kind.grouped and heads > 8 and heads % 8 == 0 else heads)
     if heads % kv_heads:
         raise ConfigError(f"heads {heads:,} are not a multiple of kv-heads {kv_heads:,}", key="kv-heads")
-    experts = given.get("experts", 8) if family == "moe" else 0
-    top_k = given.get("top_k", min(2, experts)) if family == "moe" else 0
+    experts = sizes.get("experts", 8) if family == "moe" else 0
+    top_k = sizes.get("top_k", min(2, experts)) if family == "moe" else 0
     if top_k > experts:
         raise ConfigError(f"a token cannot go to {top_k:,} of {experts:,} experts", key="top-k")
     return Shape(
         family=family,
-        layers=given["layers"],
+        layers=sizes["layers"],
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        ffn=given.get("ffn") or kind.ffn(hidden),
-        vocab=given.get("vocab", kind.vocab),
-        positions=given.get("positions", kind.positions),
+        ffn=sizes.get("ffn") or kind.ffn(hidden),
+        vocab=sizes.get("vocab", kind.vocab),
+        positions=sizes.get("positions", kind.positions),
         experts=experts,
         top_k=top_k,
     )
@@ -257,34 +257,36 @@ class _Choice(NamedTuple):
     unusual: float
 
 
-def _sized(family: str, size: float, given: Mapping[str, int]) -> Shape:
+def _sized(family: str, size: float, sizes: Mapping[str, int]) -> Shape:
     """The shape of that many parameters that is most like published models."""
-    choices = list(_choices(family, size, given))
+    choices = list(_choices(family, size, sizes))
     near = [choice for choice in choices if choice.miss <= WITHIN]
     if near:
         return min(near, key=lambda choice: (choice.unusual + 20 * choice.miss, choice.shape.hidden)).shape
     closest = min(choices, key=lambda choice: choice.miss).shape if choices else None
-    said = ", ".join(f"{key.replace('_', '-')} {value:,}" for key, value in given.items())
+    words = ", ".join(f"{key.replace('_', '-')} {value:,}" for key, value in sizes.items())
     nearest = "" if closest is None else f"; the nearest is {closest.text} with {count(closest.params)}"
-    raise ConfigError(f"no {family}{f' with {said}' if said else ''} has {count(size)} parameters{nearest}", key="size")
+    raise ConfigError(
+        f"no {family}{f' with {words}' if words else ''} has {count(size)} parameters{nearest}", key="size"
+    )
 
 
-def _choices(family: str, size: float, given: Mapping[str, int]) -> Iterator[_Choice]:
+def _choices(family: str, size: float, sizes: Mapping[str, int]) -> Iterator[_Choice]:
     """The shapes of each width, as deep as the size asks for, with the usual feed-forward and with one that is moved."""
-    routed = min(1.0, given.get("top_k", 2) / given.get("experts", 8)) if family == "moe" else 1.0
+    routed = min(1.0, sizes.get("top_k", 2) / sizes.get("experts", 8)) if family == "moe" else 1.0
     aspect = _aspect(size * routed)
-    for hidden in _widths(given):
-        if "heads" in given and hidden % given["heads"]:
+    for hidden in _widths(sizes):
+        if "heads" in sizes and hidden % sizes["heads"]:
             continue
-        usual = _shape(family, {**given, "hidden": hidden, "layers": 1})
+        usual = _shape(family, {**sizes, "hidden": hidden, "layers": 1})
         ends = _resized(usual, layers=0).params
         layer = usual.params - ends
         depth = (size - ends) / layer
-        for layers in [given["layers"]] if "layers" in given else _whole(depth, LAYERS):
+        for layers in [sizes["layers"]] if "layers" in sizes else _whole(depth, LAYERS):
             plain = _resized(usual, layers=layers)
             odd = abs(math.log(hidden / layers / aspect)) + _odd(layers, usual.heads, hidden)
             yield _Choice(plain, abs(plain.params / size - 1), odd)
-            if "ffn" in given or abs(plain.params / size - 1) <= CLOSE:
+            if "ffn" in sizes or abs(plain.params / size - 1) <= CLOSE:
                 continue
             wide = (_resized(plain, ffn=plain.ffn + 1).params - plain.params) or 1
             for ffn in _whole((plain.ffn + (size - plain.params) / wide) / 64, (1, 10**6)):
@@ -293,7 +295,7 @@ def _choices(family: str, size: float, given: Mapping[str, int]) -> Iterator[_Ch
 
 
 def _odd(layers: int, heads: int, hidden: int) -> float:
-    """Return what speaks against sizes that no tensor or pipeline parallelism divides well, on the scale of a logarithm."""
+    """Return the penalty of sizes that no tensor or pipeline parallelism divides well, on the scale of a logarithm."""
     stages = 0.1 if layers % 2 else 0.05 if layers % 4 else 0.0
     ranks = next(penalty for by, penalty in ((8, 0.0), (4, 0.1), (2, 0.2), (1, 0.4)) if heads % by == 0)
     return stages + (ranks if hidden >= 2048 else ranks / 4)
@@ -303,9 +305,9 @@ def _resized(shape: Shape, **sizes: int) -> Shape:
     return msgspec.structs.replace(shape, **sizes)
 
 
-def _widths(given: Mapping[str, int]) -> Iterable[int]:
-    if "hidden" in given:
-        return [given["hidden"]]
+def _widths(sizes: Mapping[str, int]) -> Iterable[int]:
+    if "hidden" in sizes:
+        return [sizes["hidden"]]
     low, high = HIDDEN
     return [*range(low, 2048, 64), *range(2048, high + 1, 128)]
 

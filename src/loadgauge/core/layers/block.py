@@ -107,15 +107,15 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         y = x
         if block.attention is not None:
             y = connected(
-                build, "attention.hc", x, block.streams, hidden_size, lambda one: attend(norm("attention.norm", one))
+                build, "attention.hc", x, block.streams, hidden_size, lambda half: attend(norm("attention.norm", half))
             )
         if block.mlp is not None:  # an engine's layers are asked for by halves
-            connected(build, "mlp.hc", y, block.streams, hidden_size, lambda one: feed_forward(norm("mlp.norm", one)))
+            connected(build, "mlp.hc", y, block.streams, hidden_size, lambda half: feed_forward(norm("mlp.norm", half)))
     elif isinstance(block.streams, AltUp):
         alternated(build, x, block, hidden_size, attend, feed_forward)
     elif block.attention is None or block.mlp is None:
-        one, work = ("mlp", feed_forward) if block.attention is None else ("attention", attend)
-        build.add(f"{one}.residual", x, work(norm(f"{one}.norm", x)))
+        half, work = ("mlp", feed_forward) if block.attention is None else ("attention", attend)
+        build.add(f"{half}.residual", x, work(norm(f"{half}.norm", x)))
     elif block.placement == "parallel":
         normed = norm("attention.norm", x)
         attended = attend(normed)

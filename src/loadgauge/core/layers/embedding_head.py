@@ -142,7 +142,7 @@ def mask_bytes(model: ModelSpec, view: View) -> Size:
 
 
 def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:
-    """Return what a multi-token prediction module puts before its block (source: deepseek2024v3, equation 21).
+    """Return the operations that a multi-token prediction module has before its block (source: deepseek2024v3, equation 21).
 
     The next token's embedding, from the model's own table, and the hidden state each pass a norm; a matrix of 2h x h
     makes one of the two. `holds_table`: count that table here too, as a stage does which does not have the embedding.
@@ -358,7 +358,7 @@ def _liger_loss(build: Builder, logits: Tensor, x: Tensor, input_gradient: Tenso
     `ops/fused_linear_cross_entropy.py`: chunks of the next power of two above T / ceil(v / h) tokens). The caller's variable
     names its input `x`, of which autocast copies a chunk."""
     view = build.view
-    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    reduction = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
     build.operations.append(
         Operation(
             "head.loss",
@@ -367,7 +367,7 @@ def _liger_loss(build: Builder, logits: Tensor, x: Tensor, input_gradient: Tenso
             (build.float32("head.loss", 1),),
             keeps=(input_gradient,),
             holds=(x,),
-            forward_comm=(one, one, one),
+            forward_comm=(reduction, reduction, reduction),
             overwrites=True,
             workspace=workspace,
         )
@@ -381,7 +381,9 @@ def _sums_pieces(build: Builder, numel: Size) -> None:
     (of the first piece they are gone when the second one's are read). Each piece has a gradient of the whole matrix, which is
     added to the sum of those before it.
     """
-    index, product = next((i, one) for i, one in enumerate(build.operations) if one.name == "head.logits")
+    index, product = next(
+        (i, operation) for i, operation in enumerate(build.operations) if operation.name == "head.logits"
+    )
     trained = any(weight.trainable for weight in (*product.weights, *product.borrows))
     waiting = (build.kernels.loss_pieces - 1) * product.outputs[0].nbytes
     another = build.dtypes.activation * numel if trained else 0
@@ -394,7 +396,7 @@ def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
     """Cross-entropy piece by piece; `logits`: of one piece. Those of all pieces are made first, and are alive until the
     last piece is through (source: torchtune, `CEWithChunkedOutputLoss`; litgpt, `chunked_cross_entropy`)."""
     view, pieces = build.view, build.kernels.loss_pieces
-    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    reduction = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
     held = build.kernels.holds_logits
     make = build.float32 if upcast or held else build.tensor
     probabilities = make("head.log_softmax", logits.numel * pieces)
@@ -410,7 +412,7 @@ def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
                 (logits,),
                 (build.float32("head.loss", 1),),
                 keeps=(logits, others, labels),
-                forward_comm=(one, one, one),
+                forward_comm=(reduction, reduction, reduction),
             )
         )
         return
@@ -421,7 +423,7 @@ def _loss_in_pieces(build: Builder, logits: Tensor, upcast: bool) -> None:
             (logits,),
             (build.float32("head.loss", 1),),
             keeps=(probabilities, labels),
-            forward_comm=(one, one, one),
+            forward_comm=(reduction, reduction, reduction),
             workspace=others.nbytes + (piece if upcast else 0),
             backward_workspace=2 * piece,
             overwrites=held,  # piece by piece, a copy's gradient takes the place of what it was made from
@@ -435,8 +437,8 @@ def _loss(build: Builder, logits: Tensor, upcast: bool, chunked: bool, logits_fl
     The logits are dropped once they are read; a loop that holds the model's outputs through backward keeps them too.
     """
     view = build.view
-    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
-    reduced = (one, one, one)
+    reduction = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    reduced = (reduction, reduction, reduction)
     value = build.float32("head.loss", 1)
     labels = Tensor("head.labels", view.tokens, build.dtypes.index, "index")
     probabilities = build.float32("head.log_softmax", logits.numel)

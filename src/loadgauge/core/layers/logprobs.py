@@ -19,8 +19,8 @@ def logprobs(build: Builder, logits: Tensor, upcast: bool, flops: Size) -> None:
     `selective_log_softmax`). flops: of the product that makes the logits
     """
     view, loss = build.view, build.kernels.loss
-    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
-    reduced = (one, one, one)
+    reduction = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    reduced = (reduction, reduction, reduction)
     value = build.float32("head.logprobs", view.tokens)
     labels = Tensor("head.labels", view.tokens, build.dtypes.index, "index")
     if loss == "chunked":
@@ -172,7 +172,7 @@ def liger_logprobs(build: Builder, logits: Tensor, x: Tensor, width: Size, train
         workspace = summed + own + maximum(3 * 4 * logits.numel, act * (trained + rows * width))
     else:
         workspace = maximum(summed + (4 + act) * logits.numel, 2 * summed)
-    one = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
+    reduction = Collective("all_reduce", "tp", 4 * view.tokens, view.tp)
     build.operations.append(
         Operation(
             "head.logprobs",
@@ -181,7 +181,7 @@ def liger_logprobs(build: Builder, logits: Tensor, x: Tensor, width: Size, train
             (build.float32("head.logprobs", view.tokens),),
             keeps=(Tensor("head.input_gradient", view.tokens * width, x.itemsize),),
             holds=(x,),
-            forward_comm=(one, one, one),
+            forward_comm=(reduction, reduction, reduction),
             overwrites=True,
             workspace=workspace,
         )

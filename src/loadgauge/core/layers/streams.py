@@ -81,17 +81,17 @@ def _mixed(build: Builder, name: str, x: Tensor, count: Size, hidden: Size, colu
         Weight(f"{name}.base", columns, 1, "vector", trained),
         Weight(f"{name}.scale", scales, 1, "vector", trained),
     )
-    made = build.float32(f"{name}.scaled", mixed.numel)
-    build.operations.append(Operation(f"{name}.scaled", "elementwise", (mixed,), (made,), weights, keeps=(mixed,)))
-    return made
+    scaled = build.float32(f"{name}.scaled", mixed.numel)
+    build.operations.append(Operation(f"{name}.scaled", "elementwise", (mixed,), (scaled,), weights, keeps=(mixed,)))
+    return scaled
 
 
-def _collapsed(build: Builder, name: str, x: Tensor, made: Tensor, count: Size, hidden: Size) -> Tensor:
+def _collapsed(build: Builder, name: str, x: Tensor, weights: Tensor, count: Size, hidden: Size) -> Tensor:
     """One stream of several: their sum, each times a number between 0 and 1."""
     rows = build.local_tokens
     share = build.float32(f"{name}.pre", rows * count)
     opened = build.float32(f"{name}.pre_sigmoid", rows * count)
-    build.elementwise(f"{name}.pre", (made,), share, keeps=(opened,))
+    build.elementwise(f"{name}.pre", (weights,), share, keeps=(opened,))
     summed = build.float32(f"{name}.sum", rows * hidden)
     build.operations.append(
         Operation(
@@ -115,15 +115,17 @@ def connected(build: Builder, name: str, x: Tensor, spec: HyperConnections, hidd
     """
     rows, count = build.local_tokens, spec.count
     square = rows * count * count
-    made = _mixed(build, name, x, count, hidden, (2 + count) * count, 3)
+    coefficients = _mixed(build, name, x, count, hidden, (2 + count) * count, 3)
     post, comb = build.float32(f"{name}.post", rows * count), build.float32(f"{name}.softmax", square)
-    build.elementwise(f"{name}.post", (made,), post, keeps=(build.float32(f"{name}.post_sigmoid", rows * count),))
-    build.elementwise(f"{name}.softmax", (made,), comb, keeps=(comb,))
+    build.elementwise(
+        f"{name}.post", (coefficients,), post, keeps=(build.float32(f"{name}.post_sigmoid", rows * count),)
+    )
+    build.elementwise(f"{name}.softmax", (coefficients,), comb, keeps=(comb,))
     steps = 2 * spec.iterations - 1
     normal = build.float32(f"{name}.sinkhorn", square)
     each = (build.float32(f"{name}.steps", steps * square), build.float32(f"{name}.sums", steps * rows * count))
     build.elementwise(f"{name}.sinkhorn", (comb,), normal, keeps=each)
-    output = half(_collapsed(build, name, x, made, count, hidden))
+    output = half(_collapsed(build, name, x, coefficients, count, hidden))
     narrow = tuple(stream(build, f"{name}.{n}_cast", each.numel) for n, each in (("post", post), ("comb", normal)))
     build.operations.append(Operation(f"{name}.cast", "elementwise", (post, normal), narrow))
     spread = stream(build, f"{name}.spread", x.numel)
@@ -157,23 +159,23 @@ def banked(build: Builder, name: str, x: Tensor, count: int, hidden: Size) -> Te
 
 def joined(build: Builder, x: Tensor, model: ModelSpec) -> Tensor:
     """Adds what makes one stream of several before the last norm."""
-    found, hidden, rows = model.blocks[-1].streams, model.hidden_size, build.local_tokens
-    if isinstance(found, HyperConnections):
-        made = _mixed(build, "head.streams", x, found.count, hidden, found.count, 1)
-        return _collapsed(build, "head.streams", x, made, found.count, hidden)
-    assert isinstance(found, AltUp)
+    streams, hidden, rows = model.blocks[-1].streams, model.hidden_size, build.local_tokens
+    if isinstance(streams, HyperConnections):
+        coefficients = _mixed(build, "head.streams", x, streams.count, hidden, streams.count, 1)
+        return _collapsed(build, "head.streams", x, coefficients, streams.count, hidden)
+    assert isinstance(streams, AltUp)
     first = stream(build, "head.stream", rows * hidden)
     build.operations.append(Operation("head.stream", "view", (x,), (first,)))
-    total = _as_loud(build, "head.altup", first, found, hidden, lambda index: first, x)
+    total = _as_loud(build, "head.altup", first, streams, hidden, lambda index: first, x)
     mean = stream(build, "head.streams", rows * hidden)
     return build.elementwise("head.streams", (total,), mean)
 
 
 def split(build: Builder, x: Tensor, model: ModelSpec) -> Tensor:
     """Adds what makes several streams of the embedding: copies, or a matrix for each."""
-    found, rows = model.blocks[0].streams, build.local_tokens
-    if isinstance(found, AltUp):
-        return _as_loud(build, "embedding.altup", x, found, model.hidden_size, lambda index: x)
+    streams, rows = model.blocks[0].streams, build.local_tokens
+    if isinstance(streams, AltUp):
+        return _as_loud(build, "embedding.altup", x, streams, model.hidden_size, lambda index: x)
     many = stream(build, "embedding.streams", rows * model.stream_size)
     return build.elementwise("embedding.streams", (x,), many)
 
@@ -197,12 +199,12 @@ def _as_loud(
     count = spec.count
     assert isinstance(count, int)
     for index in range(1, count):
-        made = build.linear(f"{name}.{index}", source(index), rows, hidden, hidden, kept_input=streams)
-        scaled, own = stream(build, f"{name}.{index}.scaled", made.numel), f"{name}.{index}.magnitude"
-        product = stream(build, f"{name}.{index}.product", made.numel)
-        each = tuple(Tensor(f"{own}{part}", rows, made.itemsize, "statistic") for part in ("", "_clamped"))
-        keeps = (made, product, size, *each)
-        build.elementwise(scaled.name, (made, size), scaled, keeps=keeps)
+        projected = build.linear(f"{name}.{index}", source(index), rows, hidden, hidden, kept_input=streams)
+        scaled, own = stream(build, f"{name}.{index}.scaled", projected.numel), f"{name}.{index}.magnitude"
+        product = stream(build, f"{name}.{index}.product", projected.numel)
+        each = tuple(Tensor(f"{own}{part}", rows, projected.itemsize, "statistic") for part in ("", "_clamped"))
+        keeps = (projected, product, size, *each)
+        build.elementwise(scaled.name, (projected, size), scaled, keeps=keeps)
         many.append(scaled)
     output = stream(build, f"{name}.streams", rows * hidden * count)
     return build.elementwise(f"{name}.streams", (first, *many), output)
@@ -264,7 +266,8 @@ def alternated(build: Builder, x: Tensor, block: Block, hidden: Size, attend: Ha
     before = len(build.operations)
     decides = _modalities(build, "altup.correct", activated, spec, block, hidden)
     build.operations[before:] = [
-        msgspec.structs.replace(one, weights=(), borrows=one.weights) for one in build.operations[before:]
+        msgspec.structs.replace(operation, weights=(), borrows=operation.weights)
+        for operation in build.operations[before:]
     ]  # those of the prediction
     shares = build.linear("altup.correction", decides, rows, count, count)
     # Its matrix is clamped, which makes a copy.

@@ -22,7 +22,7 @@ NORMS = {
 
 
 def patches(part: Part, view: View) -> View:
-    """Return what a tower sees of a micro-batch: the patches of its pictures, which every rank of its sequences has whole.
+    """Return a tower's view of a micro-batch: the patches of its pictures, which every rank of its sequences has whole.
 
     >>> view = patches(Part(width=64, tiles=2, patches=512, pairs=131072), View.of(4096, 3))
     >>> view.tokens, view.pairs, view.sequences, view.positions

@@ -55,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"<Plan of {self.setup.model.name}: {self.best.flags()}>"
 
     def __str__(self) -> str:
-        """Return what `loadgauge plan` prints."""
+        """Return the text that `loadgauge plan` prints."""
         text: str = load("loadgauge.core.text.plan.plan:text")(self)
         return text
 
@@ -151,8 +151,8 @@ def plan(
     spec = model if isinstance(model, ModelSpec) else None
     flags["gpu"] = gpu.id if isinstance(gpu, Gpu) else gpu
     if isinstance(model, Job):
-        given = {name: value for name in Job.__struct_fields__[1:] if (value := getattr(model, name)) is not None}
-        flags, model = {**flags, **given}, model.model
+        stated = {name: value for name in Job.__struct_fields__[1:] if (value := getattr(model, name)) is not None}
+        flags, model = {**flags, **stated}, model.model
     for name in flags:
         if name not in JOB_FIELDS:
             why = "is about the whole run, not a plan" if name in WHOLE_RUN else "is no field of a job to plan"

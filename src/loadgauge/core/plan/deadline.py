@@ -109,9 +109,9 @@ def gpus_by_date(
         if _smooth(size, suits) and at(size).days <= days:
             break
         size += node
-    enough = [one.gpus for one in tried.values() if one.days <= days]
+    enough = [sized.gpus for sized in tried.values() if sized.days <= days]
     if not enough:
-        raise NothingFits(_cause(name, days, [one for one in tried.values() if one.best is not None], max(tried)))
+        raise NothingFits(_cause(name, days, [sized for sized in tried.values() if sized.best is not None], max(tried)))
     least = min(enough)
     more, size = 0, least + node
     while more < BESIDE and size < 2 * least + 8 * node and len(tried) < MOST_SIZES + 8:
@@ -122,12 +122,12 @@ def gpus_by_date(
     nodes = f"{least // node:,} nodes" if least > node else "one node"
     text = f"{least:,} GPUs ({nodes}) take {days_words(chosen.days)} for {count(tokens)} tokens; asked: at most {days_words(days)}"
     size = least - node
-    while size >= node and not any(one.best is not None for one in tried.values() if one.gpus < least):
+    while size >= node and not any(sized.best is not None for sized in tried.values() if sized.gpus < least):
         at(size)
         size -= node
-    known = [tried[gpus] for gpus in sorted(tried) if tried[gpus].best is not None]
-    place = next(index for index, one in enumerate(known) if one.gpus == least)
-    beside = tuple(known[max(0, place - BESIDE) : place + BESIDE + 1])
+    with_layout = [tried[gpus] for gpus in sorted(tried) if tried[gpus].best is not None]
+    closest = next(index for index, sized in enumerate(with_layout) if sized.gpus == least)
+    beside = tuple(with_layout[max(0, closest - BESIDE) : closest + BESIDE + 1])
     return Dated(Answer(text, least, chosen.best), beside)
 
 
@@ -149,11 +149,11 @@ def _smooth(gpus: int, suits: int) -> bool:
     return rest == 1 or suits % rest == 0
 
 
-def _cause(name: str, days: float, known: list[Sized], largest: int) -> str:
+def _cause(name: str, days: float, sizes: list[Sized], largest: int) -> str:
     """Why no number of GPUs meets the date."""
-    if not known:
+    if not sizes:
         return f"{name} does not fit any number of GPUs that was tried, up to {largest:,}"
-    best = min(known, key=lambda one: one.days)
+    best = min(sizes, key=lambda sized: sized.days)
     assert best.best is not None
     rows = best.best.layout
     per_rank = rows.global_batch / rows.dp
@@ -167,16 +167,18 @@ def _cause(name: str, days: float, known: list[Sized], largest: int) -> str:
 def days_of(case: Case, tokens: float, pace: Pace, objective: Objective, margin: float) -> Answer:
     """Return the days that the best layout takes. Raises `NothingFits`."""
     best = _best(case, pace, objective, margin)
-    found = days_for(best, tokens)
-    return Answer(f"{count(tokens)} tokens take {days_words(found)} on {case.space.gpus:,} GPUs", found, best)
+    needed_days = days_for(best, tokens)
+    return Answer(
+        f"{count(tokens)} tokens take {days_words(needed_days)} on {case.space.gpus:,} GPUs", needed_days, best
+    )
 
 
 def tokens_of(case: Case, days: float, pace: Pace, objective: Objective, margin: float) -> Answer:
     """Return the tokens that the best layout sees in some days. Raises `NothingFits`."""
     best = _best(case, pace, objective, margin)
     assert best.time is not None
-    found = best.time.tokens / best.time.step * days * DAY
-    return Answer(f"{case.space.gpus:,} GPUs see {count(found)} tokens in {days_words(days)}", found, best)
+    seen_tokens = best.time.tokens / best.time.step * days * DAY
+    return Answer(f"{case.space.gpus:,} GPUs see {count(seen_tokens)} tokens in {days_words(days)}", seen_tokens, best)
 
 
 def _best(case: Case, pace: Pace, objective: Objective, margin: float) -> Estimate:

@@ -68,7 +68,7 @@ def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
 
 
 End = Literal["high", "total"]
-"""What must fit: the upper end of the range, or the memory as predicted."""
+"""Memory that must fit: the upper end of the range, or the predicted total."""
 
 
 def surest(ask: Callable[[End], Answer]) -> Answer:
@@ -96,9 +96,9 @@ def leanest(case: Case, end: End = "high") -> tuple[float, Layout | None]:
     least, where = float("inf"), None
     for batch in case.batches(None, untimed):
         needed = _needed(batch, end)
-        place = int(numpy.argmin(needed))
-        if needed[place] < least:
-            least, where = float(needed[place]), (batch.grid, batch.structure, int(batch.places[place]))
+        cheapest = int(numpy.argmin(needed))
+        if needed[cheapest] < least:
+            least, where = float(needed[cheapest]), (batch.grid, batch.structure, int(batch.places[cheapest]))
     return least, None if where is None else where[0].layout(*where[1:])
 
 
@@ -230,8 +230,8 @@ def _batches(best: Estimate) -> str:
 def _largest_divisor(case: Case, limit: float, end: End) -> int:
     """The largest micro-batch that fits in some layout with the global batch of the case; 0 where none does."""
     most = 0
-    given = with_space(case, micro_batch=divisors(case.space.global_batch))
-    for batch in given.batches(None, untimed):
+    opened = with_space(case, micro_batch=divisors(case.space.global_batch))
+    for batch in opened.batches(None, untimed):
         rows = batch.places[_needed(batch, end) <= limit] // batch.grid.shape[1]
         if rows.size:
             most = max(most, int(batch.grid.columns["micro_batch"][rows].max()))
@@ -293,8 +293,8 @@ def smallest_link(
 
 def _slowest_link(
     case: Case,
-    place: int,
-    what: str,
+    tier: int,
+    noun: str,
     speeds: Sequence[tuple[str, float]],
     share: float,
     objective: Objective,
@@ -308,20 +308,20 @@ def _slowest_link(
     for words, bandwidth in speeds:
         progress(words)
         links = list(case.cluster.links)
-        links[place] = msgspec.structs.replace(links[place], bandwidth=bandwidth)
+        links[tier] = msgspec.structs.replace(links[tier], bandwidth=bandwidth)
         slower = msgspec.structs.replace(case, cluster=msgspec.structs.replace(case.cluster, links=tuple(links)))
         best = best_of(slower, objective, margin)
         if best is not None and exposed(best) <= share:
             kept = f"{words} for each GPU keep exposed communication at {exposed(best):.1%} of the step"
-            return Answer(f"the smallest {what}: {kept}", bandwidth, best)
+            return Answer(f"the smallest {noun}: {kept}", bandwidth, best)
         if best is None:
             break  # no link makes room
     if best is None:
         where = f"{case.space.gpus} x {case.cluster.gpu.name}"
-        raise NothingFits(f"no layout of {case.space.model.name} fits {where}, whatever the {what}")
+        raise NothingFits(f"no layout of {case.space.model.name} fits {where}, whatever the {noun}")
     raise NothingFits(
         f"not even {speeds[-1][0]} for each GPU keep exposed communication under {100 * share:g}% of the step: with the best"
-        f" layout it is {exposed(best):.1%}; {_dominant(best, what)}"
+        f" layout it is {exposed(best):.1%}; {_dominant(best, noun)}"
     )
 
 
@@ -335,14 +335,14 @@ def smallest_batch(
     while batch <= MOST_BATCH:
         for size in sorted({batch, batch * odd}):
             progress(f"{size} sequences")
-            found = best_of(reopen(case, global_batch=size), objective, margin)
-            if found is None:
+            choice = best_of(reopen(case, global_batch=size), objective, margin)
+            if choice is None:
                 continue
-            best = found
-            lost = _lost(found)
+            best = choice
+            lost = _lost(choice)
             if lost <= share:
                 words = f"{size:,} sequences: {lost:.1%} of the step is communication in the open, or waiting"
-                return Answer(f"the smallest global batch: {words}", size, found)
+                return Answer(f"the smallest global batch: {words}", size, choice)
         batch *= 2
     if best is None:
         raise NothingFits(
@@ -361,7 +361,7 @@ def _lost(best: Estimate) -> float:
 
 
 def _dominant(best: Estimate, changed: str = "adapter") -> str:
-    """Return what takes the most of a step of all communication that nothing hides, and over which link, in words."""
+    """Return the largest exposed communication of a step and its link, in words."""
     assert best.time is not None
     parts = best.time.parts
     component = max(COMMUNICATION, key=parts.__getitem__)

@@ -43,14 +43,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     placement: tuple[str | None, ...]
 
     @classmethod
-    def of(cls, job: Job, given: dict[str, tuple[Any, ...]]) -> Space:
+    def of(cls, job: Job, stated: dict[str, tuple[Any, ...]]) -> Space:
         """Return the space around a job. given: axes that are locked or narrowed; a --rollout or --placement locks its own
 
         >>> Space.of(Job("qwen3-32b", task="grpo", gpus=16, rollout="vllm:tp=4"), {}).rollout_tp
         (4,)
         """
         gpus, generates = job.gpus or 1, TASKS[job.task or ""].rollout
-        inside = tuple(one for one in (1, 2, 4, 8) if one <= min(gpus, GPUS_PER_NODE))
+        inside = tuple(degree for degree in (1, 2, 4, 8) if degree <= min(gpus, GPUS_PER_NODE))
         engine = None if job.rollout is None else Engine.parse(job.rollout)
         named = (job.rollout or "").partition(":")[2]
         kind = engine.kind if engine is not None else "vllm"
@@ -63,7 +63,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
                 for trainer in sorted({max(1, gpus // 4), max(1, gpus // 2), max(1, 3 * gpus // 4)})
                 if trainer < gpus
             )
-        found: dict[str, tuple[Any, ...]] = {
+        usual: dict[str, tuple[Any, ...]] = {
             "tp": inside,
             "pp": inside,
             "zero": (1, 3),
@@ -78,7 +78,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             else (0.0,),
             "placement": (job.placement,) if job.placement else placements,
         }
-        return cls(**found | given)
+        return cls(**usual | stated)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,15 +147,15 @@ def rollouts(job: Job, space: Space) -> list[str | None]:
 def plain(job: Job, space: Space) -> Choice | None:
     """Return the fastest candidate that fits, each estimated by itself; of equal ones the first."""
     best = None
-    for one in candidates(job, space):
+    for candidate in candidates(job, space):
         try:
-            run, _ = resolve_posttrain(one)
+            run, _ = resolve_posttrain(candidate)
             held = memory(run)
             time, _ = timed(run, held)
         except Error:
             continue
         if time is not None and held.verdict == "fits" and (best is None or time.step < best.time.step):
-            best = Choice(job=one, time=time, memory=held)
+            best = Choice(job=candidate, time=time, memory=held)
     return best
 
 
@@ -175,13 +175,13 @@ class _Search:
         self.highs: dict[Any, dict[int, float]] = {}
         self.held: dict[int, PostMemory | None] = {}
 
-    def run(self, one: Job) -> Run | None:
+    def run(self, job: Job) -> Run | None:
         """The run of a candidate, resolved once for its layout and its rollout; None where it is no layout."""
-        key = (one.placement, one.tp, one.pp, one.zero, one.rollout)
+        key = (job.placement, job.tp, job.pp, job.zero, job.rollout)
         if key not in self.resolved:
             try:
                 self.resolved[key] = resolve_posttrain(
-                    one.replace(micro_batch=1, recompute="none", logprob_batch=one.logprob_batch and 1)
+                    job.replace(micro_batch=1, recompute="none", logprob_batch=job.logprob_batch and 1)
                 )[0]
             except Error as error:
                 self.resolved[key] = str(error)
@@ -190,25 +190,25 @@ class _Search:
             self._refused(base)
             return None
         ranks, batch = base.trained.layout.dp, base.trained.layout.global_batch
-        assert one.micro_batch is not None
-        micro = one.micro_batch * base.task.rows
+        assert job.micro_batch is not None
+        micro = job.micro_batch * base.task.rows
         if batch % (micro * ranks):
             self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
             return None
-        word = one.recompute or "none"
+        word = job.recompute or "none"
         members = {}
         for name, member in base.members.items():
             policy = recompute_policy(word, member.model, member.training)
             layout = msgspec.structs.replace(member.layout, micro_batch=micro, recompute=policy)
             members[name] = msgspec.structs.replace(member, layout=layout)
         return msgspec.structs.replace(
-            base, members=members, logprob_rows=(one.logprob_batch or one.micro_batch) * base.task.rows
+            base, members=members, logprob_rows=(job.logprob_batch or job.micro_batch) * base.task.rows
         )
 
-    def time(self, one: Job, run: Run) -> StepTime | None:
+    def time(self, job: Job, run: Run) -> StepTime | None:
         """The time of a candidate's step; None where it has no cache or no time."""
-        key = (one.placement, one.rollout)
-        if one.rollout is None:
+        key = (job.placement, job.rollout)
+        if job.rollout is None:
             self.pools[key] = None
         if key not in self.pools:
             try:
@@ -221,7 +221,7 @@ class _Search:
             self._refused(pool)
             return None
         try:
-            return step_time(run, pool, known=self.known.setdefault(one.placement, {}))
+            return step_time(run, pool, cache=self.known.setdefault(job.placement, {}))
         except Error as error:
             self._refused(str(error))
             return None
@@ -229,56 +229,61 @@ class _Search:
     def _refused(self, reason: str) -> None:
         self.refusals[reason] += 1
 
-    def memory(self, order: int, one: Job) -> PostMemory | None:
+    def memory(self, order: int, job: Job) -> PostMemory | None:
         """The memory of a candidate, whose phases are noted for others; None where it has none."""
         if order not in self.held:
-            run = self.run(one)
+            run = self.run(job)
             assert run is not None
             try:
-                self.held[order] = found = memory(run)
+                self.held[order] = held = memory(run)
             except Error:
                 self.held[order] = None
                 return None
-            keys = _keys(one)
-            for phase in found.phases:
+            keys = _keys(job)
+            for phase in held.phases:
                 key, size = keys[_side(phase.name)]
                 highs = self.highs.setdefault(key, {})
                 highs[size] = max(highs.get(size, 0.0), phase.high)
         return self.held[order]
 
-    def least(self, one: Job) -> float:
-        """What the largest phase of a candidate needs at the least, at its upper end [bytes]: as with fewer sequences at once."""
-        keys = _keys(one).values()
+    def least(self, job: Job) -> float:
+        """Return a lower bound of what the largest phase of a candidate needs [bytes]: its memory with fewer sequences at once."""
+        keys = _keys(job).values()
         return max(
-            (high for key, size in keys for known, high in self.highs.get(key, {}).items() if known <= size),
+            (
+                high
+                for key, size in keys
+                for measured_size, high in self.highs.get(key, {}).items()
+                if measured_size <= size
+            ),
             default=0.0,
         )
 
     def nearest(self, rows: list[Timed]) -> Choice | None:
         """The candidate of the least memory; of equal ones the fastest. rows: the fastest first"""
 
-        def entry(place: int) -> tuple[float, bool, tuple[Any, ...], int]:
-            one = rows[place][2]
-            exact = rows[place][1] in self.held or all(
-                size in self.highs.get(key, ()) for key, size in _keys(one).values()
+        def entry(index: int) -> tuple[float, bool, tuple[Any, ...], int]:
+            job = rows[index][2]
+            exact = rows[index][1] in self.held or all(
+                size in self.highs.get(key, ()) for key, size in _keys(job).values()
             )
-            lean = () if exact else (one.recompute != "full", one.micro_batch, one.logprob_batch)
-            return self.least(one), not exact, lean, place
+            lean = () if exact else (job.recompute != "full", job.micro_batch, job.logprob_batch)
+            return self.least(job), not exact, lean, index
 
-        queue = [entry(place) for place in range(len(rows))]
+        queue = [entry(index) for index in range(len(rows))]
         heapq.heapify(queue)
         while queue:
             before = heapq.heappop(queue)
-            place = before[-1]
-            _, order, one, time = rows[place]
-            if (now := entry(place)) != before:
+            index = before[-1]
+            _, order, job, time = rows[index]
+            if (now := entry(index)) != before:
                 heapq.heappush(queue, now)
                 continue
-            held = self.memory(order, one)
+            held = self.memory(order, job)
             if held is not None and not before[1]:
-                return Choice(job=one, time=time, memory=held)
+                return Choice(job=job, time=time, memory=held)
             if held is not None:
-                heapq.heappush(queue, entry(place))
+                heapq.heappush(queue, entry(index))
         return None
 
 
@@ -293,16 +298,16 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
     """
     for name in ("gpu", "gpus"):
         if getattr(job, name) is None:
-            raise ConfigError("is needed", key=name)
+            raise ConfigError("is missing: a plan needs --gpu and --gpus", key=name)
     search, refused = _Search(job), 0
     timed_ones: list[Timed] = []
-    for order, one in enumerate(candidates(job, space)):
-        run = search.run(one)
-        time = None if run is None else search.time(one, run)
+    for order, candidate in enumerate(candidates(job, space)):
+        run = search.run(candidate)
+        time = None if run is None else search.time(candidate, run)
         if run is None or time is None:
             refused += 1
             continue
-        timed_ones.append((time.step, order, one, time))
+        timed_ones.append((time.step, order, candidate, time))
     timed_ones.sort(key=lambda row: row[:2])
     if not timed_ones:
         ((reason, number),) = search.refusals.most_common(1)
@@ -312,14 +317,14 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
     best = runner_up = None
     card = named_card(job)[0]
     assert card is not None
-    for _, order, one, time in timed_ones:
-        held = search.memory(order, one) if search.least(one) <= card.capacity else None
+    for _, order, candidate, time in timed_ones:
+        held = search.memory(order, candidate) if search.least(candidate) <= card.capacity else None
         if held is None or held.verdict != "fits":
             continue
-        choice = Choice(job=one, time=time, memory=held)
+        choice = Choice(job=candidate, time=time, memory=held)
         if best is None:
             best = choice
-        elif _shape(one) != _shape(best.job):
+        elif _shape(candidate) != _shape(best.job):
             runner_up = choice
             break
     return Found(
@@ -337,7 +342,7 @@ QUANTUM, LONGEST = 256, 2**23
 """Tokens to which a length is found, and at which the search for it ends."""
 
 
-def find_value(job: Job, given: dict[str, tuple[Any, ...]], name: str) -> int | None:
+def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str) -> int | None:
     """Return the longest sequence, or where a task generates the longest answers, with which some layout fits; or the fewest GPUs.
 
     None where none fits. Only the leanest layouts are looked at: all run again, a sequence at a time. GPUs are powers of two.
@@ -360,7 +365,7 @@ def find_value(job: Job, given: dict[str, tuple[Any, ...]], name: str) -> int | 
         if generates:
             lean["logprob_batch"] = (1,)
         try:
-            return plan_task(candidate, Space.of(candidate, lean | given), nearest=False).best is not None
+            return plan_task(candidate, Space.of(candidate, lean | stated), nearest=False).best is not None
         except ConfigError:
             if (
                 name == "gpus" or value > QUANTUM
@@ -392,31 +397,31 @@ def _side(phase: str) -> str:
     )
 
 
-def _keys(one: Job) -> dict[str, tuple[Any, int]]:
-    """What the memory of a phase depends on: of a sleeping engine, not on its share of the card; and how many sequences it has at
-    once, with which it grows. Without an engine the frozen roles run while tensors of the update are kept.
+def _keys(job: Job) -> dict[str, tuple[Any, int]]:
+    """Return, for each phase, the fields that its memory depends on (not the memory share of an engine that sleeps), and its
+    sequences at once, with which it grows. Without an engine the frozen roles run while tensors of the update are kept.
 
     Every phase is of the rank on which the update is the largest, and with stages that is another one by what is recomputed. A
     teacher may run in the midst of the update.
     """
-    engine = Engine.parse(one.rollout or "vllm")
-    asleep = one.rollout if not engine.sleep and one.placement == "colocated" else (engine.tp, engine.sleep)
+    engine = Engine.parse(job.rollout or "vllm")
+    asleep = job.rollout if not engine.sleep and job.placement == "colocated" else (engine.tp, engine.sleep)
     staged = (
-        (one.recompute, one.micro_batch) if one.pp is not None or one.teacher is not None or one.rollout is None else ()
+        (job.recompute, job.micro_batch) if job.pp is not None or job.teacher is not None or job.rollout is None else ()
     )
-    trainer = (one.placement, one.tp, one.pp, one.zero, *staged)
-    resting = (*trainer, one.rollout)
+    trainer = (job.placement, job.tp, job.pp, job.zero, *staged)
+    resting = (*trainer, job.rollout)
     return {
-        "update": (("update", *trainer, one.recompute, asleep), one.micro_batch or 1),
-        "score": (("score", *trainer, asleep), one.logprob_batch or one.micro_batch or 1),
+        "update": (("update", *trainer, job.recompute, asleep), job.micro_batch or 1),
+        "score": (("score", *trainer, asleep), job.logprob_batch or job.micro_batch or 1),
         "generate": (("generate", *resting), 1),
         "sync": (("sync", *trainer, asleep), 1),
     }
 
 
-def _shape(one: Job) -> tuple[Any, ...]:
-    """Return what makes two candidates different in kind: the trainer's layout, the engine's ranks, the split."""
-    return (one.placement, one.tp, one.pp, one.zero, Engine.parse(one.rollout or "vllm").tp)
+def _shape(job: Job) -> tuple[Any, ...]:
+    """Return the key by which two candidates differ in kind: the trainer's layout, the engine's ranks, the split."""
+    return (job.placement, job.tp, job.pp, job.zero, Engine.parse(job.rollout or "vllm").tp)
 
 
 def why(best: Choice, other: Choice) -> str:

@@ -40,7 +40,7 @@ FINDS = {
     "link": ("link_bandwidth",),
     "batch": ("global_batch",),
 }
-"""What `find` looks for, and the fields that would state it already."""
+"""Quantities that `find` looks for, and the fields that would state each already."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
 JOB_FIELDS = tuple(name for name in fields() if name not in ("model", *AROUND, *WHOLE_RUN, *POSTTRAIN))
@@ -123,7 +123,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpu_prices: dict[str, float] = {}
 
     @classmethod
-    def of(cls, model: str, given: Mapping[str, Any]) -> PlanRequest:
+    def of(cls, model: str, flags: Mapping[str, Any]) -> PlanRequest:
         """Reads a request; raises `ConfigError` for what cannot be read, is unknown, or does not go together.
 
         given: values by the name of a field of `Job` or of a question, as text or as what the field holds (None: not
@@ -132,7 +132,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         job: dict[str, Any] = {}
         asked: dict[str, Any] = {}
         locks: dict[str, tuple[Any, ...]] = {}
-        for name, value in given.items():
+        for name, value in flags.items():
             if value is None:
                 continue
             if name in OPEN_AXES:
@@ -167,27 +167,30 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_dates(self) -> None:
         """Refuses tokens, days and utilisation where they answer nothing."""
-        given = {name for name in ("tokens", "days") if getattr(self, name) is not None}
+        dates = {name for name in ("tokens", "days") if getattr(self, name) is not None}
         wanted = {
             "days": {"tokens"},
             "tokens": {"days"},
-            **dict.fromkeys(("gpus", "gpu"), {"tokens", "days"} if given else set()),
+            **dict.fromkeys(("gpus", "gpu"), {"tokens", "days"} if dates else set()),
             **{name: {"tokens"} for name in fleet_finds()},
         }.get(self.find or "", set())
-        for name in sorted(wanted - given):
-            raise ConfigError(f"is needed by --find {self.find}", key=name)
-        for name in sorted(given - wanted):
+        for name in sorted(wanted - dates):
+            raise ConfigError(f"is missing: --find {self.find} needs it", key=name)
+        for name in sorted(dates - wanted):
             needs = {"tokens": "--gpus (how long?) or --days (on how many GPUs?)", "days": "--gpus or --tokens"}[name]
-            raise ConfigError(f"says nothing to --find {self.find}" if self.find else f"needs {needs}", key=name)
+            raise ConfigError(
+                f"does not affect --find {self.find}; leave it out" if self.find else f"needs {needs}", key=name
+            )
         if self.mfu is not None and self.hfu is not None:
             raise ConfigError("is another way to say --mfu; give one of them", key="hfu")
         for name in ("mfu", "hfu"):
-            if getattr(self, name) is not None and (not given or self.find in fleet_finds()):
+            if getattr(self, name) is not None and (not dates or self.find in fleet_finds()):
                 raise ConfigError(
-                    f"says nothing to --find {self.find}" if given else "goes with --tokens or --days", key=name
+                    f"does not affect --find {self.find}; leave it out" if dates else "needs --tokens or --days",
+                    key=name,
                 )
         if self.find in ("days", "tokens", *fleet_finds()) and not self.gpus:
-            raise ConfigError(f"is needed by --find {self.find}", key="gpus")
+            raise ConfigError(f"is missing: --find {self.find} needs it", key="gpus")
 
     @property
     def dated(self) -> bool:
@@ -205,7 +208,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         if is_run(self.job):
             raise ConfigError("is a run of one layout, and a plan has many; --anchor FILE.toml says it", key="measured")
         if self.fleet is not None and self.objective != "goodput" and find not in fleet_finds():
-            raise ConfigError("goes with --objective goodput", key="fleet")
+            raise ConfigError("needs --objective goodput", key="fleet")
         if find == "oversubscription" and self.job.topology is None:
             raise ConfigError("needs --topology", key="find")
         if find == "sites" and self.job.topology is None and "between" not in fleet_options(self.fleet, find)[1]:
@@ -214,30 +217,30 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         for name, needs in (("exposed", ("nic", "link", "batch")), ("prices", ("gpu",))):
             if getattr(self, name) is not None and find not in needs:
-                raise ConfigError(f"goes with --find {' or '.join(needs)}", key=name)
+                raise ConfigError(f"needs --find {' or '.join(needs)}", key=name)
         self._check_dates()
         for name in FINDS.get(find or "", ()):
             if name in self.locks or getattr(self.job, name) is not None:
-                raise ConfigError(f"is what --find {find} asks for", key=name)
+                raise ConfigError(f"is what --find {find} searches; leave it out", key=name)
         if find is not None:
             for name in ("what_next", "why_not", "export"):
                 if getattr(self, name):
-                    raise ConfigError(f"does not go with --find {find}", key=name)
+                    raise ConfigError(f"cannot be combined with --find {find}", key=name)
             if find != "gpu" and len(self.gpus) > 1:
                 raise ConfigError(f"--find {find} asks about one number of GPUs", key="gpus")
         if self.export is None:
             for name in ("onto", "out"):
                 if getattr(self, name) is not None:
-                    raise ConfigError("goes with --export", key=name)
+                    raise ConfigError("needs --export", key=name)
         elif self.export == FLAGS and self.onto is not None:
             raise ConfigError("flags are no file to patch", key="onto")
         if self.job.gpu is None:
-            raise ConfigError("is needed: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
+            raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
 
 
 @cache
 def questions() -> dict[str, Field]:
-    """Return what each question of a plan may hold, by name.
+    """Return the allowed values of each question of a plan, by name.
 
     >>> questions()["top"].low, questions()["top"].high
     (1, 100)
@@ -253,7 +256,7 @@ def _read(name: str, field: Field, value: Any) -> Any:
         raise ConfigError(str(error), key=name) from None
 
 
-def read_values(name: str, given: Any) -> tuple[Any, ...]:
+def read_values(name: str, raw: Any) -> tuple[Any, ...]:
     """The values of an open axis or of `gpus`, each once: a text with commas between them (semicolons for `recompute`,
     whose values have commas), one value, or several.
 
@@ -261,10 +264,10 @@ def read_values(name: str, given: Any) -> tuple[Any, ...]:
     ((4, 8), (3,), ('1f1b', 'zb-v'))
     """
     field = fields()[name]
-    if isinstance(given, str):
-        given = given.split(";" if name == "recompute" else ",")
-    elif not isinstance(given, tuple | list):
-        given = (given,)
+    if isinstance(raw, str):
+        raw = raw.split(";" if name == "recompute" else ",")
+    elif not isinstance(raw, tuple | list):
+        raw = (raw,)
     if name == "schedule":
         field = msgspec.structs.replace(field, choices=(*field.choices, ALL))
 
@@ -273,7 +276,7 @@ def read_values(name: str, given: Any) -> tuple[Any, ...]:
             return str(value).strip()
         return _read(name, field, value.strip() if isinstance(value, str) else value)
 
-    return tuple(dict.fromkeys(map(read, given)))
+    return tuple(dict.fromkeys(map(read, raw)))
 
 
 def _pairs(text: str) -> dict[str, tuple[Any, ...]]:
@@ -412,8 +415,8 @@ def _with_usual_batch(job: Job) -> tuple[Job, str]:
     seq_len = resolve_job(job.replace(gpus=None, cp_comm=None)).layout.seq_len
     batch = max(1, USUAL_BATCH // seq_len)
     millions = USUAL_BATCH // 2**20
-    said = f"{batch} or the multiple of the GPUs nearest to it ({millions} M tokens, as GPT-3's and LLaMA's)"
-    return job.replace(global_batch=batch), said
+    reason = f"{batch} or the multiple of the GPUs nearest to it ({millions} M tokens, as GPT-3's and LLaMA's)"
+    return job.replace(global_batch=batch), reason
 
 
 def file_estimate(request: PlanRequest) -> Estimate | None:
@@ -449,12 +452,12 @@ def _check_locks(locks: dict[str, tuple[Any, ...]], setup: Setup, cp_comm: str |
             if min(locks.get(name, (1,))) > 1:
                 raise ConfigError(f"{model.name} has no experts to shard", key=name)
     if cp_comm is not None and only("cp", 1):
-        raise ConfigError("goes with --cp above 1", key="cp_comm")
+        raise ConfigError("needs --cp above 1", key="cp_comm")
     if min(locks.get("vpp", (1,))) > 1:
         if only("pp", 1):
             raise ConfigError("chunks of a stage need --pp above 1", key="vpp")
         if "schedule" in locks and not {"interleaved", ALL} & set(locks["schedule"]):
-            raise ConfigError("goes with the interleaved schedule", key="vpp")
+            raise ConfigError("needs the interleaved schedule", key="vpp")
     if layers is not None:
         if sum(layers) != model.num_hidden_layers:
             message = f"are {sum(layers)} layers, and {model.name} has {model.num_hidden_layers}"

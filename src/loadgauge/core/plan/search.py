@@ -146,7 +146,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def fitting(self) -> int:
-        """How many of the valid layouts fit as assumed: the memory of all of them, which the search did not need."""
+        """Number of valid layouts that fit as assumed: the memory of all of them, which the search did not need."""
         if self.counted is not None:
             return self.counted
         rooms = [(case.cluster.gpu.capacity, case.batches(None, untimed)) for case in self.cases]
@@ -158,7 +158,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def moved(self) -> int:
-        """How many of the best changed places with their exact estimates."""
+        """Number of the best that changed ranks with their exact estimates."""
         return self.ranked.moved
 
 
@@ -238,8 +238,8 @@ def search(
         cases=tuple(cases),
         objective=objective,
         margin=margin,
-        layouts=Estimates(min(top, len(rows)), lambda place: ranked.at(place) if place else ranged),
-        pareto=Estimates(len(front), lambda place: exact(front[place])),
+        layouts=Estimates(min(top, len(rows)), lambda index: ranked.at(index) if index else ranged),
+        pareto=Estimates(len(front), lambda index: exact(front[index])),
         evaluated=evaluated,
         valid=best.valid,
         counted=best.fitting if best.seen == best.valid else None,
@@ -284,10 +284,10 @@ def _least(cases: Sequence[Case]) -> tuple[Layout, int]:
 
 
 def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
-    """What is minimised, for each layout of a batch; with goodput, longer where a host that fails takes more GPUs with it."""
-    found = _score(objective, case, batch.step, batch.memory)
+    """Return the quantity to minimise for each layout of a batch. For goodput it grows with the GPUs that a failed host idles."""
+    scores = _score(objective, case, batch.step, batch.memory)
     if objective != "goodput":
-        return found
+        return scores
     import numpy
 
     # Where bounds rule every layout of a batch out, its places are none, of no type.
@@ -296,11 +296,11 @@ def _scores(objective: Objective, case: Case, batch: Batch) -> Any:
     group = batch.grid.rows["tp"][rows] * batch.grid.rows["cp"][rows] * pp
     if zero == 3 or (zero == 2 and case.training.framework.fully_shards):
         group = case.space.gpus / batch.grid.replicas[copies]
-    return found / need("OBJECTIVES").replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
+    return scores / need("OBJECTIVES").replicas_left(case.fleet, case.cluster.gpus, case.cluster.gpus_per_node)(group)
 
 
 def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
-    """Return what is minimised, for each layout; it never falls where the time grows."""
+    """Return the quantity to minimise, for each layout; it never falls where the time grows."""
     if objective == "headroom":
         return memory - case.cluster.gpu.capacity
     gpus = case.space.gpus
@@ -315,7 +315,7 @@ def _score(objective: Objective, case: Case, step: Any, memory: Any) -> Any:
 
 
 def score(objective: Objective, case: Case, estimate: Estimate) -> float:
-    """Return what an objective minimises, for an exact estimate."""
+    """Return the quantity that an objective minimises, for an exact estimate."""
     if objective == "network":
         return carried(estimate)
     if objective == "goodput":
@@ -343,18 +343,18 @@ def seconds(estimate: Estimate) -> float:
 
 
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
-    """Return the search that an estimate is of, by its number of GPUs."""
+    """Return the case of the search that has as many GPUs as an estimate."""
     return next(case for case in cases if case.space.gpus == exact.layout.gpus)
 
 
 def _tighter(
-    cases: Sequence[Case], objective: Objective, exact: Callable[[Row], Estimate], found: Best, best: Estimate
+    cases: Sequence[Case], objective: Objective, exact: Callable[[Row], Estimate], leaders: Best, best: Estimate
 ) -> Estimate | None:
     """The best of the tight layouts, where it is better than the best, which fits."""
-    if not found.sure.rows or not found.tight.rows:
+    if not leaders.sure.rows or not leaders.tight.rows:
         return None
     own = score(objective, case_of(cases, best), best)
-    row = min(found.tight.rows, key=lambda row: row[:4])
+    row = min(leaders.tight.rows, key=lambda row: row[:4])
     return tight if score(objective, cases[row.case], tight := exact(row)) < own else None
 
 

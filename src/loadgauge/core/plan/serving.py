@@ -126,7 +126,7 @@ def plan_serving(
     ('fits', True)
     """
     if job.gpu is None:
-        raise ConfigError("is needed", key="gpu")
+        raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
     usual = {"server": "vllm", "prefill_tokens": PREFILL, "answer": ANSWER}
     assumed = {f"--{name.replace('_', '-')}": str(value) for name, value in usual.items() if request.get(name) is None}
     request = usual | {name: value for name, value in request.items() if value is not None}
@@ -136,7 +136,7 @@ def plan_serving(
         search = _Search(job, request, limits)
         rows = search.fewest(axes)
     elif job.gpus is None:
-        raise ConfigError("is needed (or --find gpus)", key="gpus")
+        raise ConfigError("is missing; give it, or --find gpus", key="gpus")
     else:
         search = _Search(job, request, limits)
         rows = search.of_layouts(layouts(job, job.gpus, axes, experts=search.experts), sought)
@@ -194,7 +194,7 @@ class _Search:
         return self.tried[key]
 
     def of_layouts(self, every: Iterator[Job], sought: Sought | None) -> list[Choice]:
-        """Return what each layout can do: with the batch that is given, the largest, or those between."""
+        """Return the candidates of each layout: with the batch that is given, the largest, or those between."""
         rows: list[Choice] = []
         for layout in every:
             if sought == "seq-len":

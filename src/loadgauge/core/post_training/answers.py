@@ -1,4 +1,4 @@
-"""How long generated answers are: a distribution, from a few words or a file.
+"""Lengths of generated answers: a distribution, from a few words or a file.
 
 Lengths that a law would draw beyond the longest allowed are cut off there, as an engine does: they are that long.
 """
@@ -37,8 +37,8 @@ def answers(text: str) -> Lengths:
         try:
             return Lengths.parse(text)
         except ConfigError as error:
-            known = "" if Path(text).exists() or (":" in text and name == "uniform") else f"; or {FORMS}"
-            raise ConfigError(f"{str(error).removeprefix('lengths: ')}{known}", key="answers") from None
+            hint = "" if Path(text).exists() or (":" in text and name == "uniform") else f"; or {FORMS}"
+            raise ConfigError(f"{str(error).removeprefix('lengths: ')}{hint}", key="answers") from None
     return _law(name, rest, text)
 
 
@@ -49,21 +49,21 @@ def _allowed(number: str) -> int:
     return int(longest)
 
 
-def stated_longest(text: str, found: Lengths) -> int:
+def stated_longest(text: str, lengths: Lengths) -> int:
     """Tokens of the longest answer that a text allows, which of a law may be more than ever comes.
 
     >>> stated_longest("exp:10,8192", answers("exp:10,8192")), answers("exp:10,8192").longest < 8192
     (8192, True)
     """
     name, _, rest = text.partition(":")
-    return int(float(rest.split(",")[-1])) if name in LAWS else found.longest
+    return int(float(rest.split(",")[-1])) if name in LAWS else lengths.longest
 
 
 @functools.lru_cache(8)
 def _law(name: str, rest: str, text: str) -> Lengths:
     """The distribution of a law. Raises `ConfigError`"""
     try:
-        numbers = [float(one) for one in rest.split(",")]
+        numbers = [float(parameter) for parameter in rest.split(",")]
         longest = int(numbers[-1])
     except (ValueError, OverflowError):
         numbers, longest = [], 0

@@ -83,7 +83,7 @@ def on_card(
     longest: int,
     adapters: float = 0.0,
 ) -> Card:
-    """Return what an engine holds on its fullest rank.
+    """Return the memory of an engine on its fullest rank.
 
     sequences: of one replica in a step, unique: prompts among them; prompt, longest: tokens of a prompt and of the longest
         sequence; mean: of a sequence
@@ -94,8 +94,8 @@ def on_card(
     running = min(engine.max_num_seqs or engine.batch or sequences, sequences)
     asked = _asked(engine, running, longest, most)
     stages = split(model, asked)
-    found = max((_stage(model, engine, asked, stage) for stage in stages), key=lambda one: one[0] + one[1])
-    weights, profile, stage = found
+    heaviest = max((_stage(model, engine, asked, stage) for stage in stages), key=lambda part: part[0] + part[1])
+    weights, profile, stage = heaviest
     # Blocks of a prompt that another sequence has are taken from it, in the same step too.
     tokens = min(unique * prompt, most)
     serving = _stage(model, engine, _asked(engine, running, longest, tokens), stage)[1]
@@ -140,7 +140,7 @@ def on_card(
         token=token,
         running=max(1, min(running, fitting)),
         asked=running,
-        asleep=Assumed(*(one + groups + workspace for one in msgspec.structs.astuple(PROCESS))),
+        asleep=Assumed(*(part + groups + workspace for part in msgspec.structs.astuple(PROCESS))),
         copy=weights if engine.sleep == 1 else 0.0,
         unstarted=unstarted,
         needed=needed,
@@ -221,7 +221,7 @@ def _kept(model: ModelSpec, engine: Engine, stage: Stage, tokens: int) -> tuple[
 
 
 def pool_bytes(utilization: float, capacity: float, weights: float, profile: float) -> float:
-    """Return what vLLM leaves for the cache [bytes]. profile: all else that it found in its first step"""
+    """Return the bytes that vLLM leaves for the cache. profile: all else that it found in its first step"""
     return utilization * capacity - weights - profile
 
 

@@ -68,16 +68,16 @@ class PhaseMemory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> float:
         """The sum of all residents [bytes]."""
-        return sum(one.nbytes for one in self.residents)
+        return sum(resident.nbytes for resident in self.residents)
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return what it is made of, by role and part [bytes]."""
+        """Return its bytes by role and part."""
         return sums((f"{held.role} {held.part}", held.nbytes) for held in self.residents)
 
     def of(self, role: str) -> float:
         """Bytes of a role."""
-        return sum(one.nbytes for one in self.residents if one.role == role)
+        return sum(resident.nbytes for resident in self.residents if resident.role == role)
 
 
 class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def question(self) -> Question | None:
-        """Return what of a job file was not read and decides the verdict, with each of its answers; None where nothing does."""
+        """Return the unread key of a job file that decides the verdict, with each of its answers; None where nothing does."""
 
         def ends(change: float) -> Reading:
             return Reading(self.low + change, self.total + change, self.high + change)
@@ -139,7 +139,7 @@ class PostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        """Return what the fullest phase needs [bytes]."""
+        """Return the bytes that the fullest phase needs."""
         return self.worst.total
 
     @property
@@ -184,7 +184,7 @@ def memory(run: Run) -> PostMemory:
     ['update', 'reference']
     """
     trained = {name: _trained(run, member) for name, member in run.members.items() if "train" in member.role.uses}
-    frozen = {name: one for name, one in run.members.items() if name not in trained}
+    frozen = {name: idle for name, idle in run.members.items() if name not in trained}
     asleep = engine = None
     if run.engine is not None:
         engine = engine_of(run)
@@ -192,9 +192,9 @@ def memory(run: Run) -> PostMemory:
         if run.placement.colocated and not run.engine.inside:
             asleep = Assumed(awake, awake, awake) if awake else engine.asleep
     phases: list[PhaseMemory] = []
-    for one in run.task.passes:
-        if one.does != "generate" and one.role in run.members:
-            phases.append(_phase(run, one, trained, frozen, asleep, tuple(phases)))
+    for idle in run.task.passes:
+        if idle.does != "generate" and idle.role in run.members:
+            phases.append(_phase(run, idle, trained, frozen, asleep, tuple(phases)))
     if engine is not None and run.engine is not None:
         phases.insert(0, _generate(run, engine, trained, frozen))
         if not run.engine.inside:
@@ -240,7 +240,7 @@ def _fullest(answers: Lengths, prompt: int, sequences: int) -> float:
 
 
 def engine_of(run: Run) -> Card:
-    """Return what the engine holds on a card, for its share of a step's prompts."""
+    """Return the memory of the engine on a card, for its share of a step's prompts."""
     assert run.engine is not None
     sequences, model = run.sequences, run.trained.model
     unique = -(-sequences.prompts // run.replicas)
@@ -289,26 +289,27 @@ def frozen_itemsize(member: Member) -> int:
 def _resting(
     trained: dict[str, _Trained], frozen: dict[str, Member], busy: str, offload: str = "none"
 ) -> list[Resident]:
-    """What all roles hold while one is at work. busy: the role whose pass it is, which holds its weights whatever is offloaded
+    """Return the tensors of all roles while one works.
 
+    busy: the role whose pass it is, which holds its weights whatever is offloaded
     offload: what the trainer has moved to the host
     """
-    found: list[Resident] = []
-    for name, one in trained.items():
-        weights, gradients, optimizer = one.states
+    residents: list[Resident] = []
+    for name, trainee in trained.items():
+        weights, gradients, optimizer = trainee.states
         gone_weights, gone_states = offload in ("weights", "all"), offload in ("optimizer", "all")
-        found.append(Resident(name, "weights", 0.0 if gone_weights else weights))
-        found.append(Resident(name, "gradients", 0.0 if gone_weights or gone_states else gradients))
-        found.append(Resident(name, "optimizer", 0.0 if gone_states else optimizer))
-        if one.segments is not None and not gone_weights:
-            found.append(Resident(name, "ends of segments", one.segments.ends))
+        residents.append(Resident(name, "weights", 0.0 if gone_weights else weights))
+        residents.append(Resident(name, "gradients", 0.0 if gone_weights or gone_states else gradients))
+        residents.append(Resident(name, "optimizer", 0.0 if gone_states else optimizer))
+        if trainee.segments is not None and not gone_weights:
+            residents.append(Resident(name, "ends of segments", trainee.segments.ends))
     rank = next(iter(trained.values())).rank
     for name, member in frozen.items():
         if name == busy or not (member.offloaded or offload in ("weights", "all")):
-            found.append(Resident(name, "weights", weights_held(member, rank)))
+            residents.append(Resident(name, "weights", weights_held(member, rank)))
         if member.second and offload not in ("weights", "all"):
-            found.append(Resident(name, "adapters", _second_adapters(member, rank)))
-    return found
+            residents.append(Resident(name, "adapters", _second_adapters(member, rank)))
+    return residents
 
 
 def _second_adapters(member: Member, rank: StageAtWork) -> float:
@@ -358,29 +359,29 @@ def _bounded(
     outside = main.update.margins.outside
     fixed = main.update.workspaces
     residents = [*residents, Resident("trainer", "outside", outside.value + fixed)]
-    allocated = sum(one.nbytes for one in residents) - outside.value
+    allocated = sum(resident.nbytes for resident in residents) - outside.value
     if engine is not None:
         residents.append(Resident("engine", "asleep" if engine.low != engine.high else "awake", engine.value))
-    found = main.update.margins.needed(allocated)
+    reading = main.update.margins.needed(allocated)
     more = Assumed(0.0, 0.0, 0.0) if engine is None else engine
     shown = main.update.margins.reading("nvidia-smi", allocated)
     if main.segments is not None:
         value = allocated + outside.value + idle
-        shown = Reading(min(found.low, value), value, max(shown.high, value))
+        shown = Reading(min(reading.low, value), value, max(shown.high, value))
         residents.append(Resident("trainer", "idle segments", idle))
     return PhaseMemory(
         name=name,
         side="trainer",
-        residents=tuple(one for one in residents if one.nbytes > 0),
-        low=min(found.low + more.low, sum(one.nbytes for one in residents)),
-        high=found.high + more.high,
+        residents=tuple(resident for resident in residents if resident.nbytes > 0),
+        low=min(reading.low + more.low, sum(resident.nbytes for resident in residents)),
+        high=reading.high + more.high,
         device=Reading(shown.low + more.low, shown.value + more.value, shown.high + more.high),
     )
 
 
 def _phase(
     run: Run,
-    one: Pass,
+    run_pass: Pass,
     trained: dict[str, _Trained],
     frozen: dict[str, Member],
     asleep: Assumed | None,
@@ -389,16 +390,18 @@ def _phase(
     """A pass of the trainer: an update, or a forward. before: the passes before it"""
     main = next(iter(trained.values()))
     held = HELD * run.sequences.number / main.member.layout.dp * run.sequences.mean if run.task.rollout else 0.0
-    if one.does == "update":
-        own = trained[one.role]
+    if run_pass.does == "update":
+        own = trained[run_pass.role]
         residents = [
             resident
-            for resident in _resting(trained, frozen, one.role)
-            if resident.role != one.role or resident.part == "ends of segments"
+            for resident in _resting(trained, frozen, run_pass.role)
+            if resident.role != run_pass.role or resident.part == "ends of segments"
         ]
         parts = own.update.parts
-        residents += [Resident(one.role, part, float(nbytes)) for part, nbytes in parts.items() if part != "outside"]
-        residents.append(Resident(one.role, "held", held))
+        residents += [
+            Resident(run_pass.role, part, float(nbytes)) for part, nbytes in parts.items() if part != "outside"
+        ]
+        residents.append(Resident(run_pass.role, "held", held))
         idle = 0.0
         if own.segments is not None:
             beside = sum(resident.nbytes for resident in residents) - float(
@@ -407,11 +410,11 @@ def _phase(
             outside = own.update.margins.outside.value + own.update.workspaces + (asleep.value if asleep else 0.0)
             forwards = max((phase.total - outside for phase in before), default=0.0)
             idle = unshared(own.update.moments, own.segments.small, forwards, beside)
-        return _bounded(run, one.phase, residents, own, asleep, idle)
-    member = run.members[one.role]
-    residents = _resting(trained, frozen, one.role)
-    rank = trained.get(one.role, main).rank
-    if one.within is not None:
+        return _bounded(run, run_pass.phase, residents, own, asleep, idle)
+    member = run.members[run_pass.role]
+    residents = _resting(trained, frozen, run_pass.role)
+    rank = trained.get(run_pass.role, main).rank
+    if run_pass.within is not None:
         # Its tensors come on top of what the pass in whose midst it is keeps for its backward.
         # A pipeline's stage without the head keeps the most when its forward is done.
         fullest = max(main.update.moments, key=lambda each: each.parts["activations"])
@@ -431,9 +434,9 @@ def _phase(
             alive["gathered"] = 0.0  # nothing is gathered; what DDP buckets is the policy's, and counted with it
     else:
         alive = forward_set(run, member, rank, run.logprob_rows)
-    residents += [Resident(one.role, part, nbytes) for part, nbytes in alive.items()]
-    residents.append(Resident(one.role, "held", held))
-    return _bounded(run, one.phase, residents, main, asleep)
+    residents += [Resident(run_pass.role, part, nbytes) for part, nbytes in alive.items()]
+    residents.append(Resident(run_pass.role, "held", held))
+    return _bounded(run, run_pass.phase, residents, main, asleep)
 
 
 def _kept_logits(main: _Trained) -> float:
@@ -461,15 +464,19 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
         main = next(iter(trained.values()))
         layout, framework = main.member.layout, main.member.training.framework
         sharded = layout.zero >= framework.weights_stage and layout.zero_ranks > 1
-        found = [
+        residents = [
             Resident("engine", "gathered weights", card.weights if sharded else 0.0),
             Resident("engine", "cache", card.pool),
             Resident("engine", "activations", card.serving),
         ]
         return _bounded(
-            run, "generate", [one for one in found if one.nbytes] + _resting(trained, frozen, ""), main, None
+            run,
+            "generate",
+            [resident for resident in residents if resident.nbytes] + _resting(trained, frozen, ""),
+            main,
+            None,
         )
-    found = [
+    residents = [
         Resident("engine", "weights", card.weights),
         Resident("engine", "cache", card.pool),
         Resident("engine", "activations", card.serving),
@@ -477,16 +484,16 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
         Resident("engine", "outside", card.outside.value + card.communicators),
     ]
     if run.placement.colocated:
-        found += [one for one in _resting(trained, frozen, "", run.rollout_offload) if one.nbytes]
-    if (outside := card.needed - sum(one.nbytes for one in found)) > 0:
-        found.append(Resident("engine", "beside its share", outside))
-    total = sum(one.nbytes for one in found)
+        residents += [resident for resident in _resting(trained, frozen, "", run.rollout_offload) if resident.nbytes]
+    if (outside := card.needed - sum(resident.nbytes for resident in residents)) > 0:
+        residents.append(Resident("engine", "beside its share", outside))
+    total = sum(resident.nbytes for resident in residents)
     spread = card.outside.high - card.outside.value, card.outside.value - card.outside.low
     low, high = total - spread[1] - card.graphs / 2, total + spread[0] + card.graphs
     return PhaseMemory(
         name="generate",
         side="rollout",
-        residents=tuple(found),
+        residents=tuple(residents),
         low=low,
         high=high,
         device=Reading(low, total, high),
@@ -510,18 +517,18 @@ def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], car
     main = next(iter(trained.values()))
     whole = main.member.layout.gpus
     on_node = min(whole, main.member.cluster.gpus_per_node if main.member.cluster is not None else 8)
-    found = {"offloaded states": sum(one.update.host for one in trained.values()) * on_node}
+    by_use = {"offloaded states": sum(trainee.update.host for trainee in trained.values()) * on_node}
     if run.task.rollout and run.placement.colocated and run.rollout_offload != "none":
         moved = 0.0
-        for one in trained.values():
-            weights, gradients, optimizer = one.states
+        for trainee in trained.values():
+            weights, gradients, optimizer = trainee.states
             moved += weights if run.rollout_offload in ("weights", "all") else 0.0
             moved += optimizer + gradients if run.rollout_offload in ("optimizer", "all") else 0.0
-        found["moved while answers are generated"] = moved * on_node
-    found["frozen models"] = on_node * sum(
+        by_use["moved while answers are generated"] = moved * on_node
+    by_use["frozen models"] = on_node * sum(
         weights_held(member, main.rank) for member in frozen.values() if member.offloaded
     )
     if card is not None:
-        found["engine asleep"] = card.copy * on_node
-        found["object store"] = float(STORED * run.sequences.number * run.sequences.mean)
-    return {name: nbytes for name, nbytes in found.items() if nbytes}
+        by_use["engine asleep"] = card.copy * on_node
+        by_use["object store"] = float(STORED * run.sequences.number * run.sequences.mean)
+    return {name: nbytes for name, nbytes in by_use.items() if nbytes}

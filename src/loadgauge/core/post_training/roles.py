@@ -15,7 +15,7 @@ from loadgauge.core.definitions.training.tasks import Reference, Role, Task
 from loadgauge.core.definitions.training.training import Training
 
 Offload = str
-"""What a trainer moves to host memory while answers are generated: none, weights, optimizer or all."""
+"""Tensors that a trainer moves to host memory while answers are generated: none, weights, optimizer or all."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         if (
             kind != "split"
             or len(parts) != 2
-            or not all(one.isascii() and one.isdecimal() and len(one) < 8 for one in parts)
+            or not all(number.isascii() and number.isdecimal() and len(number) < 8 for number in parts)
         ):
             raise ConfigError(f"must be colocated or like split:16+16, got {text!r}", key="placement")
         trainer, rollout = map(int, parts)
@@ -145,14 +145,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return next(iter(self.members.values()))
 
     def pads(self, member: Member) -> bool:
-        """Whether a member's micro-batches are as wide as their longest sequence: those of transformers' trainers, unless said."""
+        """Return whether a member pads micro-batches to their longest sequence, as transformers' trainers do by default."""
         if self.padding is not None:
             return self.padding != "free"
         return member.training.framework.peft or member.training.kernels.attention != "flash"
 
 
 def replicas_of(engine: Engine, placement: Placement) -> int:
-    """Return how many replicas the rollout's GPUs hold. Raises `LayoutError` where they are not whole ones.
+    """Return the number of replicas on the rollout's GPUs. Raises `LayoutError` where they are not whole ones.
 
     >>> replicas_of(Engine.parse("vllm:tp=2"), Placement(trainer=8))
     4
@@ -165,9 +165,9 @@ def replicas_of(engine: Engine, placement: Placement) -> int:
             size=gpus,
             ranks=engine.replica,
         )
-    found = gpus // engine.replica
-    if engine.dp is not None and engine.dp != found:
+    replicas = gpus // engine.replica
+    if engine.dp is not None and engine.dp != replicas:
         raise ConfigError(
             f"dp={engine.dp} replicas of {engine.replica} GPUs are not the {gpus} of the rollout", key="rollout"
         )
-    return found
+    return replicas

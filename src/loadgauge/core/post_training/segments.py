@@ -41,7 +41,7 @@ def tensors(rank: StageAtWork, frozen: float) -> Iterator[tuple[float, int, bool
 
 
 def segments(rank: StageAtWork, frozen: float) -> Segments:
-    """Return what the allocator makes of a rank's frozen weights and of its adapters."""
+    """Return the allocator's segments of a rank's frozen weights and of its adapters."""
     whole: dict[float, int] = {}
     trained = small = 0.0
     for nbytes, count, trains in tensors(rank, frozen):

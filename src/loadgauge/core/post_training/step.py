@@ -93,7 +93,7 @@ Known = dict[Any, Any]
 
 
 def step_time(
-    run: Run, pool: float | None = None, *, software: float = SOFTWARE, known: Known | None = None
+    run: Run, pool: float | None = None, *, software: float = SOFTWARE, cache: Known | None = None
 ) -> StepTime:
     """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
 
@@ -115,15 +115,17 @@ def step_time(
             else f"what joins {run.placement.gpus:,} x {run.gpu.name} is not stated (--nic-bandwidth, --gpus-per-node)"
         )
     phases: list[PhaseTime] = []
-    known = {} if known is None else known
-    if "answers" not in known:  # sums over thousands of lengths
-        known["answers"] = moments(run.sequences.answers, 0)
-    made = None if run.engine is None else _answers(run, pool, software, known)
-    if made is not None:
-        phases.append(made.phase)
-    for one in run.task.passes:
-        if one.does != "generate" and one.role in run.members:
-            phases.append(_pass(run, one, run.members[one.role], software if run.engine is not None else 1.0, known))
+    cache = {} if cache is None else cache
+    if "answers" not in cache:  # sums over thousands of lengths
+        cache["answers"] = moments(run.sequences.answers, 0)
+    generated = None if run.engine is None else _answers(run, pool, software, cache)
+    if generated is not None:
+        phases.append(generated.phase)
+    for phase_pass in run.task.passes:
+        if phase_pass.does != "generate" and phase_pass.role in run.members:
+            phases.append(
+                _pass(run, phase_pass, run.members[phase_pass.role], software if run.engine is not None else 1.0, cache)
+            )
     moved = None
     if run.engine is not None and not run.engine.inside:
         moved = sync(run)
@@ -138,10 +140,13 @@ def step_time(
             )
         )
     if run.engine is None:
-        tokens = float(known[member.role.name, member.layout].tokens)
+        tokens = float(cache[member.role.name, member.layout].tokens)
     else:
-        tokens = run.sequences.number * (run.sequences.prompt + known["answers"][0])
-    sides = {side: sum(one.seconds for one in phases if one.side == side) for side in ("rollout", "trainer", "both")}
+        tokens = run.sequences.number * (run.sequences.prompt + cache["answers"][0])
+    sides = {
+        side: sum(phase_pass.seconds for phase_pass in phases if phase_pass.side == side)
+        for side in ("rollout", "trainer", "both")
+    }
     at_the_same_time = run.engine is not None and not run.placement.colocated and run.staleness > 0
     rest = REST * (max(sides["rollout"], sides["trainer"]) if at_the_same_time else sum(sides.values()))
     if run.engine is not None:
@@ -149,8 +154,8 @@ def step_time(
     counted = phases
     bound = max((side for side in ("rollout", "trainer")), key=lambda side: sides[side])
     if at_the_same_time:
-        counted = [one for one in phases if one.side in (bound, "both")]
-    step = sum(one.seconds for one in counted)
+        counted = [phase_pass for phase_pass in phases if phase_pass.side in (bound, "both")]
+    step = sum(phase_pass.seconds for phase_pass in counted)
     low, high = (
         (LOW, HIGH)
         if run.engine is not None
@@ -162,13 +167,13 @@ def step_time(
         high=step * high,
         phases=tuple(phases),
         sides={side: sides[side] for side in ("rollout", "trainer")} if at_the_same_time else {},
-        bound=bound if at_the_same_time else max(counted, key=lambda one: one.seconds).name,
+        bound=bound if at_the_same_time else max(counted, key=lambda phase_pass: phase_pass.seconds).name,
         gpus=run.placement.gpus,
         tokens=tokens,
-        generation=None if made is None else made.generation,
+        generation=None if generated is None else generated.generation,
         sync=moved,
-        prompts=0.0 if made is None else made.prompts,
-        preempted=0.0 if made is None else made.preempted,
+        prompts=0.0 if generated is None else generated.prompts,
+        preempted=0.0 if generated is None else generated.preempted,
     )
 
 
@@ -211,28 +216,28 @@ def server_of(run: Run) -> Server:
     return Server(run.trained.model, asked, machines, engine.kind, graphs=engine.graphs)
 
 
-def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Made:
+def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Made:
     """The phase in which answers are generated: prompts once each where their blocks are shared, then a token at a time."""
     engine, sequences = run.engine, run.sequences
     assert engine is not None
     own = (engine.kind, engine.tp, engine.pp, engine.ep, engine.weights, engine.kv, engine.graphs)
-    if own not in known:
-        known[own] = server_of(run)
-    server: Server = known[own]
+    if own not in cache:
+        cache[own] = server_of(run)
+    server: Server = cache[own]
     groups = server.asked.attentions
     batches = max(1, run.staleness) if not run.placement.colocated else 1
     replicas = run.replicas * groups
     each = batches * sequences.number / replicas
     most = engine.max_num_seqs or engine.batch or each
     # Sequences that run are, in the mean over time, as long as the mean age of what is renewed: E[X^2] / 2 E[X].
-    mean, square = known["answers"]
+    mean, square = cache["answers"]
     age = sequences.prompt + square / (2 * mean)
-    if ("cache", own) not in known:
-        known["cache", own] = server.cache(age)
-    slots = max(1.0, min(most, each if pool is None else pool / known["cache", own]))
+    if ("cache", own) not in cache:
+        cache["cache", own] = server.cache(age)
+    slots = max(1.0, min(most, each if pool is None else pool / cache["cache", own]))
     key = (own, each, slots, replicas)
-    if key not in known:
-        known[key] = generation(
+    if key not in cache:
+        cache[key] = generation(
             sequences.answers,
             lambda running, context: server.step(max(1, round(running)), context),
             sequences=each,
@@ -240,7 +245,7 @@ def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Ma
             prompt=sequences.prompt,
             replicas=replicas,
         )
-    phase: Phase = known[key]
+    phase: Phase = cache[key]
     decoding = phase.seconds / (1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION))
     unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) * batches / replicas)
     read = unique * server.prompts(sequences.prompt)
@@ -266,32 +271,32 @@ def _answers(run: Run, pool: float | None, software: float, known: Known) -> _Ma
     )
 
 
-def _pass(run: Run, one: Pass, member: Member, software: float, known: Known) -> PhaseTime:
+def _pass(run: Run, run_pass: Pass, member: Member, software: float, cache: Known) -> PhaseTime:
     """A forward or an update of a role over a step's sequences."""
     side: Side = "both" if run.placement.colocated or run.engine is None else "trainer"
-    if one.does == "update":
+    if run_pass.does == "update":
         layout, times = packed(
-            run, member, member.layout.micro_batch * member.layout.seq_len, known["answers"], updates=True
+            run, member, member.layout.micro_batch * member.layout.seq_len, cache["answers"], updates=True
         )
         times *= run.sequences.epochs
     else:
         rows = max(1, run.logprob_rows) * member.layout.seq_len
-        layout, times = packed(run, member, run.logprob_tokens or rows, known["answers"], updates=False)
-    key = (one.role, layout)
-    if key not in known:
-        known[key] = estimate(member.model, layout, member.training, run.gpu, member.cluster).time
-    found: Time | None = known[key]
-    if found is None:
+        layout, times = packed(run, member, run.logprob_tokens or rows, cache["answers"], updates=False)
+    key = (run_pass.role, layout)
+    if key not in cache:
+        cache[key] = estimate(member.model, layout, member.training, run.gpu, member.cluster).time
+    timed: Time | None = cache[key]
+    if timed is None:
         raise NotStated(f"the time of {member.model.name} on {run.gpu.name if run.gpu else 'no card'}")
-    share = 1.0 if one.does == "update" else forward_share(found)
-    seconds = software * found.step * share * times * one.times
+    share = 1.0 if run_pass.does == "update" else forward_share(timed)
+    seconds = software * timed.step * share * times * run_pass.times
     return PhaseTime(
-        name=one.phase,
-        role=one.role,
+        name=run_pass.phase,
+        role=run_pass.role,
         side=side,
         seconds=seconds,
-        low=seconds * found.low / found.step,
-        high=seconds * found.high / found.step,
+        low=seconds * timed.low / timed.step,
+        high=seconds * timed.high / timed.step,
     )
 
 
@@ -344,7 +349,7 @@ def forward_share(time: Time) -> float:
     parts = time.parts
     again = 3 if parts.get("recompute", 0) > 0 else 2
     own = parts.get("forward", 0) + parts.get("loss", 0) / 3 + parts.get("zero", 0) / 3
-    own += sum(parts.get(axis, 0) for axis, one in AXES.items() if one.stage) / again + parts.get("pp", 0) / 2
+    own += sum(parts.get(axis, 0) for axis, record in AXES.items() if record.stage) / again + parts.get("pp", 0) / 2
     own += parts.get("host", 0) / 3
     busy = sum(parts.get(name, 0) for name in ("forward", "backward", "recompute"))
     own += parts.get("bubble", 0) * (parts.get("forward", 0) / busy if busy else 0)

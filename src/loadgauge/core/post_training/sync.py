@@ -95,17 +95,17 @@ def moved_states(run: Run) -> float:
 
 def sync(run: Run) -> Sync:
     """Return the seconds between an update and the next answers."""
-    found = transfer(run, route_of(run))
+    sent = transfer(run, route_of(run))
     engine = run.engine
     assert engine is not None
-    parts = dict(found.parts)
+    parts = dict(sent.parts)
     if run.placement.colocated:
         parts["changing sides"] = SWITCH * min(1.0, run.trained.params / SWITCH_PARAMS)
         if engine.sleep:
             parts["sleep and wake"] = SLEEP + WAKE
         if engine.sleep == 1:
-            parts["sleep's copy of the weights"] = found.received / HOST_LINK
+            parts["sleep's copy of the weights"] = sent.received / HOST_LINK
         moved = moved_states(run)
         if moved:
             parts["offload and reload"] = 2 * moved / HOST_LINK
-    return msgspec.structs.replace(found, parts=parts)
+    return msgspec.structs.replace(sent, parts=parts)

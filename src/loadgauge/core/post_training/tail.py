@@ -1,4 +1,4 @@
-"""How long answers of unequal lengths take: fewer run as they end, those that wait take their places, the longest is last.
+"""Time of answers of unequal lengths: fewer run as they end, those that wait take their places, the longest is last.
 
 Sequences start when a slot is free and run as many steps as their answer has tokens. In the mean over lengths, a(t) of them run at
 step t, from the starts s(t) before it: a(t) = sum over u of s(u) S(t - u), with S the share of answers that are longer; completions
@@ -134,13 +134,13 @@ def _log_none(starts: Any, alive: Any, bins: int) -> Any:
     """
     import numpy
 
-    found = numpy.zeros(bins)
+    log_share = numpy.zeros(bins)
     for lag, share in enumerate(numpy.minimum(alive, 1 - 1e-15)):
         begun = starts[: bins - lag]
-        found[lag:] += numpy.where(
+        log_share[lag:] += numpy.where(
             begun < 1, numpy.log1p(-numpy.minimum(begun, 1) * share), begun * numpy.log1p(-share)
         )
-    return found
+    return log_share
 
 
 def _steps(step: Step, running: Any, context: Any) -> Any:

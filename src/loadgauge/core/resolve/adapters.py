@@ -42,16 +42,16 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
     assumed: takes a note on names that no layer has
     """
     if job.base is not None and not job.qlora:
-        raise ConfigError("goes with --qlora", key="base")
+        raise ConfigError("needs --qlora", key="base")
     if not job.adapts:
         for name in ("lora_targets", "virtual_tokens", *ADAPTERS):
             if getattr(job, name) is not None:
-                raise ConfigError("goes with --lora-rank or --qlora", key=name)
+                raise ConfigError("needs --lora-rank or --qlora", key=name)
         return None
     if job.adapter in TUNERS:
         return tuner(job, model, framework, fill, assumed)
     if job.virtual_tokens is not None:
-        raise ConfigError("goes with --adapter prompt or p-tuning", key="virtual_tokens")
+        raise ConfigError("needs --adapter prompt or p-tuning", key="virtual_tokens")
     rank = fill("lora_rank", LORA_RANK)
     if not model.own.rewritten:
         return _of_captured(job, framework, fill, rank)
@@ -63,7 +63,7 @@ def trained_part(job: Job, model: ModelSpec) -> ModelSpec:
     if job.train is not None and job.adapts:
         raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
     if job.lora_layers is not None and not job.adapts:
-        raise ConfigError("goes with --lora-rank or --qlora", key="lora_layers")
+        raise ConfigError("needs --lora-rank or --qlora", key="lora_layers")
     if not model.own.rewritten:
         return model  # what it does not train was frozen when it was captured
     if job.train is not None:
@@ -87,12 +87,12 @@ def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
 
 
 def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[str, str]) -> Lora:
-    """Return what a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
+    """Return the weights that a method beside LoRA trains. Raises `ConfigError` or `NotModelled`."""
     name = job.adapter or ""
     listed = TUNERS[name]
     where = FRAMEWORKS.get(framework)
     if where is None or not where.peft or where.fused_adapters:
-        raise ConfigError(f"{listed.title} is PEFT's, and goes with --framework huggingface", key="adapter")
+        raise ConfigError(f"{listed.title} is PEFT's, and needs --framework huggingface", key="adapter")
     _fits(job, listed, model)
     if listed.virtual:
         if job.virtual_tokens is None:
@@ -112,27 +112,27 @@ def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[s
     return msgspec.structs.replace(lora, method=name, widest=_widest(model, lora) if name == "vera" else (0, 0))
 
 
-def _fits(job: Job, known: Tuner, model: ModelSpec) -> None:
+def _fits(job: Job, tuner: Tuner, model: ModelSpec) -> None:
     """Refuses flags of other methods than the one that is asked for."""
     stray = {
-        "lora_rank": not known.size,
-        "lora_dropout": not known.dropout,
+        "lora_rank": not tuner.size,
+        "lora_dropout": not tuner.dropout,
         "use_dora": True,
-        "lora_layers": not known.layers,
-        "virtual_tokens": not known.virtual,
-        **dict.fromkeys(("lora_targets", "lora_dtype", "modules_to_save"), known.virtual),
+        "lora_layers": not tuner.layers,
+        "virtual_tokens": not tuner.virtual,
+        **dict.fromkeys(("lora_targets", "lora_dtype", "modules_to_save"), tuner.virtual),
     }
     for name, wrong in stray.items():
         if wrong and getattr(job, name):
-            raise ConfigError(f"is not of {known.title}", key=name)
-    if job.qlora and not known.quantised:
-        raise NotModelled(f"{known.title} on a quantised base is not modelled")
-    if known.virtual and (job.lengths is not None or (job.cp or 1) > 1):
-        raise NotModelled(f"{known.title} with --lengths or --cp is not modelled")
+            raise ConfigError(f"is not of {tuner.title}", key=name)
+    if job.qlora and not tuner.quantised:
+        raise NotModelled(f"{tuner.title} on a quantised base is not modelled")
+    if tuner.virtual and (job.lengths is not None or (job.cp or 1) > 1):
+        raise NotModelled(f"{tuner.title} with --lengths or --cp is not modelled")
     if (job.tp or 1) > 1:
-        raise NotModelled(f"{known.title} with --tp is not modelled")
-    if known.virtual and model.head.kind != "lm":
-        raise NotModelled(f"{known.title} of a model without a language modelling head is not modelled")
+        raise NotModelled(f"{tuner.title} with --tp is not modelled")
+    if tuner.virtual and model.head.kind != "lm":
+        raise NotModelled(f"{tuner.title} of a model without a language modelling head is not modelled")
 
 
 def _widest(model: ModelSpec, lora: Lora) -> tuple[int, int]:
@@ -153,7 +153,7 @@ def _placed(
     fill: Any,
     rank: int,
     assumed: dict[str, str],
-    known: Tuner | None = None,
+    tuner: Tuner | None = None,
 ) -> Lora:
     """The adapters of linear layers, and which layers have them."""
     if (job.lora_dropout or 0) >= 1:
@@ -165,22 +165,22 @@ def _placed(
         dora=bool(job.use_dora),
         saved=_saved(job, model),
         itemsize=None if job.lora_dtype is None else ADAPTER_DTYPES[job.lora_dtype],
-        wide_norms=all(one.norm.kind == "layernorm" and one.norm.arithmetic != "written" for one in model.blocks),
+        wide_norms=all(block.norm.kind == "layernorm" and block.norm.arithmetic != "written" for block in model.blocks),
     )
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     sorts = _kinds(model, lora)
     others = _others(model, framework)
-    found = frozenset(target for kind in sorts for target in kind.values())
+    targets = frozenset(target for kind in sorts for target in kind.values())
     refused = frozenset({"mamba.output"} if others and model.model_type in NOT_OF_MAMBA else ())
-    linear = (found if others else found - BESIDE) - refused
-    possible = linear | (others if known is None else frozenset())
-    if known is None or known.targets is None:
+    linear = (targets if others else targets - BESIDE) - refused
+    possible = linear | (others if tuner is None else frozenset())
+    if tuner is None or tuner.targets is None:
         usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
     else:
-        usual, why = ",".join(sorted(linear & known.targets)), f"PEFT's choice for {known.title}"
+        usual, why = ",".join(sorted(linear & tuner.targets)), f"PEFT's choice for {tuner.title}"
     wanted = fill("lora_targets", usual, why)
     of_modules = model.model_type in CONVERTED and EXPERTS_QUANTISED.at(Stack.parse(job.version)).value == "no"
-    if wanted == "all-linear" and others and known is None and of_modules:
+    if wanted == "all-linear" and others and tuner is None and of_modules:
         if lora.stored is not None:
             raise NotModelled("adapters of experts on a quantised base (--lora-targets all: linear layers alone)")
         beside = frozenset(name for name in others if name.startswith("experts.")) | (
@@ -190,7 +190,7 @@ def _placed(
     if refused and wanted in EVERY:
         assumed["--lora-targets"] = f"{', '.join(sorted(linear))} (PEFT refuses out_proj of {model.model_type} models)"
     if wanted in EVERY:
-        return lora if known is None and linear <= ALL_TARGETS else msgspec.structs.replace(lora, targets=linear)
+        return lora if tuner is None and linear <= ALL_TARGETS else msgspec.structs.replace(lora, targets=linear)
     if (pattern := target_pattern(wanted)) is not None:
         chosen = frozenset(target for target, _ in _matched(pattern, model, sorts))
         if not chosen:
@@ -226,7 +226,7 @@ FUSED_OF = {
 
 
 def _by_name(
-    name: str, model: ModelSpec, kinds: list[dict[str, str]], possible: frozenset[str], *, apart: bool
+    name: str, model: ModelSpec, targets_of: list[dict[str, str]], possible: frozenset[str], *, apart: bool
 ) -> frozenset[str]:
     """Return the linear layers that a name means: of loadgauge's own, or of a module in transformers.
 
@@ -236,20 +236,20 @@ def _by_name(
     if name in possible:
         return frozenset({name})
     ending = f".{name}"
-    found = {
+    matched = {
         target
-        for block, kind in zip(model.blocks, kinds, strict=True)
+        for block, kind in zip(model.blocks, targets_of, strict=True)
         for operation, target in kind.items()
         if any(f".{module}".endswith(ending) for module in modules_of(operation, block))
     }
-    if any(target.endswith(".output") and not target.startswith("convolution") for target in found):
-        found.discard("output")  # which has another name in models with such mixers
+    if any(target.endswith(".output") and not target.startswith("convolution") for target in matched):
+        matched.discard("output")  # which has another name in models with such mixers
     meant = TARGETS.get(name, "")
-    if not found and meant in possible:
-        found = {meant}
-    if not found and apart and FUSED_OF.get(meant) in possible:
-        found = {FUSED_OF[meant]}
-    return frozenset(found)
+    if not matched and meant in possible:
+        matched = {meant}
+    if not matched and apart and FUSED_OF.get(meant) in possible:
+        matched = {FUSED_OF[meant]}
+    return frozenset(matched)
 
 
 EVERY = ("all", "all-linear")
@@ -299,15 +299,15 @@ PREFIXES = (
 """Where transformers' models have their layers, those with towers too."""
 
 
-def _matched(pattern: re.Pattern[str], model: ModelSpec, kinds: list[dict[str, str]]) -> set[tuple[str, int]]:
+def _matched(pattern: re.Pattern[str], model: ModelSpec, targets_of: list[dict[str, str]]) -> set[tuple[str, int]]:
     """Return targets and the places of layers whose modules a regular expression fits from beginning to end."""
     return {
-        (target, place)
-        for place, kind in enumerate(model.pattern)
-        for operation, target in kinds[kind].items()
+        (target, layer)
+        for layer, kind in enumerate(model.pattern)
+        for operation, target in targets_of[kind].items()
         for module in modules_of(operation, model.blocks[kind])
         for prefix in PREFIXES
-        if pattern.fullmatch(f"{prefix}.{place}.{module}")
+        if pattern.fullmatch(f"{prefix}.{layer}.{module}")
     }
 
 
@@ -316,7 +316,7 @@ def targeted_layers(model: ModelSpec, text: str) -> str:
     pattern = target_pattern(text)
     if pattern is None:
         return ""
-    places = {place for _, place in _matched(pattern, model, _kinds(model, Lora(rank=1)))}
+    places = {layer for _, layer in _matched(pattern, model, _kinds(model, Lora(rank=1)))}
     return "" if len(places) in (0, len(model.pattern)) else ",".join(map(str, sorted(places)))
 
 
@@ -325,7 +325,7 @@ ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to
 
 
 def usual_upcast(lora: Lora, framework: Framework) -> str:
-    """Return what a framework casts to float32 before training where nothing is said: all that is not quantised, or none.
+    """Return the weights that a framework casts to float32 before training by default: all that is not quantised, or none.
 
     >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"]) for base in (True, False)]
     ['all', 'none']
@@ -337,7 +337,7 @@ def usual_upcast(lora: Lora, framework: Framework) -> str:
 
 
 def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
-    """Return what is cast to float32 before training: PEFT's own preparation of a quantised base, unless the job says otherwise."""
+    """Return the weights that are cast to float32 before training: those of PEFT's preparation, unless the job states others."""
     framework = FRAMEWORKS.get(name)
     peft = framework is not None and framework.peft
     # DeepSpeed's engine casts the whole model to 16 bits: DoRA runs in these, and nothing is left of what PEFT cast.
@@ -346,7 +346,7 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
         beside = ("use_dora",) if framework is None or framework.engine is None else ()
     for name in beside:
         if not peft and getattr(job, name):
-            raise ConfigError("is PEFT's, and goes with --framework huggingface", key=name)
+            raise ConfigError("is PEFT's, and needs --framework huggingface", key=name)
     if not peft:
         return "none"
     if framework is None or usual_upcast(lora, framework) == "none":
@@ -363,9 +363,9 @@ def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
 
 
 def _others(model: ModelSpec, framework: str) -> frozenset[str]:
-    """Return what PEFT adapts besides linear layers of the blocks, where it is named: embedding, head, the matrices of experts."""
-    known = FRAMEWORKS.get(framework)
-    if known is None or not known.peft or known.fused_adapters or model.head.kind != "lm":
+    """Return the modules that PEFT adapts where they are named: embedding, head, the matrices of experts."""
+    record = FRAMEWORKS.get(framework)
+    if record is None or not record.peft or record.fused_adapters or model.head.kind != "lm":
         return frozenset()
     mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
     experts = {f"experts.{name}" for spec in mixtures for name in ("gate_up" if spec.gated else "up", "down")}
@@ -374,7 +374,7 @@ def _others(model: ModelSpec, framework: str) -> frozenset[str]:
 
 def _kinds(model: ModelSpec, lora: Lora) -> list[dict[str, str]]:
     """Return the operations of each block that can have adapters, with the targets that they are."""
-    kinds = []
+    by_block = []
     for block in model.blocks:
         bare = msgspec.structs.replace(lora, targets=frozenset())
         names = block_layer(block, model.hidden_size, View(tokens=1, pairs=1, lora=bare)).names
@@ -382,5 +382,5 @@ def _kinds(model: ModelSpec, lora: Lora) -> list[dict[str, str]]:
         view = View(tokens=1, pairs=1, lora=msgspec.structs.replace(lora, targets=ALL_TARGETS | BESIDE | mixed))
         adapted = block_layer(msgspec.structs.replace(block, adapted=True), model.hidden_size, view).names
         operations = [name.removesuffix(".lora_a") for name in adapted if name.endswith(".lora_a")]
-        kinds.append({name: name if name in mixed else name.rpartition(".")[2] for name in operations})
-    return kinds
+        by_block.append({name: name if name in mixed else name.rpartition(".")[2] for name in operations})
+    return by_block

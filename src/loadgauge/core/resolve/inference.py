@@ -37,7 +37,7 @@ MANY = 64
 
 
 def resolve_inference(
-    job: Job, task: Task, given: dict[str, Any], *, whole: bool = True, model: ModelSpec | None = None
+    job: Job, task: Task, flags: dict[str, Any], *, whole: bool = True, model: ModelSpec | None = None
 ) -> tuple[Answer, dict[str, str]]:
     """Return the answer, and what was assumed. given: fields of `Inference` that are flags, None where not given; whole: as `infer`
     model: where it is read already
@@ -49,46 +49,46 @@ def resolve_inference(
     >>> answer.memory.cache == 16 * 4096 * 32 * 2 * 8 * 128 * 2
     True
     """
-    asked_for = given
+    asked_for = flags
     for name in job.__struct_fields__:
         if name not in TAKEN and getattr(job, name) is not None:
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
             instead = f"; here it is {own}" if own else ""
-            raise ConfigError(f"is of training, and --task {task} only runs the model forward{instead}", key=name)
+            raise ConfigError(f"is an option of training; --task {task} only runs the model forward{instead}", key=name)
     if job.offload not in (None, "none", "experts"):
-        raise ConfigError(f"is of training; --task {task} has experts", key="offload")
+        raise ConfigError(f"is an option of training; --task {task} takes experts", key="offload")
     if task != "generate":
         for name in ("answer", "cache_format", "server", *DRAFTED):
-            if given.get(name) is not None:
-                raise ConfigError("goes with --task generate", key=name)
+            if flags.get(name) is not None:
+                raise ConfigError("needs --task generate", key=name)
     card, assumed = named_card(job)
-    found = find(job.model, allowed(job.hub)) if model is None else Found(model, "")
-    if found.how:
-        assumed["model"] = f"{found.spec.name} ({found.how})"
-    if given.get("weight_format") is None:
-        copy = found.stored if found.stored in WEIGHT_FORMATS else ""
-        if stored := copy or usual_format(found.spec.name):
-            given = given | {"weight_format": stored}
+    source = find(job.model, allowed(job.hub)) if model is None else Found(model, "")
+    if source.how:
+        assumed["model"] = f"{source.spec.name} ({source.how})"
+    if flags.get("weight_format") is None:
+        copy = source.stored if source.stored in WEIGHT_FORMATS else ""
+        if stored := copy or usual_format(source.spec.name):
+            flags = flags | {"weight_format": stored}
             assumed["--weight-format"] = (
                 f"{stored} ({'the copy that is named' if copy else 'as its publisher stores it'})"
             )
     degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
-    if degrees["ep"] > 1 and not found.spec.has_experts:
-        raise ConfigError(f"{found.spec.name} has no experts to shard", key="ep")
+    if degrees["ep"] > 1 and not source.spec.has_experts:
+        raise ConfigError(f"{source.spec.name} has no experts to shard", key="ep")
     within = degrees["pp"] * max(degrees["tp"], degrees["ep"])
     if job.gpus is not None and job.gpus % within:
         raise LayoutError(
             f"{job.gpus} GPUs are not whole replicas of {within}", dimension="gpus", size=job.gpus, ranks=within
         )
-    if job.offload == "experts" and not found.spec.has_experts:
-        raise ConfigError(f"{found.spec.name} has no experts", key="offload")
-    draft = _draft(job, given, found.spec, assumed) if task == "generate" else None
+    if job.offload == "experts" and not source.spec.has_experts:
+        raise ConfigError(f"{source.spec.name} has no experts", key="offload")
+    draft = _draft(job, flags, source.spec, assumed) if task == "generate" else None
     asked = Inference(
         task=task,
         **degrees,
         replicas=(job.gpus or within) // within,
         experts_from=_from_host(job, card, within, assumed) if job.offload == "experts" else 0.0,
-        **{name: value for name, value in _filled(given, found.spec, task, assumed).items() if value is not None},
+        **{name: value for name, value in _filled(flags, source.spec, task, assumed).items() if value is not None},
     )
     machines, untimed = None, "they need a --gpu"
     if card is not None:
@@ -97,9 +97,9 @@ def resolve_inference(
             machines, untimed = cluster(card, within, job.gpus_per_node, link, adapter), ""
         except NotStated as error:
             untimed = str(error)
-    counted = parameters(found.spec)
+    counted = parameters(source.spec)
     answer = infer(
-        found.spec,
+        source.spec,
         asked,
         card,
         machines,
@@ -110,8 +110,8 @@ def resolve_inference(
         whole=whole,
         draft=draft,
     )
-    said = any(getattr(job, name) is not None for name in AXES_OF)
-    if card is None or said or job.gpus in (None, 1) or answer.memory.verdict == "fits":
+    layout_stated = any(getattr(job, name) is not None for name in AXES_OF)
+    if card is None or layout_stated or job.gpus in (None, 1) or answer.memory.verdict == "fits":
         return answer, assumed
     return _shared_out(
         job, card, lambda there: resolve_inference(there, task, asked_for, whole=whole, model=model)
@@ -177,22 +177,22 @@ def _from_host(job: Job, card: Gpu | None, ranks: int, assumed: dict[str, str]) 
     return link
 
 
-def _draft(job: Job, given: dict[str, Any], model: ModelSpec, assumed: dict[str, str]) -> Draft | None:
-    """What proposes tokens. Raises `ConfigError`."""
-    kind = "mtp" if job.mtp else given.get("draft")
+def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str, str]) -> Draft | None:
+    """Return the model or heads that propose tokens, None without speculation. Raises `ConfigError`."""
+    kind = "mtp" if job.mtp else flags.get("draft")
     for name in DRAFTED:
-        if given.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")):
-            raise ConfigError("goes with --draft or --mtp, one of them", key=name)
+        if flags.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")):
+            raise ConfigError("needs --draft or --mtp, one of them", key=name)
     if kind is None:
         return None
     if (job.pp or 1) > 1:
         raise NotModelled("a draft beside pipeline stages")
     usual, share = (1, 0.85) if kind == "mtp" else (3, 0.7)
-    acceptance, tokens = given.get("acceptance") or share, given.get("draft_tokens") or usual
+    acceptance, tokens = flags.get("acceptance") or share, flags.get("draft_tokens") or usual
     if acceptance > 1:
         raise ConfigError(f"must be a share from 0 to 1, got {acceptance:g}", key="acceptance")
     for name, value in (("draft_tokens", tokens), ("acceptance", acceptance)):
-        if given.get(name) is None:
+        if flags.get(name) is None:
             assumed[f"--{name.replace('_', '-')}"] = f"{value:g}"
     if kind in ("mtp", "eagle"):
         own = model.with_mtp() if kind == "mtp" else model
@@ -203,9 +203,9 @@ def _draft(job: Job, given: dict[str, Any], model: ModelSpec, assumed: dict[str,
     return Draft(name=title, model=spec, tokens=tokens, acceptance=acceptance)
 
 
-def _filled(given: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str]) -> dict[str, Any]:
+def _filled(flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str]) -> dict[str, Any]:
     """The flags with a context where none is given; defaults are noted."""
-    filled = dict(given)
+    filled = dict(flags)
     if filled.get("context") is None:
         longest = model.max_position_embeddings
         usual = CALIBRATED if task == "quantise" else CONTEXT
@@ -214,7 +214,7 @@ def _filled(given: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[s
         filled["weight_format"] = filled.get("weight_format") or "gptq"
     more = {"generate": ("answer", "cache_format"), "quantise": ("calibration",)}.get(task, ())
     for name in ("context", "batch", "weight_format", *more):
-        if given.get(name) is None and f"--{name.replace('_', '-')}" not in assumed:
+        if flags.get(name) is None and f"--{name.replace('_', '-')}" not in assumed:
             default = filled.get(name) or next(
                 field.default for field in msgspec.structs.fields(Inference) if field.name == name
             )

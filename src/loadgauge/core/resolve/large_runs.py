@@ -188,7 +188,7 @@ def chunks(layers: int, pp: int) -> int:
 
 
 def by_batch(job: Job) -> int:
-    """Return how many GPUs of a node share out layers where the batch has fewer sequences than there are GPUs; 1 if it is said."""
+    """Return the tensor-parallel ranks of a job with fewer sequences than GPUs; 1 where the layout is stated."""
     gpus, batch = job.gpus or 1, job.global_batch
     if batch is None or batch >= gpus or any(getattr(job, name) is not None for name in REPLICA):
         return 1
@@ -229,7 +229,7 @@ def stage_layers(
 
 
 def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:
-    """Return what is said of a network that no source states; empty where one does, or the job."""
+    """Return the remark on a network that no source states; empty where one does, or the job."""
     usual = usual_network(card)
     if job.nic_bandwidth or job.topology or usual is None or len(machines.links) < 2:
         return ""

@@ -17,7 +17,7 @@ def found_model(job: Job) -> Found:
     of_library = getattr(provider("MODEL_SOURCES"), "of_library", bool)
     for name in ("inputs", "rows"):
         if getattr(job, name) is not None and not script and not (name == "inputs" and of_library(job.model)):
-            raise ConfigError("is for script.py:function; what a MODEL is called with is known", key=name)
+            raise ConfigError("needs script.py:function; the inputs of a MODEL are known", key=name)
     if script and job.road == "written":
         raise ConfigError("a module of one's own has no written family: --road captured", key="road")
     library = ":" in job.model and not script and of_library(job.model)

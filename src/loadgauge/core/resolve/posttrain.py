@@ -59,7 +59,7 @@ SHARED = "shared"
 SECOND = "adapter"
 """`--reward-model`: a second set of adapters on the actor, of the same shape, and a value of each token beside its logits."""
 PROMPTS, SAMPLES, PROMPT, ANSWER = 64, 8, 1024, 3072
-"""What is assumed of a step where nothing is said."""
+"""Assumed sizes of a step: prompts, answers to each, tokens of a prompt and of an answer."""
 
 
 def scalar(model: ModelSpec, columns: int = 1) -> ModelSpec:
@@ -86,7 +86,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         uncounted = reading.uncounted
         job = job.replace(beside=None, dialect=None, base_model=None)
     if job.task is None:
-        raise ConfigError("is needed", key="task")
+        raise ConfigError("is missing: name one, such as --task grpo", key="task")
     task = _passes(job, TASKS[job.task])
     _belongs(job, task)
     assumed: dict[str, str] = {"file": file} if file else {}
@@ -181,7 +181,7 @@ def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
         for name in ("frozen_offload", "frozen_weights"):
             if getattr(job, name) not in (None, False):
                 raise ConfigError("changes nothing: this run has no frozen model beside the trained one", key=name)
-    if not any(one.does == "forward" and one.within is None for one in task.passes):
+    if not any(each.does == "forward" and each.within is None for each in task.passes):
         for name in ("logprob_batch", "logprob_tokens"):
             if getattr(job, name) is not None:
                 raise ConfigError(
@@ -197,16 +197,16 @@ def _passes(job: Job, task: Task) -> Task:
             raise ConfigError(f"{task.name} has one form of its loss", key="loss_terms")
         raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.loss_terms}", key="loss_terms")
     if job.on_policy is not None and (task.name != "opd" or job.on_policy > 1):
-        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "is of --task opd", key="on_policy")
+        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "needs --task opd", key="on_policy")
     passes = task.passes
     if job.loss_terms in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
         passes = tuple(
-            msgspec.structs.replace(one, within="update") if one.role == "teacher" else one for one in passes
+            msgspec.structs.replace(each, within="update") if each.role == "teacher" else each for each in passes
         )
     if job.old_logprobs == "none":
-        passes = tuple(one for one in passes if one.phase != "old log-probs")
+        passes = tuple(each for each in passes if each.phase != "old log-probs")
     if job.loss_terms == "no-kl":
-        passes = tuple(msgspec.structs.replace(one, times=1) for one in passes if one.phase != "KL log-probs")
+        passes = tuple(msgspec.structs.replace(each, times=1) for each in passes if each.phase != "KL log-probs")
     return msgspec.structs.replace(task, passes=passes)
 
 
@@ -241,9 +241,11 @@ def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str)
 
 
 def _widens(setup: Setup) -> bool:
-    """Whether a loss outside the model sees float32 logits: TRL's take them as they come, accelerate widens what a model returns
-    under autocast, and does not of one that FSDP2 shards (as traced; accelerate 1.15, `Accelerator.prepare_model`), nor of
-    DeepSpeed's, which runs in 16 bits without autocast (`_prepare_deepspeed`)."""
+    """Return whether a loss outside the model sees float32 logits, as TRL's losses do not convert them.
+
+    Under autocast accelerate makes a model's outputs float32 (1.15, `Accelerator.prepare_model`), but not where FSDP2 shards it
+    (as traced), nor under DeepSpeed, which runs in 16 bits without autocast (`_prepare_deepspeed`).
+    """
     training, layout = setup.training, setup.layout
     if training.framework.engine is not None:
         return False
@@ -259,15 +261,15 @@ def _belongs(job: Job, task: Task) -> None:
     """Refuses fields that mean nothing to the task. Raises `ConfigError`."""
     for name in OF_ROLLOUT:
         if not task.rollout and getattr(job, name) is not None:
-            raise ConfigError(f"is of tasks that generate their answers, and {task.name} does not", key=name)
+            raise ConfigError(f"needs a task that generates its answers; {task.name} does not", key=name)
     for name in (*AROUND, "measured"):
         if getattr(job, name) is not None:
-            raise ConfigError(f"is of --task train, not counted with {task.name}", key=name)
+            raise ConfigError(f"needs --task train; with {task.name} it is not counted", key=name)
     for name in OF_WHOLE:
         if getattr(job, name) is not None:
-            raise ConfigError(f"is of --task train; {task.name} says it by --steps", key=name)
+            raise ConfigError(f"needs --task train; for {task.name} give --steps", key=name)
     if job.price is not None and job.steps is None:
-        raise ConfigError("goes with --steps, the length of the whole run", key="price")
+        raise ConfigError("needs --steps, the length of the whole run", key="price")
     fields = {role.field for role in task.roles}
     for name, field in (
         ("teacher", "teacher"),
@@ -278,7 +280,7 @@ def _belongs(job: Job, task: Task) -> None:
         if getattr(job, name) is not None and field not in fields:
             raise ConfigError(f"{task.name} has none", key=name)
     if job.critic == SHARED and job.critic_batch is not None:
-        raise ConfigError("is the actor's, with --critic shared", key="critic_batch")
+        raise ConfigError("follows the actor with --critic shared; leave it out", key="critic_batch")
     if "teacher" in fields and job.teacher is None:
         raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
     if task.rollout and (job.lengths is not None or job.seq_len is not None):
@@ -287,7 +289,7 @@ def _belongs(job: Job, task: Task) -> None:
 
 
 def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
-    """Return what a step trains on; of tasks that generate nothing, sequences as they are in the data."""
+    """Return the sequences that a step trains on; of tasks that generate nothing, sequences as they are in the data."""
     if not task.rollout:
         return Sequences(prompts=1, samples=1, prompt=0, answers=Lengths.of([job.seq_len or 1]))
     values: dict[str, Any] = {}
@@ -345,7 +347,7 @@ def _training(
         changes["seq_len"] = sequences.longest
         changes["padding"] = None
         if job.padding == "free" and job.attention == "eager":
-            raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
+            raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
         if job.placement is not None and not placement.colocated:
             changes["gpus"] = placement.trainer
         if job.global_batch is None:
@@ -382,9 +384,9 @@ def _reference(job: Job, task: Task, setup: Setup, assumed: dict[str, str]) -> A
         return None
     adapts = setup.training.lora is not None
     if job.reference is None:
-        found = "adapter-off" if adapts else task.reference
-        assumed["--reference"] = f"{found}{' (the policy without its adapters)' if adapts else ''}"
-        return found
+        reference = "adapter-off" if adapts else task.reference
+        assumed["--reference"] = f"{reference}{' (the policy without its adapters)' if adapts else ''}"
+        return reference
     if job.reference in ("adapter", "adapter-off") and not adapts:
         raise ConfigError(f"{job.reference} needs adapters (--lora-rank)", key="reference")
     return None if job.reference == "none" else job.reference
@@ -453,20 +455,20 @@ def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | Non
 
     model: that of the job, where it was read before
     """
-    found: list[Tried] = []
+    remedies_tried: list[Tried] = []
     moves: Moves = _moves(job, before.engine is not None and bool(before.engine.unstarted))
     adapters: Moves = [("lora_rank", (16,))]
     for more, every in ((moves, moves), (adapters, moves + adapters))[: 1 if job.adapts else 2]:
-        found += _alone(job, before, more, model)
-        if not _fitting(found) and (together := _together(job, before, every, model)) is not None:
-            found.append(together)
-        if _fitting(found):
+        remedies_tried += _alone(job, before, more, model)
+        if not _fitting(remedies_tried) and (together := _together(job, before, every, model)) is not None:
+            remedies_tried.append(together)
+        if _fitting(remedies_tried):
             break
-    return sorted(found, key=lambda one: one[1].verdict != "fits")[:most]
+    return sorted(remedies_tried, key=lambda item: item[1].verdict != "fits")[:most]
 
 
-def _fitting(found: list[Tried]) -> bool:
-    return any(tried.verdict == "fits" for _, tried in found)
+def _fitting(tries: list[Tried]) -> bool:
+    return any(tried.verdict == "fits" for _, tried in tries)
 
 
 def _better(before: PostMemory, tried: PostMemory | None) -> bool:
@@ -498,7 +500,7 @@ def _flags(job: Job, settings: Settings) -> str:
 
 def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> list[Tried]:
     """Of each setting the mildest value with which the run fits, or the last with which it may."""
-    found: list[Tried] = []
+    tries: list[Tried] = []
     for name, values in moves:
         best: list[Tried] = []
         for value in values:
@@ -507,8 +509,8 @@ def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) 
                 best = [(_flags(job, {name: value}), tried)]
                 if tried.verdict == "fits":
                     break
-        found += best
-    return found
+        tries += best
+    return tries
 
 
 def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> Tried | None:
@@ -540,12 +542,12 @@ def _moves(job: Job, starved: bool = False) -> Moves:
     """Settings that may make a phase smaller, the mildest first. starved: the engine's share is too small for it"""
     task = TASKS[job.task or ""]
     engine = Engine.parse(job.rollout or "vllm")
-    known, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
+    server, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
     colocated = task.rollout and not engine.inside and job.placement in (None, "colocated")
     micro, stage = job.micro_batch or 1, job.zero or 0
     several = (job.gpus or 1) > 1 and (job.pp or 1) == 1
     moves: list[tuple[str, tuple[Any, ...], bool]] = [
-        ("rollout.sleep", (1,), colocated and known.sleeps and not engine.sleep),
+        ("rollout.sleep", (1,), colocated and server.sleeps and not engine.sleep),
         ("logprob_batch", (1,), (job.logprob_batch or micro) > 1),
         ("micro_batch", tuple(micro >> power for power in range(1, micro.bit_length())), micro > 1),
         ("zero", tuple(range(stage + 1, 4)), several),
@@ -554,7 +556,7 @@ def _moves(job: Job, starved: bool = False) -> Moves:
         ("loss", ("chunked:16",), job.loss is None),
         ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
         (
-            f"rollout.{known.share}",
+            f"rollout.{server.share}",
             tuple(
                 round(other, 2)
                 for step in (0.1, 0.2, 0.3, 0.4)

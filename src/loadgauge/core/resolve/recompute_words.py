@@ -71,7 +71,7 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     """
     kind, _, modules = word.partition(":")
     if kind == "least":
-        raise ConfigError("least: is of `plan`, which chooses what runs again", key="recompute")
+        raise ConfigError("least: needs `loadgauge plan`, which chooses what runs again", key="recompute")
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"
     if kind == "per-op":
@@ -81,8 +81,8 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     if kind == "remat":
         return _remat(modules, model, training)
     words = {SAID.get(each.strip(), each.strip()) for each in word.split(",")}
-    if said := words.intersection((*MODULES, "act")):
-        return ",".join(sorted(_of_modules(sorted(said), model, training) | (words - said))) or "none"
+    if halves := words.intersection((*MODULES, "act")):
+        return ",".join(sorted(_of_modules(sorted(halves), model, training) | (words - halves))) or "none"
     return word
 
 
@@ -128,8 +128,10 @@ def every_policy(model: ModelSpec, training: Training) -> tuple[str, ...]:
     sets = (chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count))
     parts = ["modules:" + ",".join(chosen) for chosen in sets]
     if framework.selective == "per-op":
-        kinds = [_by_price(layer) for layer in _layers(model, training)]
-        parts += [",".join({*chain(*(names[:many] for names in kinds))}) for many in range(1, max(map(len, kinds)) + 1)]
+        by_price = [_by_price(layer) for layer in _layers(model, training)]
+        parts += [
+            ",".join({*chain(*(names[:many] for names in by_price))}) for many in range(1, max(map(len, by_price)) + 1)
+        ]
     whole = (f"full:{how}={number}" for how, first in (("layers", 1), ("every", 2)) for number in range(first, layers))
     by_meaning: dict[str, str] = {}
     for word in ("none", *parts, *whole, "full"):
@@ -243,8 +245,14 @@ def _layers(model: ModelSpec, training: Training) -> list[Layer]:
 
 def _by_price(layer: Layer) -> list[str]:
     """The operations of a layer whose outputs can be made again, the cheapest by FLOPs a byte first."""
-    built = {one.name: float(sum(tensor.nbytes for tensor in one.outputs)) for one in layer if one.gradients}
-    price = {one.name: float(one.forward_flops) / max(built.get(one.name, 0.0), 1.0) for one in layer}
+    built = {
+        operation.name: float(sum(tensor.nbytes for tensor in operation.outputs))
+        for operation in layer
+        if operation.gradients
+    }
+    price = {
+        operation.name: float(operation.forward_flops) / max(built.get(operation.name, 0.0), 1.0) for operation in layer
+    }
     return sorted(built, key=lambda name: price[name])
 
 

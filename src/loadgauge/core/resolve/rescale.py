@@ -63,7 +63,7 @@ def sustained(job: Job) -> float | None:
 
 
 def is_run(job: Job) -> bool:
-    """Return whether `--measured` tells of a run, and not of a matrix product alone or of a file."""
+    """Return whether `--measured` states a run on the command line, rather than a matrix product alone or a file."""
     return anchor_of(job) is None and bool(_words(job.measured or "").keys() - {PRODUCT, ""})
 
 
@@ -114,8 +114,8 @@ def run(job: Job) -> tuple[Job, str, str]:
         raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
     same = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if name not in ("measured", *WHOLE_RUN)}
     try:
-        given = {} if product is None else {"measured": f"{PRODUCT}={product}"}
-        there = Job.of(job.model, {**same, **{name: value or None for name, value in others.items()}, **given})
+        measured = {} if product is None else {"measured": f"{PRODUCT}={product}"}
+        there = Job.of(job.model, {**same, **{name: value or None for name, value in others.items()}, **measured})
     except ConfigError as error:
         raise ConfigError(str(error), key="measured") from None
     return there, measures[0], words[measures[0]]
@@ -223,7 +223,7 @@ def evidence_text(result: Estimate, measured: Mapping[str, str], torch: str = ""
     if names_file(job.model) or is_script(job.model):
         raise ConfigError(f"{job.model} is a file of yours, and evidence names models of the catalogue", key="model")
     if result.gpu is None:
-        raise ConfigError("is needed: evidence is of a card", key="gpu")
+        raise ConfigError("is missing: evidence is about a card", key="gpu")
     flags = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if name not in KEPT_BACK}
     run = {"model": job.model, **measured, "flags": {name: value for name, value in flags.items() if value is not None}}
     predicted = {
@@ -233,8 +233,8 @@ def evidence_text(result: Estimate, measured: Mapping[str, str], torch: str = ""
     }
     if result.time is not None:
         predicted["step"] = f"{result.time.step:.4g}s"
-    made = {"gpu": result.gpu, "date": datetime.date.today().isoformat(), "torch": torch}
-    return tomlkit.dumps(made | {"run": run, "predicted": predicted})
+    about = {"gpu": result.gpu, "date": datetime.date.today().isoformat(), "torch": torch}
+    return tomlkit.dumps(about | {"run": run, "predicted": predicted})
 
 
 @functools.lru_cache

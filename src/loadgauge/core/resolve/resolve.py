@@ -20,7 +20,7 @@ from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, 
 from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
 from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
-from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import (
@@ -72,8 +72,8 @@ def asks_for_files(job: Job) -> bool:
     >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
     (False, True)
     """
-    said = (job.beside, job.dialect, job.base_model)
-    return any(one is not None for one in said) or names_job_file(job.model)
+    stated = (job.beside, job.dialect, job.base_model)
+    return any(value is not None for value in stated) or names_job_file(job.model)
 
 
 def names_job_file(model: str) -> bool:
@@ -100,17 +100,17 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     file = ""
     uncounted: tuple[Uncounted, ...] = ()
     if model is not None and (job.beside is not None or job.dialect is not None):
-        raise ConfigError("goes with the name of a model or of a job file", key="beside" if job.beside else "dialect")
+        raise ConfigError("needs the name of a model or of a job file", key="beside" if job.beside else "dialect")
     if model is None and asks_for_files(job):
         dialects = need("DIALECTS")  # only then are they imported
-        said = {name for name in POSTTRAIN if getattr(job, name) is not None}
+        posttrain_flags = {name for name in POSTTRAIN if getattr(job, name) is not None}
         job, model, file, uncounted, _ = dialects.from_job_file(job)
-        if not said and job.task is not None:
+        if not posttrain_flags and job.task is not None:
             job, beside = dialects.update_alone(job)
             uncounted = (*beside, *uncounted)
     for name in POSTTRAIN:
         if getattr(job, name) is not None:
-            raise ConfigError("goes with --task of `loadgauge estimate`", key=name)
+            raise ConfigError("is an option of `loadgauge estimate --task`", key=name)
     card, assumed = named_card(job)
     chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
 
@@ -141,7 +141,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
         usual = "bf16-pure" if chosen.dtype in ("bfloat16", "float16") else "fp32"
-    given: dict[str, Any] = {
+    recipe: dict[str, Any] = {
         "framework": fill("framework", *_framework(job, chosen)),
         "precision": fill("precision", usual),
         "optimizer": optimizer_of_own(job, fill("optimizer", "adamw"), assumed),
@@ -156,14 +156,16 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "checkpoint": chosen.dtype,
         "stack": (stack := Stack.parse(job.version)),
     }
-    kind = _with_engine(job, chosen, training(**given))
+    kind = _with_engine(job, chosen, training(**recipe))
     if job.end_units is not None:
         if not kind.framework.fully_shards:
-            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="end_units")
+            raise ConfigError(f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key="end_units")
         kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
     if job.gradient_sync is not None:
         if not kind.framework.fully_shards:
-            raise ConfigError(f"is of FSDP, which {kind.framework.name} does not shard by", key="gradient_sync")
+            raise ConfigError(
+                f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key="gradient_sync"
+            )
         own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
         kind = msgspec.structs.replace(kind, framework=own)
     zero, around = fill("zero", 0), _around(job, degrees["pp"])
@@ -237,7 +239,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
                 overlap=kind.overlap,
                 kernels=msgspec.structs.replace(other.kernels, flash=kind.kernels.flash),
             )
-            for other in others(job, given, kind, chosen, stack, assumed)
+            for other in others(job, recipe, kind, chosen, stack, assumed)
         )
         if not file
         else (),
@@ -273,21 +275,21 @@ def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
 
 def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
     """The model of a job, and the job with how the copy that it names is stored; what was taken is noted in `assumed`."""
-    found = found_model(job)
-    if found.how:
-        assumed["model"] = f"{found.spec.name} ({found.how})"
-    for name, value in found.usual:
-        assumed[f"--{name.replace('_', '-')}"] = f"{value} (as {found.spec.name}'s trainers do)"
-    job = job.replace(**dict(found.usual))
-    if not found.stored or job.qlora is not None:
-        return found.spec, job
-    if found.stored not in BASE_FORMATS:
+    source = found_model(job)
+    if source.how:
+        assumed["model"] = f"{source.spec.name} ({source.how})"
+    for name, value in source.usual:
+        assumed[f"--{name.replace('_', '-')}"] = f"{value} (as {source.spec.name}'s trainers do)"
+    job = job.replace(**dict(source.usual))
+    if not source.stored or job.qlora is not None:
+        return source.spec, job
+    if source.stored not in BASE_FORMATS:
         raise NotModelled(
-            f"training on {job.model}, whose weights are stored in {found.stored}: known are {', '.join(BASE_FORMATS)};"
+            f"training on {job.model}, whose weights are stored in {source.stored}: known are {', '.join(BASE_FORMATS)};"
             " --no-qlora trains the model it was made from, in 16 bits"
         )
-    assumed["--qlora"] = f"the copy that is named is stored in {found.stored}"
-    return found.spec, job.replace(qlora=True, base=job.base or found.stored)
+    assumed["--qlora"] = f"the copy that is named is stored in {source.stored}"
+    return source.spec, job.replace(qlora=True, base=job.base or source.stored)
 
 
 def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
@@ -296,13 +298,13 @@ def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
         return kind
     engine = kind.framework.engine
     if engine is None:
-        raise ConfigError("goes with --framework deepspeed", key="engine")
+        raise ConfigError("needs --framework deepspeed", key="engine")
     framework = msgspec.structs.replace(kind.framework, engine=engine.told(job.engine, model.hidden_size))
     return msgspec.structs.replace(kind, framework=framework)
 
 
 def no_bf16(card: Gpu) -> str:
-    """Return what is said of bf16 on a GPU that has none."""
+    """Return the remark on bf16 for a GPU without it."""
     return (
         f"bf16 on {card.name}, which has none (compute capability {card.compute_capability}, below 8.0): PyTorch emulates it"
         " at the price of time and memory, and libraries may refuse it; --precision fp16 is the usual choice there"
@@ -324,34 +326,21 @@ def _offloads_checkpoints(job: Job) -> bool:
     return framework is not None and framework.offloads_checkpoints
 
 
+NEEDED = {
+    "gpu": "needs --gpu",
+    "tokens": "needs --tokens, the length of the whole run",
+    "mtbf_hours": "needs --mtbf-hours, how often a GPU fails",
+}
+"""Fields without which those that need them (`Field.needs`) are refused."""
+
+
 def _whole_run(job: Job) -> None:
-    """Refuses flags that go with others that are not there."""
-    if job.gpu is None:
-        for name in (
-            "gpus_per_node",
-            "link_bandwidth",
-            "nic_bandwidth",
-            "host_link",
-            "host_bandwidth",
-            "nvme_bandwidth",
-            "overlap",
-            "order",
-            "tokens",
-            "measured",
-            "tuning",
-        ):
-            if getattr(job, name) is not None:
-                raise ConfigError("goes with --gpu", key=name)
-    if job.tokens is None:
-        for name in ("price", "days", "mtbf_hours"):
-            if getattr(job, name) is not None:
-                raise ConfigError("goes with --tokens, the length of the whole run", key=name)
-    if job.mtbf_hours is None:
-        for name in ("checkpoint_seconds", "restart_seconds"):
-            if getattr(job, name) is not None:
-                raise ConfigError("goes with --mtbf-hours, how often a GPU fails", key=name)
+    """Refuses flags that need others that are not there."""
+    for name, field in fields().items():
+        if field.needs in NEEDED and getattr(job, field.needs) is None and getattr(job, name) is not None:
+            raise ConfigError(NEEDED[field.needs], key=name)
     if job.cp_comm is not None and (job.cp or 1) == 1:
-        raise ConfigError("goes with --cp above 1", key="cp_comm")
+        raise ConfigError("needs --cp above 1", key="cp_comm")
 
 
 def bandwidth(text: str | None, name: str) -> float | None:
@@ -373,15 +362,15 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
     if job.topology is not None:
         for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth"):
             if getattr(job, name) is not None:
-                raise ConfigError("is what --topology states", key=name)
+                raise ConfigError("is stated by --topology; give one of them", key=name)
         network = topology(job.topology)
     elif adapter is None and (usual := usual_network(card)) is not None:
         adapter = usual[0]
     try:
-        found = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
+        machines = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
         anchor = anchor_of(job, card)
         kernels = None if anchor is None else anchor.kernels
-        return msgspec.structs.replace(found, sustained=sustained(job), kernels=kernels), ""
+        return msgspec.structs.replace(machines, sustained=sustained(job), kernels=kernels), ""
     except NotStated as error:
         return None, str(error)
 
@@ -446,14 +435,14 @@ def _why_framework(job: Job) -> str:
 
 def _offload(text: str) -> Any:
     if text == "experts":
-        raise ConfigError("experts: goes with --task generate", key="offload")
+        raise ConfigError("experts: needs --task generate", key="offload")
     if text not in ("none", "optimizer", "all"):
         raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
     return text
 
 
 def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
-    """How what is off the card is kept. Raises `ConfigError`."""
+    """Return the storage of tensors that are off the card. Raises `ConfigError`."""
     whole = (job.recompute or _recompute(job, file)[0]).partition(":")[0] == "full"
     if job.activation_offload is None and whole and _offloads_checkpoints(job):
         job = job.replace(activation_offload="checkpoints")
@@ -461,14 +450,14 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
     moved = job.offload not in (None, "none")
     hosted = job.activation_offload or "none"
     if job.offload_to is not None and not moved:
-        raise ConfigError("goes with --offload optimizer or all", key="offload_to")
+        raise ConfigError("needs --offload optimizer or all", key="offload_to")
     if job.pin_memory is not None and not moved and hosted == "none":
-        raise ConfigError("goes with --offload or --activation-offload", key="pin_memory")
+        raise ConfigError("needs --offload or --activation-offload", key="pin_memory")
     if "checkpoints" in hosted.split(",") and not whole:
-        raise ConfigError("checkpoints: goes with --recompute full", key="activation_offload")
+        raise ConfigError("checkpoints: needs --recompute full", key="activation_offload")
     nvme = job.offload_to == "nvme"
     if job.nvme_bandwidth is not None and not nvme:
-        raise ConfigError("goes with --offload-to nvme", key="nvme_bandwidth")
+        raise ConfigError("needs --offload-to nvme", key="nvme_bandwidth")
     link = host_link(bandwidth(job.host_link, "host_link"), card)
     if job.host_link is None and card is not None and (moved or hosted != "none"):
         assumed["--host-link"] = (
@@ -514,10 +503,10 @@ def _runs(kind: Training, layout: Layout) -> None:
 
 
 def _around(job: Job, stages: int) -> Around:
-    """Return what happens between the steps. Raises `ConfigError` or `NotModelled`."""
+    """Return the evaluation and saving between the steps. Raises `ConfigError` or `NotModelled`."""
     for name in ("eval_batches", "generate"):
         if getattr(job, name) is not None and job.eval_batch is None:
-            raise ConfigError("goes with --eval-batch", key=name)
+            raise ConfigError("needs --eval-batch", key=name)
     if stages > 1 and (job.eval_batch is not None or job.save == "full"):
         raise NotModelled("evaluation, generation and full checkpoints over pipeline stages")
     return Around(
@@ -576,10 +565,10 @@ def _ragged(
     flash = kind.kernels.attention == "flash"
     if lengths is None:
         if job.padding is not None:
-            raise ConfigError("goes with --lengths", key="padding")
+            raise ConfigError("needs --lengths", key="padding")
         return {}
     if job.padding == "free" and not flash:
-        raise ConfigError("free goes with --attention flash: eager attention pads", key="padding")
+        raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
     how = job.padding or ("free" if flash else "dynamic")
     if job.padding is None:
         assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"

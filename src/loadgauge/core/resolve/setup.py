@@ -57,7 +57,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Says whether nothing is said of what communication hides, and runs of this size differ in that."""
 
     def on_host(self, result: Estimate) -> float:
-        """Return what the GPUs of a node keep in its memory, each as much as the fullest rank, with a gathered state [bytes]."""
+        """Return the bytes in a node's memory: each GPU as much as the fullest rank, and a gathered state while it is saved."""
         per_node = 8 if self.cluster is None else self.cluster.gpus_per_node
         ranks, saving = min(self.layout.gpus, per_node), result.memory.saving
         each = self.training.around.save == "sharded"
@@ -223,27 +223,27 @@ def _of(result: Estimate, setup: Setup) -> Estimate:
     return result
 
 
-def worst_routing(given: Setup, result: Estimate) -> Estimate | None:
+def worst_routing(setup: Setup, result: Estimate) -> Estimate | None:
     """Return the estimate with the worst possible imbalance of experts; None where that changes nothing.
 
     result: the own estimate; memory, time and traffic are those of the other routing, all else is taken from it
     """
-    given = result.setup or given
-    worst = given.layout.worst_imbalance(given.model)
-    if worst <= given.layout.expert_imbalance:
+    setup = result.setup or setup
+    worst = setup.layout.worst_imbalance(setup.model)
+    if worst <= setup.layout.expert_imbalance:
         return None
     workings = result.workings.rerouted(worst)
     time, network = (None, ()) if result.time is None else workings.timed
     routed = msgspec.structs.replace(
         result, layout=workings.layout, memory=workings.peak_memory(), time=time, network=network
     ).keep(workings)
-    routed = given.with_uncounted(routed)
-    return given.with_ends(routed) if given.overlap_open and routed.time is not None else routed
+    routed = setup.with_uncounted(routed)
+    return setup.with_ends(routed) if setup.overlap_open and routed.time is not None else routed
 
 
-def widened(given: Setup, result: Estimate) -> Estimate:
+def widened(setup: Setup, result: Estimate) -> Estimate:
     """Return an estimate whose range and notes include the settings of a job file that are not counted."""
-    items = given.changing(result)
+    items = setup.changing(result)
     notes = tuple(item.note for item in items if item.note)
     return open_to(result.replace(unmodelled=notes), unread_things(items, parts_of(result)))
 

@@ -91,24 +91,24 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
         raise NotModelled(f"training a part of {model.name}, whose layers share their weights")
     if model.mtp_layers:
         raise NotModelled("training a part of a model together with its multi-token prediction modules")
-    ends, kinds = _weights(model)
-    parts = _parts(model, ends, kinds)
+    ends, by_block = _weights(model)
+    parts = _parts(model, ends, by_block)
 
     def find(word: str) -> set[tuple[int | None, str]]:
-        found = {(part.layer, part.operation) for part in _named(word, model, parts)}
-        if not found:
-            known = sorted({_plain(part, model)[0].split(".")[0] for part in parts} | {"layers"})
-            hint = "".join(f"; did you mean {match!r}?" for match in closest(word, known))
+        matched = {(part.layer, part.operation) for part in _named(word, model, parts)}
+        if not matched:
+            names = sorted({_plain(part, model)[0].split(".")[0] for part in parts} | {"layers"})
+            hint = "".join(f"; did you mean {match!r}?" for match in closest(word, names))
             raise ConfigError(
-                f"nothing in {model.name} is called {word!r} (known: {', '.join(known)}){hint}", key="train"
+                f"nothing in {model.name} is called {word!r} (known: {', '.join(names)}){hint}", key="train"
             )
-        return found
+        return matched
 
-    return _frozen(model, ends, kinds, chosen_by(words, {(part.layer, part.operation) for part in parts}, find))
+    return _frozen(model, ends, by_block, chosen_by(words, {(part.layer, part.operation) for part in parts}, find))
 
 
 def chosen_by(words: str, everything: set[T], find: Callable[[str], set[T]]) -> set[T]:
-    """Return what words of `--train` choose of everything. Raises `ConfigError` where that is nothing, and as `find` does.
+    """Return the parts that words of `--train` choose. Raises `ConfigError` where that is nothing, and as `find` does.
 
     find: what one word names
 
@@ -118,8 +118,8 @@ def chosen_by(words: str, everything: set[T], find: Callable[[str], set[T]]) -> 
     listed = words_of(words)
     chosen = set(everything) if all(word.startswith(BUT) for word in listed) else set()
     for word in sorted(listed, key=lambda word: word.startswith(BUT)):
-        found = find(word.removeprefix(BUT))
-        chosen = chosen - found if word.startswith(BUT) else chosen | found
+        matched = find(word.removeprefix(BUT))
+        chosen = chosen - matched if word.startswith(BUT) else chosen | matched
     if not chosen:
         raise ConfigError(f"{words!r} leaves nothing to train", key="train")
     return chosen
@@ -133,11 +133,11 @@ def adapt_only(model: ModelSpec, layers: str) -> ModelSpec:
     [(False, False), (True, False), (True, True)]
     """
     count = model.num_hidden_layers
-    chosen = {place for word in words_of(layers) for place in places(word, count, "lora_layers")}
+    chosen = {layer for word in words_of(layers) for layer in places(word, count, "lora_layers")}
     blocks, pattern = _Distinct(), []
     reached = False
-    for place, kind in enumerate(model.pattern):
-        adapted = place in chosen
+    for layer, kind in enumerate(model.pattern):
+        adapted = layer in chosen
         pattern.append(blocks.of(model.blocks[kind], adapted=adapted, reached=reached))
         reached = reached or adapted
     return msgspec.structs.replace(model, blocks=tuple(blocks.found), pattern=tuple(pattern))
@@ -180,16 +180,16 @@ def _weights(model: ModelSpec) -> tuple[tuple[dict[str, int], dict[str, int]], l
     return ends, [_operations(block_layer(block, model.hidden_size, view)) for block in model.blocks]
 
 
-def _parts(model: ModelSpec, ends: tuple[dict[str, int], dict[str, int]], kinds: list[dict[str, int]]) -> list[Part]:
+def _parts(model: ModelSpec, ends: tuple[dict[str, int], dict[str, int]], by_block: list[dict[str, int]]) -> list[Part]:
     """All weights, in the order in which transformers' modules register them: of a layer, norms come last."""
     parts = [Part(None, *item) for item in ends[0].items()]
-    for place, kind in enumerate(model.pattern):
-        parts += [Part(place, *item) for item in sorted(kinds[kind].items(), key=lambda item: item[0] in NORMS)]
+    for layer, kind in enumerate(model.pattern):
+        parts += [Part(layer, *item) for item in sorted(by_block[kind].items(), key=lambda item: item[0] in NORMS)]
     return parts + [Part(None, *item) for item in ends[1].items()]
 
 
 def modules_of(operation: str, block: Block | None) -> Iterator[str]:
-    """Yield the names that transformers' modules may have for what an operation runs, within their layer or the model."""
+    """Yield the names of the modules in transformers that may run an operation, within their layer or the model."""
     if operation in ENDS:
         yield from ENDS[operation]
         return
@@ -304,7 +304,7 @@ def _matching(pattern: re.Pattern[str], model: ModelSpec, parts: list[Part]) -> 
 
 
 def after_share(word: str, sizes: Sequence[int]) -> int:
-    """Return how many weights a word such as `frozen:0.8` freezes, which are the first of a share of all elements. Raises
+    """Return the number of weights that a word such as `frozen:0.8` freezes, which are the first of a share of all elements. Raises
     `ConfigError`. sizes: elements of each weight (source: ms-swift, `freeze_parameters`)
 
     >>> after_share("frozen:0.6", [9, 4, 4])
@@ -326,24 +326,24 @@ def after_share(word: str, sizes: Sequence[int]) -> int:
 def _frozen(
     model: ModelSpec,
     ends: tuple[dict[str, int], dict[str, int]],
-    kinds: list[dict[str, int]],
+    by_block: list[dict[str, int]],
     chosen: set[tuple[int | None, str]],
 ) -> ModelSpec:
     """The model with all other weights frozen."""
-    outside = {name for place, name in chosen if place is None}
+    outside = {name for layer, name in chosen if layer is None}
     if model.tie_word_embeddings and "embedding.tokens" in outside:
         outside.add("head.logits")
-    if len(chosen) == len(ends[0]) + len(ends[1]) + sum(len(kinds[kind]) for kind in model.pattern):
+    if len(chosen) == len(ends[0]) + len(ends[1]) + sum(len(by_block[kind]) for kind in model.pattern):
         return model
     inside: dict[int, set[str]] = {}
-    for place, name in chosen:
-        if place is not None:
-            inside.setdefault(place, set()).add(name)
+    for layer, name in chosen:
+        if layer is not None:
+            inside.setdefault(layer, set()).add(name)
     blocks, pattern = _Distinct(), []
     reached = any(name in outside for name in ends[0])
-    for place, kind in enumerate(model.pattern):
-        names = inside.get(place, set())
-        trained = None if len(names) == len(kinds[kind]) else frozenset(names)
+    for layer, kind in enumerate(model.pattern):
+        names = inside.get(layer, set())
+        trained = None if len(names) == len(by_block[kind]) else frozenset(names)
         pattern.append(blocks.of(model.blocks[kind], trained=trained, reached=reached))
         reached = reached or bool(names)
     return msgspec.structs.replace(

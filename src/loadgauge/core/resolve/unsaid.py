@@ -37,7 +37,7 @@ def says_what_is_loaded(job: Job, model: ModelSpec, kind: Training, stack: Stack
 
 
 def others(
-    job: Job, given: dict[str, Any], kind: Training, model: ModelSpec, stack: Stack, assumed: dict[str, str]
+    job: Job, recipe: dict[str, Any], kind: Training, model: ModelSpec, stack: Stack, assumed: dict[str, str]
 ) -> Iterator[Training]:
     """The other ways in which the run may train, for each thing that neither the job nor its releases say.
 
@@ -45,12 +45,12 @@ def others(
     """
     framework, lora = kind.framework, kind.lora
     own = model.own.rewritten  # of a captured model other weights and losses would be other code
-    if own and framework.loaded is not None and kind.weights and job.weights is None and given["precision"] != "fp16":
+    if own and framework.loaded is not None and kind.weights and job.weights is None and recipe["precision"] != "fp16":
         for value in framework.loaded.possible(stack):
-            yield training(**given | {"weights": value})
+            yield training(**recipe | {"weights": value})
     if lora is not None and "--kbit-upcast" in assumed:
         for value in UPCAST_SFT.possible(stack):
-            yield training(**given | {"lora": msgspec.structs.replace(given["lora"], upcast=value)})
+            yield training(**recipe | {"lora": msgspec.structs.replace(recipe["lora"], upcast=value)})
     if lora is not None and lora.experts_stay and model.has_experts and "yes" in EXPERTS_QUANTISED.possible(stack):
         yield msgspec.structs.replace(kind, lora=msgspec.structs.replace(lora, experts_stay=False))
     of_transformers = framework.kernels.loss == Kernels().loss  # Unsloth has one of its own
@@ -63,8 +63,8 @@ def others(
         and model.head.kind == "lm"
     ):
         for value in LOSS_SFT.possible(stack):
-            yield training(**given | {"loss": value})
-    if parse_optimizer(given["optimizer"]).variants and kind.offload == "none":
+            yield training(**recipe | {"loss": value})
+    if parse_optimizer(recipe["optimizer"]).variants and kind.offload == "none":
         for value in framework.optimizer_step.possible(stack):
             yield msgspec.structs.replace(kind, optimizer=kind.optimizer.run_as(value, *framework.own_optimizers))
 
@@ -92,8 +92,8 @@ def with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assume
     if "--attention" in assumed and card is not None:
         releases = kind.framework.flash_libraries
         on = f"{card.id}, {stack.text(*releases)}" if releases and card.flash_attention else card.id
-        what = name if card.flash_attention else "the memory-efficient kernel"
-        assumed["--attention"] = f"flash ({what} on {on})"
+        kernel = name if card.flash_attention else "the memory-efficient kernel"
+        assumed["--attention"] = f"flash ({kernel} on {on})"
     return msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
 
 

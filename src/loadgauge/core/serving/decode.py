@@ -27,13 +27,13 @@ from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
 from loadgauge.core.serving.time import Clock
 
 RANK = 0.15
-"""What each rank beyond two adds to an all-reduce of few bytes, of what it takes between two."""
+"""Time that each rank beyond two adds to a small all-reduce, as a share of the time between two ranks."""
 RING = 2
 """Bytes that a rank sends in an all-reduce over those of the tensor, in a large group."""
 
 
 SUMS = ("dense", "dense_flops", "experts", "expert_flops", "head", "head_flops", "moved", "cache", "kernels")
-"""What `Work` has of the operations of a pass."""
+"""Fields of `Work` that sum over the operations of a pass."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,45 +101,45 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     beyond: Size = 0.0
 
 
-def reading(kernels: Kernels, card: Card, known: Serving, engine: EngineRates) -> Size:
+def reading(kernels: Kernels, card: Card, shares: Serving, engine: EngineRates) -> Size:
     """Return the seconds in which an engine reads prompts. All sizes may be arrays."""
     took = (
-        known.prompt_dense * kernels.dense
-        + both_count(kernels.experts / known.experts, known.prompt_experts * kernels.expert_flops)
-        + known.prompt_attention * kernels.attention
-        + known.prompt_rest * kernels.rest
-        + kernels.wire / known.sent
+        shares.prompt_dense * kernels.dense
+        + both_count(kernels.experts / shares.experts, shares.prompt_experts * kernels.expert_flops)
+        + shares.prompt_attention * kernels.attention
+        + shares.prompt_rest * kernels.rest
+        + kernels.wire / shares.sent
         + kernels.beyond
     )
-    return engine.prefill * (1 + (known.blackwell - 1) * card.blackwell) * took
+    return engine.prefill * (1 + (shares.blackwell - 1) * card.blackwell) * took
 
 
 def beside(
-    token: Size, prompt: Size, requests: Size, ranks: Size, known: Serving, engine: EngineRates
+    token: Size, prompt: Size, requests: Size, ranks: Size, shares: Serving, engine: EngineRates
 ) -> tuple[Size, Size]:
     """Return the seconds of a first token beside its queue: steps that are waited for, and the host's. All sizes may be arrays.
 
     requests: at once, of all ranks with batches of their own
     """
-    apart = 1 + (known.apart - 1) * minimum(1, ranks - 1)
-    return engine.steps * apart * token, engine.first + engine.request * requests + known.read * prompt
+    apart = 1 + (shares.apart - 1) * minimum(1, ranks - 1)
+    return engine.steps * apart * token, engine.first + engine.request * requests + shares.read * prompt
 
 
-def lanes(work: Work, card: Card, known: Serving, engine: EngineRates) -> dict[str, Size]:
+def lanes(work: Work, card: Card, shares: Serving, engine: EngineRates) -> dict[str, Size]:
     """Return the seconds of a step by what takes them. All sizes may be arrays."""
-    read = card.bandwidth * known.bandwidth
-    dense = both_count(work.dense / read, work.dense_flops / (known.flops * card.flops))
+    read = card.bandwidth * shares.bandwidth
+    dense = both_count(work.dense / read, work.dense_flops / (shares.flops * card.flops))
     experts = both_count(
-        work.experts / (card.host or known.experts * card.bandwidth), work.expert_flops / (known.flops * card.flops)
+        work.experts / (card.host or shares.experts * card.bandwidth), work.expert_flops / (shares.flops * card.flops)
     )
-    head = both_count(work.head / read, work.head_flops / (known.flops * card.usual))
+    head = both_count(work.head / read, work.head_flops / (shares.flops * card.usual))
     start = engine.collective * (1 + RANK * (work.ranks - 2))
     return {
         "matrices": dense + head,
         "experts": experts,
-        "cache": work.cache / (known.cache * card.bandwidth),
-        "kernels": work.kernels * engine.kernel + work.moved / (known.moved * card.bandwidth),
-        "all-reduce": work.calls * (start + work.sent / (known.link * card.link)) + work.beyond,
+        "cache": work.cache / (shares.cache * card.bandwidth),
+        "kernels": work.kernels * engine.kernel + work.moved / (shares.moved * card.bandwidth),
+        "all-reduce": work.calls * (start + work.sent / (shares.link * card.link)) + work.beyond,
         "host": engine.host + engine.sequence * work.sequences,
     }
 
@@ -173,13 +173,13 @@ class Server:
         self.card = msgspec.structs.replace(self.card, host=asked.experts_from)
         self.fabric = Fabric.of(machines, of_cluster(machines))
         self.stages = split(model, asked)
-        self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for one in self.stages for kind in one.pattern)
-        self.layers = sum(len(one.pattern) for one in self.stages)
+        self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for stage in self.stages for kind in stage.pattern)
+        self.layers = sum(len(stage.pattern) for stage in self.stages)
         self._steps: dict[tuple[int, float], dict[str, float]] = {}
         self._prompts: dict[tuple[int, int], float] = {}
 
     def work(self, batch: int, context: Size) -> Work:
-        """Return what a rank does for one more token of `batch` sequences of its attention, all stages together."""
+        """Return the work of a rank for one more token of `batch` sequences of its attention, all stages together."""
         asked = msgspec.structs.replace(self.asked, batch=batch)
         sums = dict.fromkeys(SUMS, 0.0)
         view = of_token(self.model, asked, context)
@@ -188,7 +188,7 @@ class Server:
                 for operation in part.layer:
                     _add(sums, operation, part.times, asked.weight_format, head=part.name == "head")
             own = (kept_by_block(self.model.blocks[kind], self.model.hidden_size, asked.tp) for kind in stage.pattern)
-            sums["cache"] += 2 * batch * sum(STATE * one.state + CONVOLUTION * one.convolution for one in own)
+            sums["cache"] += 2 * batch * sum(STATE * member.state + CONVOLUTION * member.convolution for member in own)
         ranks = asked.tp * asked.attentions
         return Work(
             **sums,
@@ -219,8 +219,8 @@ class Server:
         pipe = 0.0
         if len(self.stages) > 1:
             nbytes = 2 * tokens * self.model.hidden_size
-            made = groups({"tp": ranks, "pp": self.asked.pp})["pp"]
-            pipe = float((len(self.stages) - 1) * seconds("send_recv", nbytes, made, self.fabric))
+            pipeline = groups({"tp": ranks, "pp": self.asked.pp})["pp"]
+            pipe = float((len(self.stages) - 1) * seconds("send_recv", nbytes, pipeline, self.fabric))
         if ranks <= self.fabric.domain:
             return pipe
         own = Group("tp", ranks, 1)
@@ -228,11 +228,11 @@ class Server:
 
     def lanes(self, batch: int, context: float) -> dict[str, float]:
         """Return the seconds of a step by what takes them."""
-        found = self._steps.get((batch, context))
-        if found is None:
-            made = lanes(self.work(batch, context), self.card, self.known, self.engine)
-            found = self._steps[batch, context] = {name: float(value) for name, value in made.items()}
-        return found
+        seconds_by_lane = self._steps.get((batch, context))
+        if seconds_by_lane is None:
+            times = lanes(self.work(batch, context), self.card, self.known, self.engine)
+            seconds_by_lane = self._steps[batch, context] = {name: float(value) for name, value in times.items()}
+        return seconds_by_lane
 
     def step(self, batch: int, context: float) -> float:
         """Return the seconds of one more token of `batch` sequences, `context` tokens in the cache of each."""
@@ -240,10 +240,10 @@ class Server:
 
     def prompts(self, tokens: int, batch: int = 1) -> float:
         """Return the seconds in which `batch` prompts of so many tokens are read at once."""
-        found = self._prompts.get((tokens, batch))
-        if found is None:
-            found = self._prompts[tokens, batch] = self._read(tokens, batch)
-        return found
+        read = self._prompts.get((tokens, batch))
+        if read is None:
+            read = self._prompts[tokens, batch] = self._read(tokens, batch)
+        return read
 
     def _read(self, tokens: int, batch: int) -> float:
         return float(reading(self.kernels(tokens, batch), self.card, self.known, self.engine))
@@ -266,9 +266,9 @@ class Server:
         )
         clock = Clock(self.model, asked, self.stages, self.machines)
         own = clock.kernels()
-        known = clock.machine.efficiencies
+        measured = clock.machine.efficiencies
         faster = (
-            self.card.flops * known.fp4_matmul / (self.machines.gpu.peak("fp8") * known.fp8_matmul)
+            self.card.flops * measured.fp4_matmul / (self.machines.gpu.peak("fp8") * measured.fp8_matmul)
             if few and self.machines.gpu.peaks.fp4
             else 1
         )
@@ -366,32 +366,32 @@ def serve(server: Server, requests: int, prompt: int, answer: int, slots: float 
 
     Its queue is followed (`serving/loop.py`); what a first token waits for beside it is in `definitions/serving`.
     """
-    known, engine, ranks = server.known, server.engine, server.asked.attentions
+    shares, engine, ranks = server.known, server.engine, server.asked.attentions
     load = load_of(server, requests, prompt, answer, slots)
     running = min(float(requests), load.slots / ranks)
-    found = closed_loop(load)
-    queue, place = found.first, 0.0
+    loop = closed_loop(load)
+    queue, turn = loop.first, 0.0
     if running < requests:
         queue = min(queue, closed_loop(msgspec.structs.replace(load, slots=float(load.requests))).first)
-        place = found.first - queue
-    waited, host = beside(found.token, prompt, load.requests, ranks, known, engine)
+        turn = loop.first - queue
+    waited, host = beside(loop.token, prompt, load.requests, ranks, shares, engine)
     step = load.idle + load.each * running
-    first = found.first + float(waited) + float(host)
+    first = loop.first + float(waited) + float(host)
     return Steady(
         running,
-        found.token if answer > 1 else step,
+        loop.token if answer > 1 else step,
         first,
         step,
         load.reading,
         queue,
-        place,
+        turn,
         float(waited),
         float(host),
     )
 
 
 def load_of(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Load:
-    """Return what a server is under. A step's time is taken as a line through that of all that run and that of half of them."""
+    """Return the load of a server. A step's time is taken as a line through that of all that run and that of half of them."""
     ranks = server.asked.attentions
     running = max(1, round(min(float(requests), slots or requests)))
     context = prompt + answer / 2
@@ -417,8 +417,8 @@ def load_of(server: Server, requests: int, prompt: int, answer: int, slots: floa
 def slots_of(
     server: Server, weights: float, prompt: int, answer: int, utilization: float = 0.9, beside: float = 2e9
 ) -> float | None:
-    """Return how many sequences the cache holds, on a card of which `utilization` may be used; None where it holds not one: such
-    a server does not start, and memory says so.
+    """Return the number of sequences that the cache holds on a card of which `utilization` may be used; None below one, with which
+    no server starts.
 
     weights: bytes of a rank; beside: bytes of activations and of what lies outside PyTorch. Some engines hold back the cache of
     whole answers, others that of what is there, half an answer in the mean (`EngineRates.reserved`).

@@ -47,7 +47,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return {"name": self.name, "tokens": self.tokens, "acceptance": self.acceptance, "tokens_a_step": self.expected}
 
     def asked(self, asked: Inference) -> Inference:
-        """Return how the draft runs: over the ranks of the served model, where its heads can be shared out among them."""
+        """Return the layout of the draft: over the ranks of the served model, where its heads can be shared out among them."""
         assert self.model is not None
         own = msgspec.structs.replace(
             asked, ep=asked.ep if self.model.has_experts else 1, experts_from=0.0, server=None
@@ -59,7 +59,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return own
 
     def held(self, asked: Inference) -> Drafted:
-        """Return what a rank holds of it for all sequences of the batch [bytes]."""
+        """Return the bytes of it on a rank, for all sequences of the batch."""
         if self.model is None:
             return Drafted()
         own = self.asked(asked)
@@ -81,7 +81,7 @@ class Speculating(Server):
         self.drafter = None if draft.model is None else Server(draft.model, draft.asked(asked), machines, engine)
 
     def work(self, batch: int, context: Size) -> Work:
-        """Return what a rank does to verify: the products of all proposed tokens, and the caches of the sequences once."""
+        """Return the work of a rank to verify: the products of all proposed tokens, and the caches of the sequences once."""
         single, proposed = super().work(batch, context), super().work(batch * (self.draft.tokens + 1), context)
         return msgspec.structs.replace(proposed, cache=single.cache, sequences=single.sequences)
 

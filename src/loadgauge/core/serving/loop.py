@@ -17,7 +17,7 @@ ROUNDS = 10
 """Requests that are measured, over those at once: what benchmarks of servers ask for (vLLM's `benchmark_serving`, ten prompts for
 each of `--max-concurrency`); the first of them wait for one another."""
 SPREAD = 0.1
-"""How far a length lies from the mean at most, of it."""
+"""Largest distance of a length from the mean, as a share of the mean."""
 BUDGET = 8192
 """Tokens of prompts that a step reads at most: vLLM's and TensorRT-LLM's default for servers on large cards, and SGLang's chunk."""
 MOST = 512
@@ -107,18 +107,18 @@ def closed_loop(load: Load, rounds: int = ROUNDS, spread: float = SPREAD) -> Fou
                 steps += 1
             else:
                 now += start
-            for one in begun:
-                began[one] = now
-                first += now - came[one]
-                heapq.heappush(ends, (steps + answers[one] - 1, one))
+            for request in begun:
+                began[request] = now
+                first += now - came[request]
+                heapq.heappush(ends, (steps + answers[request] - 1, request))
             running += len(begun)
         elif ends[0][0] > steps:
             now += (ends[0][0] - steps) * (load.idle + each * running)
             steps = ends[0][0]
         while ends and ends[0][0] <= steps:
-            one = heapq.heappop(ends)[1]
+            request = heapq.heappop(ends)[1]
             running, done = running - 1, done + 1
-            token += (now - began[one]) / max(1, answers[one] - 1)
+            token += (now - began[request]) / max(1, answers[request] - 1)
             if coming < whole:
                 came[coming] = now
                 if head == coming:

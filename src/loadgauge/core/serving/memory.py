@@ -53,7 +53,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Return what it is made of [bytes]."""
+        """Return its bytes by part."""
         own = {name: getattr(self, name) for name in ("weights", "cache", "activations", "logits")}
         return own | self.beside | {"outside": self.outside}
 
@@ -80,8 +80,8 @@ def stored(weight: Weight, name: str) -> float:
     (True, 2)
     """
     usual = 4 if name == "fp32" else 2
-    known = BASE_FORMATS.get(name)
-    if weight.kind != "matrix" or (known is not None and known.experts_only and not weight.expert):
+    base = BASE_FORMATS.get(name)
+    if weight.kind != "matrix" or (base is not None and base.experts_only and not weight.expert):
         return usual
     return WEIGHT_FORMATS[name]
 
@@ -115,11 +115,11 @@ def memory(
     model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], gpu: Gpu | None, drafted: Drafted = UNAIDED
 ) -> Memory:
     """Return the memory of the fullest stage. drafted: of a draft beside it"""
-    return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda one: one.total)
+    return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda held: held.total)
 
 
 def captured(sequences: int) -> int:
-    """Return how many sizes of batch vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
+    """Return the number of batch sizes that vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
 
     >>> captured(256), captured(4)
     (67, 4)
@@ -191,7 +191,10 @@ def largest_batch(
     gpu: Gpu,
     held: Callable[[Inference], Drafted] = lambda asked: UNAIDED,
 ) -> int:
-    """Return the most sequences whose memory the card holds, its upper end too; 0 where not even one fits. held: of a draft"""
+    """Return the largest batch whose memory fits the card, upper end included; 0 where not even one sequence fits.
+
+    held: the memory of speculation at a batch: a draft model or MTP heads
+    """
 
     def fits(batch: int) -> bool:
         of = msgspec.structs.replace(asked, batch=batch)

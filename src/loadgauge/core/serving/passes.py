@@ -55,7 +55,7 @@ def split(model: ModelSpec, asked: Inference) -> tuple[Stage, ...]:
 
 
 def _ranks(model: ModelSpec, asked: Inference, *, whole: bool) -> dict[str, Any]:
-    """How a view is shared out. whole: on one rank, as FLOPs are counted
+    """Fields that share out a view. whole: on one rank, as FLOPs are counted
 
     Of a mixture each expert is on `etp` ranks, which gather the tokens: the same bytes as to sum over them. Ranks need not have
     equally many.
@@ -110,7 +110,7 @@ def parts(model: ModelSpec, stage: Stage, view: View, rows: Size, attentions: in
 
 
 def touched(experts: Size, per_token: Size, tokens: Size) -> Size:
-    """Return how many of the experts some token of `tokens` goes to, at even and independent choices.
+    """Return the number of experts that some token of `tokens` goes to, at even and independent choices.
 
     >>> touched(8, 2, 1), round(touched(256, 8, 16), 1), round(touched(256, 8, 4096))
     (2.0, 102.0, 256)

@@ -25,7 +25,7 @@ NOT_COUNTED = (
 )
 
 OF_SERVER = "paged blocks, prefix caches, how requests arrive, servers that only read prompts"
-"""What the times of a server leave out."""
+"""Costs that the times of a server leave out."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -87,8 +87,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         if self.served is not None and self.tokens_per_second:
             return self.price * self.gpus / 3600 / self.tokens_per_second * 1e6
         whole = self.first.seconds + self.asked.answer * self.token
-        made = self.asked.replicas * self.asked.attentions * self.asked.batch * self.asked.answer
-        return self.price * self.gpus * whole / 3600 / made * 1e6
+        tokens = self.asked.replicas * self.asked.attentions * self.asked.batch * self.asked.answer
+        return self.price * self.gpus * whole / 3600 / tokens * 1e6
 
     @property
     def first_range(self) -> tuple[float, float]:
@@ -111,16 +111,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """Return what the times leave out."""
+        """Return the costs that the times leave out."""
         if self.asked.task == "quantise":
             return ("time, embedding and head, which stay in 16 bits off the card, and what is read of the disk",)
         return NOT_COUNTED if self.served is None else (OF_SERVER,)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `estimate --task --json`: bytes, seconds, FLOP."""
-        asked, known = self.asked, known_range()
+        asked, measured = self.asked, known_range()
         servers = asked.task == "generate"
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "model": {"name": self.model.name, "params": self.params, "active_params": self.active_params},
             "task": asked.task,
             "layout": {name: value for name, value in msgspec.to_builtins(asked).items() if name != "task"}
@@ -131,36 +131,36 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             **({} if self.draft is None else {"draft": self.draft.to_dict()}),
             "not_counted": list(self.not_counted),
         }
-        for name, one, factors in (
+        for name, timed, factors in (
             ("first", self.first, self.first_range),
-            ("token", self.last, (known.token_low, known.token_high)),
+            ("token", self.last, (measured.token_low, measured.token_high)),
         ):
-            if one is not None:
+            if timed is not None:
                 # A server's first token takes no less than its kernels, and up to what servers were measured to take.
                 least = min(factors[0], self.software) if servers else factors[0]
-                found[name] = {
-                    "flops": one.flops,
-                    "bytes": one.moved,
-                    "seconds": one.seconds * self.software,
-                    "low": one.seconds * least,
-                    "high": one.seconds * factors[1],
-                    "lanes": one.lanes,
-                    "traffic": [msgspec.structs.asdict(row) for row in one.traffic],
+                document[name] = {
+                    "flops": timed.flops,
+                    "bytes": timed.moved,
+                    "seconds": timed.seconds * self.software,
+                    "low": timed.seconds * least,
+                    "high": timed.seconds * factors[1],
+                    "lanes": timed.lanes,
+                    "traffic": [msgspec.structs.asdict(row) for row in timed.traffic],
                 }
         if self.token is not None:
-            found["mean_token"] = self.token
-            found["mean_token_range"] = [self.token * factor for factor in self.token_range]
-            found["tokens_per_second"] = self.tokens_per_second
-            found["money_per_million"] = self.money_per_million
+            document["mean_token"] = self.token
+            document["mean_token_range"] = [self.token * factor for factor in self.token_range]
+            document["tokens_per_second"] = self.tokens_per_second
+            document["money_per_million"] = self.money_per_million
         if self.served is not None:
             rates = serving()
-            found["served"] = msgspec.structs.asdict(self.served) | {
-                "token_range": found["mean_token_range"],
+            document["served"] = msgspec.structs.asdict(self.served) | {
+                "token_range": document["mean_token_range"],
                 "first_range": [self.served.first * rates.first_low, self.served.first * rates.first_high],
             }
         if self.untimed:
-            found["untimed"] = self.untimed
-        return found
+            document["untimed"] = self.untimed
+        return document
 
 
 def known_range() -> Range:
@@ -219,7 +219,7 @@ def infer(
         )
     stages = split(model, asked)
     held = (lambda asked: UNAIDED) if draft is None else draft.held
-    found = Answer(
+    answer = Answer(
         model=model,
         asked=asked,
         params=params,
@@ -232,12 +232,12 @@ def infer(
         draft=draft,
     )
     if cluster is None or not whole:
-        return found
+        return answer
     try:
         clock = Clock(model, asked, stages, cluster)
         first = clock.prompts()
         if asked.task == "forward":
-            return msgspec.structs.replace(found, first=first)
+            return msgspec.structs.replace(answer, first=first)
         last = clock.token(asked.context)
         # Seconds grow with the context in a line, but for windows: the mean of both ends and the middle.
         ends = asked.prompt + 1, asked.prompt + (asked.answer + 1) / 2, asked.context
@@ -247,14 +247,14 @@ def infer(
             begin, half, end = (speculated(clock, draft, asked, cluster, context) for context in ends)
         mean = (begin + 4 * half + end) / 6
     except NotStated as error:
-        return msgspec.structs.replace(found, untimed=str(error))
+        return msgspec.structs.replace(answer, untimed=str(error))
     served = None
     if asked.server is not None:
         alone = msgspec.structs.replace(asked, replicas=1)
         replica = Server(model, alone, cluster, asked.server)
         if draft is not None:
             replica = Speculating(model, alone, cluster, asked.server, draft)
-        fits = slots_of(replica, found.memory.weights + held(asked).weights, asked.prompt, asked.answer)
+        fits = slots_of(replica, answer.memory.weights + held(asked).weights, asked.prompt, asked.answer)
         served = serve(replica, asked.batch, asked.prompt, asked.answer, fits)
         mean = served.token
-    return msgspec.structs.replace(found, first=first, last=last, token=mean, served=served)
+    return msgspec.structs.replace(answer, first=first, last=last, token=mean, served=served)

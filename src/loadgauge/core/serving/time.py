@@ -54,7 +54,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(operation: Operation) -> str:
-    """Return what an operation's time is counted under: `dense`, `experts`, `attention` or `rest`."""
+    """Return the class that an operation's time counts in: `dense`, `experts`, `attention` or `rest`."""
     if operation.kind == "attention":
         return "attention"
     if not operation.gemms:
@@ -66,14 +66,14 @@ class Clock:
     """Seconds of passes of one model on one cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
 
     def __init__(self, model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], cluster: Cluster) -> None:
-        known = of_cluster(cluster)
+        measured = of_cluster(cluster)
         peaks = cluster.gpu.peaks
         self.eight_bits = asked.weight_format == "fp8" and peaks.fp8 is not None
         usual = "bf16" if cluster.gpu.bf16 else "fp16"
         how = training("megatron", "fp8" if self.eight_bits else usual)
-        made = Machine.of(cluster.gpu, known, how, experts=model.has_experts)
-        self.machine = msgspec.structs.replace(made, graphs=True, software=1.0, fuses_dropout=False)
-        self.fabric = Fabric.of(cluster, known)
+        machine = Machine.of(cluster.gpu, measured, how, experts=model.has_experts)
+        self.machine = msgspec.structs.replace(machine, graphs=True, software=1.0, fuses_dropout=False)
+        self.fabric = Fabric.of(cluster, measured)
         self.groups = groups({"tp": asked.tp, "dp": asked.attentions, "pp": asked.pp})
         self.groups |= {"etp": Group("etp", asked.etp, 1), "ep": Group("ep", asked.ep, asked.etp)}
         self.model, self.asked, self.stages = model, asked, stages
@@ -82,33 +82,33 @@ class Clock:
         """Return the pass of all prompts of the batch; a score makes logits of every token."""
         asked = self.asked
         rows = asked.batch if asked.task == "generate" else asked.batch * asked.prompt
-        one = of_prompts(self.model, asked, whole=True)
-        return self._pass(of_prompts(self.model, asked), rows, one)
+        whole = of_prompts(self.model, asked, whole=True)
+        return self._pass(of_prompts(self.model, asked), rows, whole)
 
     def kernels(self) -> dict[str, float]:
         """Return the seconds of the kernels of all prompts of the batch, without traffic: dense, experts, attention, rest."""
         view = of_prompts(self.model, self.asked)
-        found = {"dense": 0.0, "experts": 0.0, "attention": 0.0, "rest": 0.0}
+        by_kind = {"dense": 0.0, "experts": 0.0, "attention": 0.0, "rest": 0.0}
         for stage in self.stages:
             for part in parts(self.model, stage, view, self.asked.batch, self.asked.attentions):
                 for operation in part.layer:
                     took = self._seconds(operation, self._moved(operation), view)
-                    found[kind_of(operation)] += float(part.times * took)
-        return found
+                    by_kind[kind_of(operation)] += float(part.times * took)
+        return by_kind
 
     def token(self, context: Size) -> Pass:
         """Return the pass of one more token of each sequence, at a context of so many tokens."""
-        one = of_token(self.model, self.asked, context, whole=True)
-        return self._pass(of_token(self.model, self.asked, context), self.asked.batch, one)
+        whole = of_token(self.model, self.asked, context, whole=True)
+        return self._pass(of_token(self.model, self.asked, context), self.asked.batch, whole)
 
-    def _pass(self, view: View, rows: Size, one: View) -> Pass:
+    def _pass(self, view: View, rows: Size, whole_view: View) -> Pass:
         """A pass of a view. one: the same on one rank, of which FLOPs are counted"""
         flops: Size = 0
         moved: Size = 0
         lanes = {"products": 0.0, "attention": 0.0, "rest": 0.0}
         traffic: dict[tuple[str, str], list[float]] = {}
         for stage in self.stages:
-            whole = parts(self.model, stage, one, rows)
+            whole = parts(self.model, stage, whole_view, rows)
             flops += self.asked.attentions * sum(part.times * part.layer.forward_flops for part in whole)
             for part in parts(self.model, stage, view, rows, self.asked.attentions):
                 for operation in part.layer:
@@ -139,12 +139,12 @@ class Clock:
 
     def _collect(self, traffic: dict[tuple[str, str], list[float]], part: Part) -> None:
         for operation in part.layer:
-            for one in operation.forward_comm:
-                if one.axis in self.groups and one.ranks > 1:
-                    group: Group = self.groups[one.axis]
-                    row = traffic.setdefault((one.axis, one.kind), [0.0] * 4)
-                    took = seconds(one.kind, one.nbytes, group, self.fabric, copies=one.copies)
-                    for index, value in enumerate((1, one.nbytes, one.wire, took)):
+            for collective in operation.forward_comm:
+                if collective.axis in self.groups and collective.ranks > 1:
+                    group: Group = self.groups[collective.axis]
+                    row = traffic.setdefault((collective.axis, collective.kind), [0.0] * 4)
+                    took = seconds(collective.kind, collective.nbytes, group, self.fabric, copies=collective.copies)
+                    for index, value in enumerate((1, collective.nbytes, collective.wire, took)):
                         row[index] += part.times * value
 
     def _moved(self, operation: Operation) -> Size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import GB, MIB, Error, count, seconds
-from loadgauge.core.definitions.layout.axes import RANK_ORDER
+from loadgauge.core.definitions.layout.axes import LANE_OF, RANK_ORDER
 from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkCase, largest_tp, smallest_batch, what_if
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.resolve.setup import Setup
@@ -130,7 +130,7 @@ def _links(given: Setup, setup: NetworkCase) -> str:
 
 def _place(row: Need | Traffic) -> int:
     """Return the place of a row's axis in a table: tensor parallelism of experts next to ep."""
-    return RANK_ORDER.index({"etp": "ep"}.get(row.axis, row.axis))
+    return RANK_ORDER.index(LANE_OF[row.axis])
 
 
 def _word(need: Need, share: float) -> str:

@@ -39,7 +39,7 @@ class How(NamedTuple):
         if len(forms) > 1:
             raise ConfigError(f"--{forms[0]} and --{forms[1]} exclude one another")
         if self.plot is None and self.figure != "all":
-            raise ConfigError("says what --plot FILE draws; there is no --plot", key="figure")
+            raise ConfigError("needs --plot FILE, whose figure it chooses", key="figure")
 
 
 def show(answer: Answer, how: How) -> int:

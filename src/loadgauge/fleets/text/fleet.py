@@ -24,25 +24,25 @@ from loadgauge.fleets.text.fleet_reasons import reason
 from loadgauge.fleets.what_if import FEW, Change, best_interval, best_spares, changed, most_oversubscription
 
 SLACK = 0.01
-"""How much more time the most oversubscription, or the most sites, may take."""
+"""Extra time that the most oversubscription, or the most sites, may cost."""
 
 
-def _chosen(job: Job, given: dict[str, Any]) -> tuple[Estimate, dict[str, str], str]:
+def _chosen(job: Job, options: dict[str, Any]) -> tuple[Estimate, dict[str, str], str]:
     """The run of a job, found with progress on the terminal."""
     try:
-        return chosen(job, given, say)
+        return chosen(job, options, say)
     finally:
         clear()
 
 
-def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
+def simulated(job: Job, options: dict[str, Any], what_if: bool) -> Answer:
     """Simulate the run of a job; its code is 1 where its step does not fit."""
-    result, assumed, searched = _chosen(job, given)
-    found = fleet(result, job.tokens or "", Options(**given), price=job.price)
-    verdict, assumed = result.memory.verdict, assumed | found.assumed
+    result, assumed, searched = _chosen(job, options)
+    run = fleet(result, job.tokens or "", Options(**options), price=job.price)
+    verdict, assumed = result.memory.verdict, assumed | run.assumed
 
     def document() -> dict[str, Any]:
-        plain = found.to_dict() | {"assumed": assumed, "layout_flags": layout_flags(result)}
+        plain = run.to_dict() | {"assumed": assumed, "layout_flags": layout_flags(result)}
         if what_if:
             plain["what_if"] = [
                 {
@@ -52,17 +52,17 @@ def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
                     "goodput": change.fleet.goodput[1],
                     "gpu_hours": change.fleet.gpu_hours,
                 }
-                for change in changed(found)
+                for change in changed(run)
             ]
         return plain
 
     return Answer(
         form="fleet.run",
         writer="loadgauge.fleets.text.fleet:write",
-        explains=lambda topic: reason(found, topic),
+        explains=lambda topic: reason(run, topic),
         pivots=(Pivot("Where the time goes", "shares", "of", "shares"),),
-        tried=lambda: [(change.flags, change.fleet) for change in changed(found)],
-        shown=(found, searched, what_if),
+        tried=lambda: [(change.flags, change.fleet) for change in changed(run)],
+        shown=(run, searched, what_if),
         document=document,
         verdict=verdict,
         code=exit_code(verdict),
@@ -74,42 +74,42 @@ def simulated(job: Job, given: dict[str, Any], what_if: bool) -> Answer:
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write a simulated run; brief: the verdict, what is lost, and the next step"""
-    found, searched, what_if = answer.shown
-    changes = list(changed(found))
-    _verdict(target, found, searched, changes)
+    run, searched, what_if = answer.shown
+    changes = list(changed(run))
+    _verdict(target, run, searched, changes)
     if brief:
         return
-    _where(target, found)
-    _tiers(target, found)
+    _where(target, run)
+    _tiers(target, run)
     if what_if:
-        _what_if(target, found, changes)
+        _what_if(target, run, changes)
     print_assumed(target, answer.assumed)
     heading(target, "Not counted")
     points(target, answer.not_counted)
 
 
-def verdict(found: Fleet) -> str:
+def verdict(run: Fleet) -> str:
     """Return the first line: goodput, days and their range."""
-    low, middle, high = found.days
-    least, share, most = found.goodput
-    gpu = found.estimate.gpu
-    spare = f" and {found.run.spares * found.run.node:,} spare" if found.run.spares else ""
+    low, middle, high = run.days
+    least, share, most = run.goodput
+    gpu = run.estimate.gpu
+    spare = f" and {run.run.spares * run.run.node:,} spare" if run.run.spares else ""
     return (
-        f"{days_words(middle).upper()}  {found.estimate.model.name}, {count(found.tokens)} tokens on {found.run.gpus:,}{spare} x"
+        f"{days_words(middle).upper()}  {run.estimate.model.name}, {count(run.tokens)} tokens on {run.run.gpus:,}{spare} x"
         f" {gpu or 'GPU'}: 80 % of runs take {low:,.1f} to {high:,.1f} days, goodput {share:.1%} ({least:.1%} to {most:.1%})"
     )
 
 
-def _verdict(target: Paper, found: Fleet, searched: str, changes: list[Change]) -> None:
-    line = verdict(found)
+def _verdict(target: Paper, result: Fleet, searched: str, changes: list[Change]) -> None:
+    line = verdict(result)
     first_line(target, line, line.partition("  ")[0], "bold")
-    run, layout = found.run, found.estimate.layout
-    steps = found.tokens / (found.tokens / run.work * found.step)
-    lines = [f"{searched} {layout_words(layout)}; a step of {seconds(found.step)}.".strip()]
+    run, layout = result.run, result.estimate.layout
+    steps = result.tokens / (result.tokens / run.work * result.step)
+    lines = [f"{searched} {layout_words(layout)}; a step of {seconds(result.step)}.".strip()]
     lines.append(
-        f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(found.tokens_per_second)} tokens/s of progress."
+        f"{steps:,.0f} steps alone take {days_words(run.work / 86_400)}; {count(result.tokens_per_second)} tokens/s of progress."
     )
-    memory = found.estimate.memory
+    memory = result.estimate.memory
     if memory.fits is False and memory.capacity is not None:
         size = f"{gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         fits = {
@@ -117,40 +117,40 @@ def _verdict(target: Paper, found: Fleet, searched: str, changes: list[Change]) 
             "depends": f"DEPENDS: {size}; {question_words(memory)}",
         }.get(memory.verdict, f"DOES NOT FIT: {size}; what follows cannot be run.")
         lines.insert(0, f"THE STEP {fits}")
-    low, middle, high = found.interruptions
+    low, middle, high = result.interruptions
     if middle or high:
-        every = found.days[1] * 24 / max(middle, 1)
+        every = result.days[1] * 24 / max(middle, 1)
         between = f"{every:,.1f} h" if every >= 2 else f"{60 * every:,.0f} min"
         lines.append(
-            f"{middle:,.0f} interruptions ({low:,.0f} to {high:,.0f}), one in {between}: {found.failures.name}."
+            f"{middle:,.0f} interruptions ({low:,.0f} to {high:,.0f}), one in {between}: {result.failures.name}."
         )
-    lost = sorted(((share, name) for name, share in found.names.items() if name != "progress"), reverse=True)[:3]
+    lost = sorted(((share, name) for name, share in result.names.items() if name != "progress"), reverse=True)[:3]
     words = ", ".join(f"{name} {share:.1%}" for share, name in lost if share >= 0.0005)
     if words:
         lines.append(f"Most of what is lost: {words}.")
-    money = "" if found.price is None else f", {found.price * found.gpu_hours:,.0f} at {found.price:g} each"
-    energy = "" if found.kilowatt_hours is None else f"; at most {found.kilowatt_hours / 1e6:,.2f} GWh"
-    lines.append(f"{count(found.gpu_hours)} GPU-hours{money}{energy}.")
+    money = "" if result.price is None else f", {result.price * result.gpu_hours:,.0f} at {result.price:g} each"
+    energy = "" if result.kilowatt_hours is None else f"; at most {result.kilowatt_hours / 1e6:,.2f} GWh"
+    lines.append(f"{count(result.gpu_hours)} GPU-hours{money}{energy}.")
     better = min(changes, key=lambda change: change.fleet.gpu_hours, default=None)
-    if better is not None and better.fleet.gpu_hours < 0.998 * found.gpu_hours:
-        gain = 1 - better.fleet.gpu_hours / found.gpu_hours
+    if better is not None and better.fleet.gpu_hours < 0.998 * result.gpu_hours:
+        gain = 1 - better.fleet.gpu_hours / result.gpu_hours
         lines.append(f"Next: {better.what} ({better.flags}) saves {gain:.1%} of the GPU-hours.")
     else:
         lines.append("Next: no single change of checkpoints, spares or recovery saves 0.2 % of the GPU-hours.")
     points(target, lines, "")
 
 
-def _where(target: Paper, found: Fleet) -> None:
-    names = found.names
-    hours = float(found.outcome.seconds.mean()) / HOUR * found.gpus
+def _where(target: Paper, result: Fleet) -> None:
+    names = result.names
+    hours = float(result.outcome.seconds.mean()) / HOUR * result.gpus
     rows = [[name, f"{share:.2%}", count(share * hours)] for name, share in names.items() if share > 5e-6]
     rows.append(["all", "100%", count(hours)])
     columns = [Column("a second of a GPU is"), Column("share", "right"), Column("GPU-hours", "right")]
-    draw(target, columns, rows, f"Where the time goes (mean of {found.options.runs:,} runs)", [len(rows) - 1])
+    draw(target, columns, rows, f"Where the time goes (mean of {result.options.runs:,} runs)", [len(rows) - 1])
 
 
-def _tiers(target: Paper, found: Fleet) -> None:
-    if not found.load:
+def _tiers(target: Paper, result: Fleet) -> None:
+    if not result.load:
         return
     columns = [
         Column("tier"),
@@ -171,12 +171,12 @@ def _tiers(target: Paper, found: Fleet) -> None:
             f"{load.busy:.1%}",
             ", ".join(load.axes),
         ]
-        for load in found.load
+        for load in result.load
     ]
     draw(target, columns, rows, "How busy a GPU's share of each tier is in a step")
 
 
-def _what_if(target: Paper, found: Fleet, changes: list[Change]) -> None:
+def _what_if(target: Paper, base: Fleet, changes: list[Change]) -> None:
     columns = [
         Column("with"),
         Column("days", "right"),
@@ -186,18 +186,18 @@ def _what_if(target: Paper, found: Fleet, changes: list[Change]) -> None:
         Column("flags", wrap=True),
     ]
 
-    def row(name: str, one: Fleet, flags: str) -> list[str]:
-        change = one.gpu_hours / found.gpu_hours - 1
+    def row(name: str, changed_run: Fleet, flags: str) -> list[str]:
+        change = changed_run.gpu_hours / base.gpu_hours - 1
         return [
             name,
-            f"{one.days[1]:,.1f}",
-            f"{one.goodput[1]:.1%}",
-            count(one.gpu_hours),
-            f"{change:+.1%}" if one is not found else "",
+            f"{changed_run.days[1]:,.1f}",
+            f"{changed_run.goodput[1]:.1%}",
+            count(changed_run.gpu_hours),
+            f"{change:+.1%}" if changed_run is not base else "",
             flags,
         ]
 
-    rows = [row("the run as it is", found, ""), *(row(change.what, change.fleet, change.flags) for change in changes)]
+    rows = [row("the run as it is", base, ""), *(row(change.what, change.fleet, change.flags) for change in changes)]
     draw(target, columns, rows, "What if", [0])
 
 
@@ -223,12 +223,12 @@ def find_planned(request: PlanRequest) -> Answer:
     return _find(best, request.find, request.tokens, options, local, price=request.price)
 
 
-def find(job: Job, given: dict[str, Any], question: str, slack: float, local: dict[str, Any]) -> Answer:
+def find(job: Job, options: dict[str, Any], question: str, slack: float, local: dict[str, Any]) -> Answer:
     """Answer an inverse question about a job."""
-    layout = _chosen(job, given)
+    layout = _chosen(job, options)
     if question in ("oversubscription", "sites"):
-        _of_steps(layout[2], given, f"--find {question}")
-    return _find(layout, question, job.tokens or "", Options(**given), local, slack, job.price)
+        _of_steps(layout[2], options, f"--find {question}")
+    return _find(layout, question, job.tokens or "", Options(**options), local, slack, job.price)
 
 
 def _find(
@@ -261,11 +261,13 @@ def _find(
         strong = [row[0] for row in table].index(number)
     else:
         factor, steps = most_oversubscription(base, slack)
-        rows = [[f"{one:g}:1", seconds(step), f"{step / steps[0][1] - 1:+.2%}"] for one, step in steps]
+        rows = [
+            [f"{steps_between:g}:1", seconds(step), f"{step / steps[0][1] - 1:+.2%}"] for steps_between, step in steps
+        ]
         head = f"{factor:g}:1  above the leaves makes a step at most {slack:.2%} longer"
         names = ("oversubscription", "step", "change")
         plain = {"oversubscription": factor, "tried": [{"oversubscription": a, "step": b} for a, b in steps]}
-        strong = [one for one, _ in steps].index(factor)
+        strong = [steps_between for steps_between, _ in steps].index(factor)
     words = f"{searched} {layout_words(result.layout)}; a step of {seconds(base.step)}.".strip()
     return Answer(
         form="fleet.find",
@@ -276,15 +278,17 @@ def _find(
     )
 
 
-def sites(job: Job, given: dict[str, Any], local: dict[str, Any]) -> Answer:
+def sites(job: Job, options: dict[str, Any], local: dict[str, Any]) -> Answer:
     """Answer for several sites."""
-    result, assumed, searched = _chosen(job, given)
-    _of_steps(searched, given, "--sites")
+    result, assumed, searched = _chosen(job, options)
+    _of_steps(searched, options, "--sites")
     return fleet_sites.split(result, local, searched, job, assumed)
 
 
-def _of_steps(searched: str, given: dict[str, Any], question: str) -> None:
+def _of_steps(searched: str, options: dict[str, Any], question: str) -> None:
     """Refuses options of a fleet where only steps are asked about, and no layout was searched by goodput."""
-    stated = [name for name in given if name not in ("runs", "seed")]
+    stated = [name for name in options if name not in ("runs", "seed")]
     if stated and not searched:
-        raise ConfigError(f"says nothing to {question}, which is about steps without failures", key=stated[0])
+        raise ConfigError(
+            f"does not affect {question}, which is about steps without failures; leave it out", key=stated[0]
+        )

@@ -25,7 +25,7 @@ MORE = (1.0, 1.1, 1.25, 1.5)
 """Times the fleet."""
 
 
-def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, Any]) -> Answer:
+def queue(file: str, model: str | None, flags: dict[str, Any], options: dict[str, Any]) -> Answer:
     """Return when each run of a file has its GPUs, and what more GPUs bring.
 
     model, flags: what holds for every run that does not say otherwise
@@ -34,14 +34,14 @@ def queue(file: str, model: str | None, flags: dict[str, Any], given: dict[str, 
     common = {name: value for name, value in flags.items() if value is not None and name in fields()}
     size = common.pop("gpus", None) or stated
     if size is None:
-        raise ConfigError("is needed: those of the whole fleet", key="gpus")
-    wants = [_want(number, dict(job), model, common, given, file) for number, job in enumerate(jobs)]
+        raise ConfigError("is missing: the GPUs of the whole fleet, such as gpus = 1024", key="gpus")
+    wants = [_want(number, dict(job), model, common, options, file) for number, job in enumerate(jobs)]
     packed, grown = pack(wants, size), [pack(wants, int(size * factor)) for factor in MORE]
     return Answer(
         form="fleet.jobs",
         writer="loadgauge.fleets.text.fleet_queue:write",
         shown=(packed, grown),
-        document={"fleet": msgspec.to_builtins(packed), "more": [msgspec.to_builtins(one) for one in grown]},
+        document={"fleet": msgspec.to_builtins(packed), "more": [msgspec.to_builtins(larger) for larger in grown]},
     )
 
 
@@ -79,14 +79,17 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     draw(
         target,
         [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
-        [[f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.used:.0%}", f"{one.waited:,.1f}"] for one in grown],
+        [
+            [f"{larger.gpus:,}", f"{larger.days:,.1f}", f"{larger.used:.0%}", f"{larger.waited:,.1f}"]
+            for larger in grown
+        ],
         "With more GPUs",
         [0],
     )
 
 
 def _want(
-    number: int, job: dict[str, Any], model: str | None, common: dict[str, Any], given: dict[str, Any], file: str
+    number: int, job: dict[str, Any], model: str | None, common: dict[str, Any], options: dict[str, Any], file: str
 ) -> Want:
     """One run of a queue: days as stated, or simulated."""
     own: dict[str, Any] = {word: job.pop(word) for word in ("name", "priority", "comes") if word in job}
@@ -103,11 +106,11 @@ def _want(
         asked = Job.of(str(called), everything)
         if asked.tokens is None or asked.gpus is None:
             raise ConfigError("needs gpus and tokens, or gpus and days", key=name)
-        result, _, _ = chosen(asked, given)
-        found = fleet(result, asked.tokens, Options(**{**given, "runs": given.get("runs", 200)}))
+        result, _, _ = chosen(asked, options)
+        result_of = fleet(result, asked.tokens, Options(**{**options, "runs": options.get("runs", 200)}))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}", file=file) from None
-    return Want(name=name, gpus=found.gpus, days=found.days[1], **own)
+    return Want(name=name, gpus=result_of.gpus, days=result_of.days[1], **own)
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
@@ -115,28 +118,28 @@ def _want(
 
 def work(cell: Cell, files: dict[str, bytes]) -> Row:
     """Simulate one cell; its words are the JSON of a job and of options. Raises nothing."""
-    said = json.loads(cell.words[0])
-    row: Row = {"key": cell.key, "loadgauge": __version__, **said["axes"]}
+    asked = json.loads(cell.words[0])
+    row: Row = {"key": cell.key, "loadgauge": __version__, **asked["axes"]}
     try:
-        job = Job.of(said["model"], said["job"])
-        result, _, _ = chosen(job, said["options"])
-        found = fleet(result, job.tokens or "", Options(**said["options"]), price=job.price)
+        job = Job.of(asked["model"], asked["job"])
+        result, _, _ = chosen(job, asked["options"])
+        simulated = fleet(result, job.tokens or "", Options(**asked["options"]), price=job.price)
     except Error as error:
         return {**row, "error": str(error)}
-    low, middle, high = found.days
+    low, middle, high = simulated.days
     return {
         **row,
         "days_p10": low,
         "days": middle,
         "days_p90": high,
-        "goodput": found.goodput[1],
-        "gpu_hours": found.gpu_hours,
-        "tokens_per_second": found.tokens_per_second,
-        "step": found.step,
+        "goodput": simulated.goodput[1],
+        "gpu_hours": simulated.gpu_hours,
+        "tokens_per_second": simulated.tokens_per_second,
+        "step": simulated.step,
     }
 
 
-def sweep(job: Job, given: dict[str, Any], more: dict[str, Any]) -> Answer:
+def sweep(job: Job, flags: dict[str, Any], more: dict[str, Any]) -> Answer:
     """Simulate every combination of values, those that the output has already left out."""
     axes: dict[str, list[str]] = {}
     for text in more["sweep"]:
@@ -151,13 +154,13 @@ def sweep(job: Job, given: dict[str, Any], more: dict[str, Any]) -> Answer:
     cells = []
     for combination in itertools.product(*axes.values()):
         swept = dict(zip(axes, combination, strict=True))
-        options = {**given, **{name: value for name, value in swept.items() if name in Options.__struct_fields__}}
+        options = {**flags, **{name: value for name, value in swept.items() if name in Options.__struct_fields__}}
         for name in ("runs", "seed"):
             if name in options:
                 options[name] = int(options[name])
         values = {**base, **{name: value for name, value in swept.items() if name not in Options.__struct_fields__}}
-        said = {"model": job.model, "job": values, "options": options, "axes": swept}
-        cells.append(Cell(key=key(said, __version__), words=(json.dumps(said, sort_keys=True),)))
+        content = {"model": job.model, "job": values, "options": options, "axes": swept}
+        cells.append(Cell(key=key(content, __version__), words=(json.dumps(content, sort_keys=True),)))
     kept = _kept(more["output"])
     rows: dict[str, Row] = {cell.key: kept[cell.key] for cell in cells if cell.key in kept}
     missing = [cell for cell in cells if cell.key not in rows]
@@ -207,11 +210,11 @@ def _through(workers: Any, missing: list[Cell], rows: dict[str, Row], output: st
 
 
 def _row(row: Mapping[str, Any], axes: list[str]) -> list[str]:
-    said = [str(row.get(name, "")) for name in axes]
+    values = [str(row.get(name, "")) for name in axes]
     if "error" in row:
-        return [*said, row["error"][:60], "", "", ""]
+        return [*values, row["error"][:60], "", "", ""]
     return [
-        *said,
+        *values,
         f"{row['days']:,.1f}",
         f"{row['days_p10']:,.1f}-{row['days_p90']:,.1f}",
         f"{row['goodput']:.1%}",
@@ -222,14 +225,14 @@ def _row(row: Mapping[str, Any], axes: list[str]) -> list[str]:
 def _kept(output: str | None) -> dict[str, Row]:
     if output is None or not Path(output).exists():
         return {}
-    found: dict[str, Row] = {}
+    by_key: dict[str, Row] = {}
     for number, text in enumerate(Path(output).read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(text)
-            found[row["key"]] = row
+            by_key[row["key"]] = row
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"line {number} is no answer of a sweep", file=output) from None
-    return found
+    return by_key
 
 
 def _write(output: str | None, rows: list[Row]) -> None:

@@ -22,23 +22,23 @@ WORDS = {
 TOPICS = ("days", "goodput", "failures", "checkpoint", "tokens-per-second", "gpu-hours", "money", "energy", "tiers")
 
 
-def reason(found: Fleet, topic: str) -> Reason:
+def reason(result: Fleet, topic: str) -> Reason:
     """Return why a number is what it is. Raises `ConfigError` for an unknown topic."""
-    run, time = found.run, found.estimate.timing
+    run, time = result.run, result.estimate.timing
     lines: tuple[Line, ...] = ()
     notes: tuple[str, ...] = ()
     name = topic.replace("-", " ")
     if name in NAMES:
-        share = found.names[name]
+        share = result.names[name]
         return Reason(
             topic=topic,
             what=WORDS[name],
             value=share,
             unit="share",
             basis=SIMULATED,
-            rule=f"mean over {found.options.runs:,} runs of its seconds times GPUs, over all of the fleet's",
+            rule=f"mean over {result.options.runs:,} runs of its seconds times GPUs, over all of the fleet's",
             columns=("a second of a GPU is", "share"),
-            rows=tuple((one, value) for one, value in found.names.items()),
+            rows=tuple((key, value) for key, value in result.names.items()),
             notes=("The shares of all names add up to 1.",),
         )
     if topic == "days":
@@ -48,7 +48,7 @@ def reason(found: Fleet, topic: str) -> Reason:
             run.work,
             "s",
             {
-                "T": ("tokens of the run", found.tokens),
+                "T": ("tokens of the run", result.tokens),
                 "D": ("tokens of a step", time.tokens),
                 "t": ("seconds of a step", time.step),
             },
@@ -56,13 +56,13 @@ def reason(found: Fleet, topic: str) -> Reason:
         return Reason(
             topic=topic,
             what="median of the simulated runs",
-            value=found.days[1],
+            value=result.days[1],
             unit="days",
             basis=SIMULATED,
             rule="steps over goodput, run by run",
             lines=(steps,),
             columns=("of the runs", "days"),
-            rows=tuple(zip(("10 %", "50 %", "90 %"), found.days, strict=True)),
+            rows=tuple(zip(("10 %", "50 %", "90 %"), result.days, strict=True)),
             see=("--explain goodput",),
         )
     if topic == "goodput":
@@ -70,17 +70,17 @@ def reason(found: Fleet, topic: str) -> Reason:
         return Reason(
             topic=topic,
             what="share of the time that is progress, median",
-            value=found.goodput[1],
+            value=result.goodput[1],
             unit="share",
             basis=SIMULATED,
             rule="seconds of steps that count over all seconds, failure by failure",
             columns=("a second of a GPU is", "share"),
-            rows=tuple(found.names.items()),
+            rows=tuple(result.names.items()),
             notes=notes,
-            sources=("daly2006", *found.failures.source),
+            sources=("daly2006", *result.failures.source),
         )
     if topic == "failures":
-        rate = found.failures.rate * found.failures.unplanned()
+        rate = result.failures.rate * result.failures.unplanned()
         if rate:
             lines = (
                 line(
@@ -94,34 +94,36 @@ def reason(found: Fleet, topic: str) -> Reason:
                     },
                 ),
             )
-        rows = tuple((part.name, found.failures.share(part), part.needs) for part in found.failures.parts)
+        rows = tuple((part.name, result.failures.share(part), part.needs) for part in result.failures.parts)
         return Reason(
             topic=topic,
-            what=found.failures.name,
-            value=found.interruptions[1],
+            what=result.failures.name,
+            value=result.interruptions[1],
             unit="interruptions",
             basis="published",
             rule="exponential times between failures, with the sum of all GPUs' rates; each run draws its rate from the range",
             lines=lines,
             columns=("what", "share", "needs"),
             rows=rows,
-            sources=found.failures.source,
+            sources=result.failures.source,
         )
     if topic == "checkpoint":
-        each = found.nbytes / run.gpus
+        each = result.nbytes / run.gpus
         lines = (
             line(
                 "Time to write it",
                 "B / S",
-                found.nbytes / found.storage,
+                result.nbytes / result.storage,
                 "s",
-                {"B": ("bytes of the state", found.nbytes), "S": ("bandwidth of the storage", found.storage)},
+                {"B": ("bytes of the state", result.nbytes), "S": ("bandwidth of the storage", result.storage)},
             ),
         )
         mean = (
-            math.inf if not found.failures.rate else 1 / (run.gpus * found.failures.rate * found.failures.unplanned())
+            math.inf
+            if not result.failures.rate
+            else 1 / (run.gpus * result.failures.rate * result.failures.unplanned())
         )
-        if found.options.checkpoint in ("sync",) and math.isfinite(mean):
+        if result.options.checkpoint in ("sync",) and math.isfinite(mean):
             lines += (
                 line(
                     "Interval that loses least",
@@ -137,7 +139,7 @@ def reason(found: Fleet, topic: str) -> Reason:
         )
         return Reason(
             topic=topic,
-            what=f"{found.checkpoint.way}, seconds of work between two",
+            what=f"{result.checkpoint.way}, seconds of work between two",
             value=None if math.isinf(run.every) else run.every,
             unit="s",
             basis="derived",
@@ -151,15 +153,15 @@ def reason(found: Fleet, topic: str) -> Reason:
             line(
                 "Tokens of progress a second",
                 "T / (d * 86400)",
-                found.tokens_per_second,
+                result.tokens_per_second,
                 "tokens/s",
-                {"T": ("tokens of the run", found.tokens), "d": ("days of the median run", found.days[1])},
+                {"T": ("tokens of the run", result.tokens), "d": ("days of the median run", result.days[1])},
             ),
         )
         return Reason(
             topic=topic,
             what="of the median run",
-            value=found.tokens_per_second,
+            value=result.tokens_per_second,
             unit="tokens/s",
             basis=SIMULATED,
             rule="tokens over time",
@@ -170,66 +172,66 @@ def reason(found: Fleet, topic: str) -> Reason:
             line(
                 "GPU-hours",
                 "d * 24 * n",
-                found.gpu_hours,
+                result.gpu_hours,
                 "h",
-                {"d": ("days, median", found.days[1]), "n": ("GPUs, spares too", found.gpus)},
+                {"d": ("days, median", result.days[1]), "n": ("GPUs, spares too", result.gpus)},
             ),
         )
         if topic == "gpu-hours":
             return Reason(
                 topic=topic,
                 what="of the median run",
-                value=found.gpu_hours,
+                value=result.gpu_hours,
                 unit="GPU-hours",
                 basis=SIMULATED,
                 rule="days times GPUs",
                 lines=lines,
             )
-        if found.price is None:
-            raise ConfigError("goes with --price, that of a GPU-hour", key="explain")
+        if result.price is None:
+            raise ConfigError("needs --price, that of a GPU-hour", key="explain")
         lines += (
             line(
                 "Money",
                 "h * p",
-                found.price * found.gpu_hours,
+                result.price * result.gpu_hours,
                 "money",
-                {"h": ("GPU-hours", found.gpu_hours), "p": ("price of one", found.price)},
+                {"h": ("GPU-hours", result.gpu_hours), "p": ("price of one", result.price)},
             ),
         )
         return Reason(
             topic=topic,
             what="of the median run",
-            value=found.price * found.gpu_hours,
+            value=result.price * result.gpu_hours,
             unit="money",
             basis=SIMULATED,
             rule="GPU-hours times their price",
             lines=lines,
         )
     if topic == "energy":
-        if found.watts is None or found.kilowatt_hours is None:
+        if result.watts is None or result.kilowatt_hours is None:
             raise ConfigError("no source states the power of this GPU", key="explain")
         lines = (
             line(
                 "Energy",
                 "d * 24 * n * w / 1000",
-                found.kilowatt_hours,
+                result.kilowatt_hours,
                 "kWh",
-                {"d": ("days, median", found.days[1]), "n": ("GPUs", run.gpus), "w": ("watts of one", found.watts)},
+                {"d": ("days, median", result.days[1]), "n": ("GPUs", run.gpus), "w": ("watts of one", result.watts)},
             ),
         )
         return Reason(
             topic=topic,
             what="an upper bound, without hosts and cooling",
-            value=found.kilowatt_hours,
+            value=result.kilowatt_hours,
             unit="kWh",
             basis="datasheet",
             rule="power times time",
             lines=lines,
         )
     if topic == "tiers":
-        if not found.load:
+        if not result.load:
             raise ConfigError("needs --topology, and more than one node", key="explain")
-        done = together(found.load)
+        done = together(result.load)
         notes = tuple(
             f"{axis}: {value:.3g} s, if all axes sent at once from the start and shared links fairly"
             for axis, value in done.items()
@@ -237,16 +239,16 @@ def reason(found: Fleet, topic: str) -> Reason:
         return Reason(
             topic=topic,
             what="share of a step that a GPU's part of the busiest tier carries bytes",
-            value=max(load.busy for load in found.load),
+            value=max(load.busy for load in result.load),
             unit="share",
             basis="derived",
             rule="bytes that leave a unit below, over the shares of its GPUs in the links",
             columns=("tier", "GB a step", "GB/s", "busy"),
-            rows=tuple((load.tier, load.carried / 1e9, load.bandwidth / 1e9, load.busy) for load in found.load),
+            rows=tuple((load.tier, load.carried / 1e9, load.bandwidth / 1e9, load.busy) for load in result.load),
             notes=notes,
             sources=("bertsekas1992",),
         )
-    known = (*TOPICS, *(one.replace(" ", "-") for one in NAMES))
+    topics = (*TOPICS, *(key.replace(" ", "-") for key in NAMES))
     raise ConfigError(
-        f"nothing called {topic!r}{suggest(topic, known) or ' (known: ' + ', '.join(known) + ')'}", key="explain"
+        f"nothing called {topic!r}{suggest(topic, topics) or ' (topics: ' + ', '.join(topics) + ')'}", key="explain"
     )

@@ -21,12 +21,12 @@ NOT_COUNTED = (
 )
 
 
-def _read(result: Estimate, given: dict[str, Any]) -> Sites:
+def _read(result: Estimate, options: dict[str, Any]) -> Sites:
     """The sites of the flags; where the topology ends in lines between sites, these are their links."""
     tiers = () if result.cluster is None or result.cluster.topology is None else result.cluster.topology.tiers
     last = tiers[-1] if tiers and tiers[-1].kind == "link" else None
     return Sites.of(
-        given, None if last is None else last.reached * last.below, 0.0 if last is None else last.distance_km
+        options, None if last is None else last.reached * last.below, 0.0 if last is None else last.distance_km
     )
 
 
@@ -58,22 +58,22 @@ def _plain(local: Local) -> dict[str, Any]:
     }
 
 
-def split(result: Estimate, given: dict[str, Any], searched: str, job: Job, assumed: dict[str, str]) -> Answer:
-    """Return what a run takes on the sites of the flags."""
-    asked = _read(result, given)
-    found, others, tokens = local(result, asked), list(across(result, asked)), parse_count(job.tokens or "", "tokens")
-    days = tokens / found.tokens_per_second / DAY
+def split(result: Estimate, options: dict[str, Any], searched: str, job: Job, assumed: dict[str, str]) -> Answer:
+    """Return the run on the sites that the flags state."""
+    asked = _read(result, options)
+    here, others, tokens = local(result, asked), list(across(result, asked)), parse_count(job.tokens or "", "tokens")
+    days = tokens / here.tokens_per_second / DAY
     hours = days * 24 * result.layout.gpus
     whole = {
         "days_without_failures": days,
         "gpu_hours": hours,
         "cost": None if job.price is None else job.price * hours,
     }
-    document = _plain(found) | whole | {"one_job": [msgspec.structs.asdict(one) for one in others]}
+    document = _plain(here) | whole | {"one_job": [msgspec.structs.asdict(way) for way in others]}
     return Answer(
         form="fleet.sites",
         writer="loadgauge.fleets.text.fleet_sites:write",
-        shown=(asked, found, others, searched, tokens, days, hours, job.price),
+        shown=(asked, here, others, searched, tokens, days, hours, job.price),
         document=document | {"assumed": assumed, "not_counted": list(NOT_COUNTED)},
         assumed=assumed,
         not_counted=NOT_COUNTED,
@@ -82,48 +82,48 @@ def split(result: Estimate, given: dict[str, Any], searched: str, job: Job, assu
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
-    """Write what the sites take."""
-    asked, found, others, searched, tokens, days, hours, price = answer.shown
-    time = found.estimate.timing
+    """Write the time and traffic of training on several sites."""
+    asked, here, others, searched, tokens, days, hours, price = answer.shown
+    time = here.estimate.timing
     target.print(
-        f"{found.ratio:.1%} OF ONE SITE  {asked.sites} sites of {found.estimate.layout.gpus:,} GPUs, {max(found.steps)} local steps"
-        f" between exchanges: {count(found.tokens_per_second)} tokens/s against {count(found.one)}",
+        f"{here.ratio:.1%} OF ONE SITE  {asked.sites} sites of {here.estimate.layout.gpus:,} GPUs, {max(here.steps)} local steps"
+        f" between exchanges: {count(here.tokens_per_second)} tokens/s against {count(here.one)}",
         style="bold",
         soft_wrap=True,
     )
-    hidden = "hidden under the next round" if not found.shown else f"of which {seconds(found.shown)} are not hidden"
+    hidden = "hidden under the next round" if not here.shown else f"of which {seconds(here.shown)} are not hidden"
     lines = [
-        f"{searched} On each site {layout_words(found.estimate.layout)}; a step of {seconds(time.step)}.".strip(),
-        f"Each site sends {found.sent / 1e9:,.4g} GB a round of {seconds(found.compute)}, at {bandwidth(asked.between)} in"
-        f" {seconds(found.exchange)}, {hidden}.",
-        f"{bandwidth(found.needed)} from each site hide it, with an outer step that is one round late (--stale).",
+        f"{searched} On each site {layout_words(here.estimate.layout)}; a step of {seconds(time.step)}.".strip(),
+        f"Each site sends {here.sent / 1e9:,.4g} GB a round of {seconds(here.compute)}, at {bandwidth(asked.between)} in"
+        f" {seconds(here.exchange)}, {hidden}.",
+        f"{bandwidth(here.needed)} from each site hide it, with an outer step that is one round late (--stale).",
         f"{count(tokens)} tokens take {days_words(days)} without failures: {count(hours)} GPU-hours"
         f"{'' if price is None else f', {price * hours:,.0f} at {price:g} each'}.",
-        f"The outer optimizer holds {gib(found.outer)} on each GPU.",
+        f"The outer optimizer holds {gib(here.outer)} on each GPU.",
     ]
-    if len(set(found.steps)) > 1:
+    if len(set(here.steps)) > 1:
         lines.append(
-            f"Steps of each site in a round: {', '.join(map(str, found.steps))}; they wait {found.waiting:.1%} of it."
+            f"Steps of each site in a round: {', '.join(map(str, here.steps))}; they wait {here.waiting:.1%} of it."
         )
-    lines += [_words(one, asked) for one in others]
+    lines += [_words(way, asked) for way in others]
     points(target, lines, "")
     if not brief:
         heading(target, "Not counted")
         points(target, answer.not_counted)
 
 
-def _words(one: Across, asked: Sites) -> str:
-    name = {"hsdp": "One job with replicas on each site (HSDP)", "pipeline": "One pipeline over the sites"}[one.way]
+def _words(way: Across, asked: Sites) -> str:
+    name = {"hsdp": "One job with replicas on each site (HSDP)", "pipeline": "One pipeline over the sites"}[way.way]
     return (
-        f"{name}: {one.sent / 1e9:,.4g} GB of each site a step; {bandwidth(one.needed)} hide it, at {bandwidth(asked.between)}"
-        f" a step takes {seconds(one.step)}."
+        f"{name}: {way.sent / 1e9:,.4g} GB of each site a step; {bandwidth(way.needed)} hide it, at {bandwidth(asked.between)}"
+        f" a step takes {seconds(way.step)}."
     )
 
 
-def most_sites(result: Estimate, given: dict[str, Any], slack: float, assumed: dict[str, str]) -> Answer:
+def most_sites(result: Estimate, options: dict[str, Any], slack: float, assumed: dict[str, str]) -> Answer:
     """Return the most sites that cost no more than `slack` of the tokens/s."""
-    best, tried = most(result, _read(result, {**given, "sites": 1}), slack)
-    plain = {"sites": best, "tried": [_plain(one) for one in tried]}
+    best, tried = most(result, _read(result, {**options, "sites": 1}), slack)
+    plain = {"sites": best, "tried": [_plain(trial) for trial in tried]}
     return Answer(
         form="fleet.find-sites",
         writer="loadgauge.fleets.text.fleet_sites:write_most",
@@ -156,15 +156,15 @@ def write_most(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     ]
     rows = [
         [
-            str(one.sites.sites),
-            count(one.tokens_per_second),
-            f"{one.ratio:.1%}",
-            f"{one.sent / 1e9:,.4g}",
-            seconds(one.exchange),
-            seconds(one.shown),
-            bandwidth(one.needed),
+            str(trial.sites.sites),
+            count(trial.tokens_per_second),
+            f"{trial.ratio:.1%}",
+            f"{trial.sent / 1e9:,.4g}",
+            seconds(trial.exchange),
+            seconds(trial.shown),
+            bandwidth(trial.needed),
         ]
-        for one in tried
+        for trial in tried
     ]
-    draw(target, columns, rows, "Tried", [number for number, one in enumerate(tried) if one.sites.sites == best])
+    draw(target, columns, rows, "Tried", [number for number, trial in enumerate(tried) if trial.sites.sites == best])
     points(target, answer.not_counted, "", style="dim")

@@ -44,7 +44,7 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def facts_of_file(file: JobFile) -> list[tuple[str, Any, str, int | None]]:
-    """Return what a job file says: each fact and each key that is none, its value, what says it or becomes of it, and the line."""
+    """Return each fact and each unread key of a job file, with its value, its source or its effect, and its line."""
     text, tool = load(file.file), f"{file.dialect} {file.version}".strip()
     rows = [
         (name, fact.value, f"default of {tool}" if fact.default and not fact.key.startswith("#") else fact.key)

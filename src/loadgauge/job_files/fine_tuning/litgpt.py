@@ -202,7 +202,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     hosts = keys.whole(at.nodes) or 1
     several = keys.given.get("gpus", per_node * hosts) > 1
     if several and keys.has("quantize"):
-        raise keys.wrong("quantize", "goes with one GPU; LitGPT does not run it on several")
+        raise keys.wrong("quantize", "needs one GPU; LitGPT does not run it on several")
     unsaid = str(keys.raw(at.devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
     facts: Facts = {
         "gpus": None if unsaid and hosts == 1 else per_node * hosts,
@@ -257,7 +257,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     name = keys.word(at.key)
     if name is None:
         if keys.has("quantize"):
-            raise keys.wrong("quantize", "goes with a precision such as bf16-true; the usual bf16-mixed cannot")
+            raise keys.wrong("quantize", "needs a precision such as bf16-true; the usual bf16-mixed cannot")
         return {"precision": "bf16-autocast"}
     if name not in RECIPES:
         raise keys.wrong(at.key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")

@@ -114,7 +114,7 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _adapter(keys: Keys, at: Named) -> Facts:
     how = keys.choice(at.kind, METHODS) or "lora"
     if how == "full" and keys.whole(ADAPTER_BITS) is not None:
-        raise keys.wrong(ADAPTER_BITS, "goes with finetuning_type lora, not with full")
+        raise keys.wrong(ADAPTER_BITS, "needs finetuning_type lora, not full")
     if how == "full":
         return {"lora_rank": 0, "qlora": False}
     if how == "oft" and keys.whole(ADAPTER_SIZE, minimum=0):
@@ -244,7 +244,7 @@ def _answers(keys: Keys, at: Named) -> Facts:
     if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
         raise keys.wrong(
             at.how if keys.has(at.how) else at.scores,
-            "scores by adapters (reward_model_type: lora), which go with finetuning_type lora",
+            "scores by adapters (reward_model_type: lora), which need finetuning_type lora",
         )
     if keys.whole(at.bits, minimum=0):
         keys.note(at.bits, "quantises the reward model, which is counted whole", "saves", "weights", 0.5)

@@ -129,7 +129,7 @@ def _adapter(keys: Keys, at: Named) -> Facts:
         )
         return facts | {"lora_targets": facts["lora_targets"] or "all"}
     if _quantises(keys):
-        raise keys.wrong(QUANTISED, "goes with peft_config.name lora")
+        raise keys.wrong(QUANTISED, "needs peft_config.name lora")
     return {"lora_rank": 0, "qlora": False}
 
 

@@ -206,7 +206,7 @@ def adapters(usual: str = "lora") -> Idea:
     def read(keys: Keys) -> Facts:
         kind = tuner(keys, usual)
         if kind == "full" and any(keys.whole(name, minimum=0) for name in bits):
-            raise keys.wrong(bits[0], "goes with tuner_type lora, not with full")
+            raise keys.wrong(bits[0], "needs tuner_type lora, not full")
         if kind == "full":
             return {"lora_rank": 0, "qlora": False}
         save = [EMBEDDINGS.get(name, name) for name in keys.words(saved) or []]
@@ -375,7 +375,7 @@ def rlhf(keys: Keys, at: Named) -> Facts:
         return {}
     if not _started(keys, at):
         if present is not None:
-            raise keys.wrong(present, "is of another trainer than SFT, which swift rlhf and rlhf_type start")
+            raise keys.wrong(present, "belongs to a trainer other than SFT; start that with swift rlhf and rlhf_type")
         return {}
     word = keys.word(at.kind) or "dpo"
     own = keys.agreed(MODEL, keys.word)

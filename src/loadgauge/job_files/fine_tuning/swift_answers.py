@@ -203,7 +203,7 @@ def _answers_read(keys: Keys, at: Named) -> Facts:
     if kind is None:
         other = next((key for key in (at.samples_of, at.reward, at.teacher) if keys.has(key)), None)
         if other is not None:
-            raise keys.wrong(other, "is of a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
+            raise keys.wrong(other, "needs a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
         return {}
     rounds = keys.whole(ACCUMULATED) or 1
     facts: Facts = _lengths_of(keys, at) | {"samples": 1}

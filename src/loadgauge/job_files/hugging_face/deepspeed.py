@@ -59,10 +59,10 @@ def _sharded(keys: Keys, at: Named) -> Facts:
     moved = keys.choice(at.state, at.spelled) or keys.flag(at.old)
     if keys.choice(at.param, at.spelled) or keys.flag(at.older):
         if number != 3:
-            raise keys.wrong(at.param, f"goes with stage 3, not with {number or 0}")
+            raise keys.wrong(at.param, f"needs stage 3, not {number or 0}")
         return {"zero": number, "offload": "all", **_beside(keys, at)}
     if moved and not number:
-        raise keys.wrong(at.state, "goes with stages 1 to 3")
+        raise keys.wrong(at.state, "needs stages 1 to 3")
     part = keys.real(at.share)
     if moved and part is not None and part != 1:
         if not 0 <= part < 1:

@@ -105,7 +105,7 @@ def sharding(switched: bool = True) -> Idea:
         if (key := strategy or reshard) is not None:
             zero = keys.choice(key, SHARDING | RESHARDED)
         if strategy is not None and version == 2:
-            raise keys.wrong(strategy, "goes with version 1 of FSDP, not with 2")
+            raise keys.wrong(strategy, "needs version 1 of FSDP, not 2")
         moved = "offload" in words or any(
             keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
         )

@@ -155,7 +155,7 @@ class Program:
 
     @property
     def named(self) -> bool:
-        """Tells whether the trainer has the model by its name, and what else the program loads is another one, or the result."""
+        """Return whether the trainer gets its model by name, so that another model the program loads is not the trained one."""
         return "trainer.model" in self.calls.values and self._plain(self.calls.values["trainer.model"])
 
     @property

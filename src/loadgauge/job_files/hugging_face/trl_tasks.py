@@ -349,7 +349,7 @@ def task(keys: Keys) -> Facts:
     if trainer is None:
         return {}
     if not keys.since(0, 15):
-        raise ConfigError(f"TRL's {trainer} is read of release 0.15 and later", key="version")
+        raise ConfigError(f"TRL's {trainer} is read from release 0.15 on; name a newer release", key="version")
     if trainer in GENERATES:
         return _of_answers(keys, trainer)
     if trainer == "reward":

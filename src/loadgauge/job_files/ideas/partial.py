@@ -27,7 +27,7 @@ def unfrozen(key: str) -> Idea:
 
 
 def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters") -> Idea:
-    """The idea of a tower of pictures: whether it, and what joins it, is frozen, and how large pictures are made at most.
+    """Return the idea of a tower of pictures: the keys that freeze it and its projection, and the largest size of a picture.
 
     adapters: what a tower that is not frozen has beside adapters of the language model
     """

@@ -113,7 +113,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
                 raise keys.wrong(also, f"contradicts {keys.document.shown(chunks)} = {virtual}")
             virtual = keys.whole(also)
         if virtual is not None and per_chunk is not None:
-            raise keys.wrong(layers, f"goes against {keys.document.shown(chunks)}")
+            raise keys.wrong(layers, f"contradicts {keys.document.shown(chunks)}; leave one of them out")
         if per_chunk is not None:
             if total is None:
                 keys.note(layers, f"says nothing without {keys.document.shown(count)}, and {EVENLY}", *SPLIT)

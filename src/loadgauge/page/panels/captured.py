@@ -115,7 +115,7 @@ def _problem(model: ModelSpec, axis: str, degree: int) -> str:
 
 
 def facts(model: ModelSpec, how: str) -> dict[str, Any] | None:
-    """What the page says of a captured model: how it was captured, its closed axes, what is not known; None of a written family."""
+    """Return the facts on a captured model for the page: source, closed axes, what is not known; None for a written one."""
     if model.listed is None:
         return None
     return {"how": how, "closed": closed(model), "notes": list(model.listed.notes)}

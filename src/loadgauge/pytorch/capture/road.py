@@ -441,7 +441,7 @@ def road(job: Job, why: str) -> Found:
         usual, beside = usual_tuning(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
         job = job.replace(**dict(usual))
     elif job.encoders is not None:
-        raise ConfigError("goes with a diffusion model", key="encoders")
+        raise ConfigError("needs a diffusion model", key="encoders")
     elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32
         usual = (("precision", f"{job.precision}-autocast"),)
         job = job.replace(**dict(usual))

@@ -117,7 +117,7 @@ def numbers_as_text() -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """What is made in the body has a dtype unless another is named; that of before returns at its end. None: that of before."""
+    """Set PyTorch's default dtype in the body, and restore the one before at its end. None: leave it."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype or usual)
     try:

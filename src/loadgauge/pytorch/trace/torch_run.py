@@ -88,7 +88,9 @@ class TorchRun(msgspec.Struct, frozen=True):
         """
         for name, neutral in REFUSED.items():
             if getattr(job, name) not in (None, neutral):
-                raise NotModelled(f"{name} of a traced model: write the training as a script (script.py:function)")
+                raise NotModelled(
+                    f"{name} is not modelled for a traced model; write the training as a script (script.py:function)"
+                )
         precision, optimizer = job.precision or "bf16-pure", job.optimizer or "adamw"
         attention = job.attention or "flash"
         if precision in ("bf16", "fp16"):
@@ -146,7 +148,7 @@ class TorchRun(msgspec.Struct, frozen=True):
                 " results of some operations (selective checkpointing by a policy over operations of PyTorch)"
             )
         if self.keep and recompute.mode != "full":
-            raise ConfigError("goes with recompute full", key="keep")
+            raise ConfigError("needs recompute full", key="keep")
         if layout.dp % layout.replicas:
             raise LayoutError(f"{layout.dp} data-parallel ranks do not divide by {layout.replicas} replicas")
         if layout.zero not in (0, 2, 3):

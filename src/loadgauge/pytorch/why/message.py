@@ -168,7 +168,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elsewhere(self) -> int | None:
-        """Return what neither PyTorch holds nor is free, where the text does not say whose it is [bytes]."""
+        """Return the bytes that are neither free nor held by PyTorch, and whose owner the text does not name."""
         if self.process is not None or self.others or None in (self.capacity, self.free, self.allocated, self.idle):
             return None
         rest = self.capacity - self.free - self.allocated - self.idle  # type: ignore[operator]
@@ -188,7 +188,7 @@ def ordinary_idle() -> float:
 
 
 def tells_of_memory(text: str) -> bool:
-    """Return whether a text has an error of memory that ran out, with figures or without.
+    """Return whether a text reports an out-of-memory error, with figures or without.
 
     >>> tells_of_memory("CUDA error: out of memory"), tells_of_memory("loss 2.3")
     (True, False)
@@ -270,7 +270,7 @@ def _stated(text: str) -> OutOfMemory:
     """The error of a text that has no figures of PyTorch's allocator. Raises ConfigError where there is none."""
     named = bare(text)
     if named is None:
-        raise ConfigError('no error of memory that ran out is in it (such as "Tried to allocate ...")')
+        raise ConfigError('has no out-of-memory error (such as "Tried to allocate ...")')
     error, at = named
     asked = re.search(r"allocat(?:e|ing) ([0-9.]+) ?(bytes|[KMGT]i?B)", text[at : at + 500])
     tried = _bytes(asked[1], asked[2]) if asked else None

@@ -38,12 +38,12 @@ def squares(sizes: Sequence[float], box: Box) -> list[Box]:
         while count < len(rest) and worst(rest[: count + 1], side) <= worst(rest[:count], side):
             count += 1
         areas = rest[:count]
-        thick, place = sum(areas) / side, 0.0
+        thick, offset = sum(areas) / side, 0.0
         for area in areas:
             length = area / thick
             upright = width >= height
-            boxes.append((left, bottom + place, thick, length) if upright else (left + place, bottom, length, thick))
-            place += length
+            boxes.append((left, bottom + offset, thick, length) if upright else (left + offset, bottom, length, thick))
+            offset += length
         if width >= height:
             left, width = left + thick, width - thick
         else:

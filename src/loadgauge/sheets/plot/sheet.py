@@ -41,7 +41,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def plot(given: Setup, result: Estimate, file: Path, figure: str = "all") -> None:
+def plot(setup: Setup, result: Estimate, file: Path, figure: str = "all") -> None:
     """Write one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf file.
 
     Raises `ConfigError` for another ending, a figure that this estimate lacks, or a missing matplotlib.
@@ -134,5 +134,5 @@ def _headline(figure: Any, result: Estimate) -> None:
     if time is not None:
         texts += [(f"Step {seconds(time.step)}", INK), (f"MFU {time.mfu:.1%}", INK)]
         texts += [(f"{time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU", INK)]
-    for (text, colour), place in zip(texts, (0.012, 0.34, 0.48, 0.62), strict=False):
-        figure.text(place, 0.35, text, fontsize=15, fontweight="bold", color=colour, va="center")
+    for (text, colour), x in zip(texts, (0.012, 0.34, 0.48, 0.62), strict=False):
+        figure.text(x, 0.35, text, fontsize=15, fontweight="bold", color=colour, va="center")

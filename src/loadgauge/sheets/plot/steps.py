@@ -47,10 +47,10 @@ def draw_moments(axes: Any, result: Estimate) -> None:
     """Draw memory over the step as stacked areas [GiB], with a line at the GPU's capacity."""
     figure = moments(result)
     curve = figure["curve"]
-    place = {name: index for index, name in enumerate(curve["columns"])}
+    column = {name: index for index, name in enumerate(curve["columns"])}
     times = [row[0] for row in curve["rows"]]
-    present = [part for part in PARTS if any(row[place[part]] for row in curve["rows"])]
-    heights = [[row[place[part]] / GIB for row in curve["rows"]] for part in present]
+    present = [part for part in PARTS if any(row[column[part]] for row in curve["rows"])]
+    heights = [[row[column[part]] / GIB for row in curve["rows"]] for part in present]
     axes.stackplot(times, heights, colors=[PARTS[part] for part in present], labels=present, linewidth=0)
     if figure["capacity"] is not None:
         axes.axhline(figure["capacity"] / GIB, color=EXPOSED, linewidth=1, linestyle=(0, (4, 3)))

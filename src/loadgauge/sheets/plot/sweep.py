@@ -50,10 +50,10 @@ def _bars(axes: Any, rows: Sequence[Row], name: str) -> None:
     if capacity is not None:
         axes.axhline(capacity / GIB, color=EXPOSED, linewidth=1.2)
         axes.text(len(rows) - 0.5, capacity / GIB, " the card", color=EXPOSED, va="bottom", ha="right")
-    for place, row in zip(places, rows, strict=True):
+    for x, row in zip(places, rows, strict=True):
         over = row["outcome"] == "does not fit"
         text = in_gib(row["memory_total"], 1) if "memory_total" in row else "cannot tell"
-        axes.text(place, bottom[place], text, ha="center", va="bottom", fontsize=7, color=EXPOSED if over else INK)
+        axes.text(x, bottom[x], text, ha="center", va="bottom", fontsize=7, color=EXPOSED if over else INK)
     _ticks(axes, rows, name)
     axes.set_ylabel("GiB on the fullest rank at its peak")
     axes.legend(frameon=False, fontsize=7, loc="upper left")
@@ -63,10 +63,8 @@ def _activations(axes: Any, rows: Sequence[Row], name: str) -> None:
     """The largest activations of any moment."""
     values = [row.get("largest_activations", 0.0) for row in rows]
     axes.bar(range(len(rows)), [value / GIB for value in values], width=0.7, color=COLOURS["activations"])
-    for place, value in enumerate(values):
-        axes.text(
-            place, value / GIB, f"{in_gib(value, 2)}\n{value / 1e9:,.2f} GB", ha="center", va="bottom", fontsize=7
-        )
+    for x, value in enumerate(values):
+        axes.text(x, value / GIB, f"{in_gib(value, 2)}\n{value / 1e9:,.2f} GB", ha="center", va="bottom", fontsize=7)
     _ticks(axes, rows, name)
     axes.margins(y=0.14)
     axes.set_ylabel("GiB of activations at most")

@@ -23,7 +23,7 @@ from loadgauge.core.plan.space.grid import KINDS, LONGEST_FILE, Cell, Kind, Row,
 from loadgauge.core.resolve.reproduce import layout_flags
 
 OUTCOMES = {0: "fits", 1: "nothing fits", 2: "cannot tell"}
-"""What the exit code of a single plan means."""
+"""Outcome of a single plan by its exit code."""
 SIZES = ("dp", *(name for name in OPEN_AXES if fields()[name].kind == "whole"), "num_microbatches")
 """Sizes of the best layout."""
 NUMBERS = (
@@ -58,8 +58,8 @@ def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
                 hashes[path] = "" if content is None else hashlib.sha256(content[1]).hexdigest()
                 files |= {} if content is None else dict([content])
         read_from = {name: hashes[path] for name in ("model", "lengths") if isinstance(path := span.get(name), str)}
-        given = {name: value for name, value in span.items() if (name, value) != ("objective", "time")}
-        cell = Cell(key(__version__, given, read_from), _words(given))
+        stated = {name: value for name, value in span.items() if (name, value) != ("objective", "time")}
+        cell = Cell(key(__version__, stated, read_from), _words(stated))
         unique.setdefault(cell.key, cell)
     return list(unique.values()), files
 
@@ -95,10 +95,10 @@ def _check(name: str) -> Callable[[Any], Value]:
     return check
 
 
-def _words(given: dict[str, Value]) -> tuple[str, ...]:
+def _words(stated: dict[str, Value]) -> tuple[str, ...]:
     """A cell as it is typed after `loadgauge plan`: the model, then `--name=value`, `--name` or `--no-name`."""
-    words = [str(given["model"])]
-    for name, value in given.items():
+    words = [str(stated["model"])]
+    for name, value in stated.items():
         flag = name.replace("_", "-")
         if name != "model":
             words.append(f"--{flag}={value}" if isinstance(value, str) else f"--{flag}" if value else f"--no-{flag}")
@@ -111,11 +111,11 @@ def _given(words: tuple[str, ...]) -> dict[str, Value]:
     >>> _given(("gpt2", "--seq-len=1024", "--no-qlora"))
     {'model': 'gpt2', 'seq_len': '1024', 'qlora': False}
     """
-    given: dict[str, Value] = dict(zip(("model",), words, strict=False))
+    flags: dict[str, Value] = dict(zip(("model",), words, strict=False))
     for word in words[1:]:
         flag, equals, value = word.removeprefix("--").partition("=")
-        given[flag.removeprefix("no-").replace("-", "_")] = value if equals else not flag.startswith("no-")
-    return given
+        flags[flag.removeprefix("no-").replace("-", "_")] = value if equals else not flag.startswith("no-")
+    return flags
 
 
 def _content(path: str, name: str) -> tuple[str, bytes] | None:
@@ -170,8 +170,8 @@ def work(cell: Cell, files: dict[str, bytes]) -> Row:
     row = _inputs(cell)
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
         try:
-            given = _given(tuple(_at_hand(word, files, folder) for word in cell.words))
-            request = PlanRequest.of(str(given.pop("model")), given)
+            flags = _given(tuple(_at_hand(word, files, folder) for word in cell.words))
+            request = PlanRequest.of(str(flags.pop("model")), flags)
             row |= {"code": 0, **_best(cell, answer(request, *cases(request)))}
         except NothingFits as error:
             row |= {"code": 1, "error": str(error), "missing": float(error.missing)}
@@ -191,7 +191,7 @@ def lost(cell: Cell) -> Row:
 
 
 def _inputs(cell: Cell) -> Row:
-    """Return what a cell asks, as columns."""
+    """Return the questions of a cell, as columns."""
     row: Row = {"cell": cell.key, "loadgauge": __version__, "objective": "time"}
     for name, value in _given(cell.words).items():
         field = _asked().get(name)
@@ -223,11 +223,11 @@ def _at_hand(word: str, files: dict[str, bytes], folder: str) -> str:
 
 def _best(cell: Cell, plan: Plan) -> Row:
     """The best layout, as columns. Files have the names that the cell gives them."""
-    best, case, given = plan.best.estimate, plan.case, _given(cell.words)
+    best, case, flags = plan.best.estimate, plan.case, _given(cell.words)
     layout, memory, time_, links = best.layout, best.memory, best.time, case.cluster.links
     assert time_ is not None
     cost = None if case.price is None else cost_per_billion_tokens(case.price, best)
-    command = plan.best.job.replace(model=given["model"], lengths=given.get("lengths")).command()
+    command = plan.best.job.replace(model=flags["model"], lengths=flags.get("lengths")).command()
     return {
         "assumed": ", ".join(f"{flag} {value}" for flag, value in plan.setup.assumed.items()),
         "estimate": command,

@@ -18,7 +18,7 @@ PREFIX, SUFFIX = "part-", ".parquet"
 DIGEST = b"loadgauge.rows"
 """The key, in a file's metadata, of the digest of its rows."""
 CODES = (0, 1, 2)
-"""What `code` may be."""
+"""Values of `code`."""
 
 
 class Results:

@@ -149,14 +149,14 @@ def leaders(rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         if row["code"] != 0:
             continue
-        place = row["model"], row.get("gpus"), row.get("objective")
-        if place not in best or _score(row) < _score(best[place]):
-            best[place] = row
+        group = row["model"], row.get("gpus"), row.get("objective")
+        if group not in best or _score(row) < _score(best[group]):
+            best[group] = row
     return list(best.values())
 
 
 def _score(row: Row) -> tuple[float, float]:
-    """Return what is least for the best; a cell without a price comes after all that have one."""
+    """Return the quantity that is least for the best; a cell without a price comes after all that have one."""
     speed = -float(row["tokens_per_second_per_gpu"])
     if row["objective"] == "money":
         cost = row.get("cost_per_billion_tokens")

@@ -28,7 +28,7 @@ def line(result: Estimate) -> str:
 
 
 def text(result: Estimate) -> str:
-    """Return what `print` shows: the command's report where the estimate knows its job, otherwise a shorter one.
+    """Return the text that `print` shows: the command's report where the estimate knows its job, otherwise a shorter one.
 
     That has the verdict, the parts of the memory, the components of the step and the assumptions.
     """

@@ -43,7 +43,7 @@ MADE: list[Any] = []
 
 @dataclass
 class LayerPlan:
-    """How one attention layer is run: what its tokens see, and the back-end asked for ("auto": the best there is)."""
+    """Plan of one attention layer: what its tokens see, and the back-end asked for ("auto": the best there is)."""
 
     reach: Reach
     backend: str
@@ -62,11 +62,11 @@ class Seen:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what tells the notes of one layer from those of another: notes with equal keys have an equal `reach`."""
+        """Return the key of a layer's notes: notes with equal keys have an equal `reach`."""
         return self.made_by, self.masked, self.is_causal
 
     def reach(self) -> Reach | None:
-        """Return what the layer's tokens see, or None where its mask did not come through the mask interface."""
+        """Return the reach of the layer's tokens, or None where its mask did not come through the mask interface."""
         if self.made_by is not None:
             return reach_of(self.made_by)
         return None if self.masked else Reach(right=0 if self.is_causal else -1)
@@ -111,7 +111,7 @@ def _register(stock: str) -> None:
 
 
 def _before(stock: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Return what the layer ran before it was made padding-free; each modeling file has an eager attention of its own."""
+    """Run the attention that the layer had before it was made padding-free; each modeling file has an eager one of its own."""
     if stock == "eager":
         function = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         if function is None:
@@ -125,8 +125,8 @@ def _before(stock: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> t
 def _seen(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> Seen:
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    given = frozenset(name for name, value in kwargs.items() if value is not None)
-    return Seen(getattr(mask, "made_by", None), mask is not None, bool(causal), given)
+    arguments = frozenset(name for name, value in kwargs.items() if value is not None)
+    return Seen(getattr(mask, "made_by", None), mask is not None, bool(causal), arguments)
 
 
 @cache

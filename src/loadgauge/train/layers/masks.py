@@ -20,7 +20,7 @@ FAR = 1 << 18
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a token sees within its sequence [tokens]; -1: without limit.
+    """Reach of a token within its sequence [tokens]; -1: without limit.
 
     `left` back, `right` ahead, `chunk` (0: none) width of the pieces that do not see each other. `function` is set when
     none of these says it, and then decides alone.
@@ -58,7 +58,7 @@ class Reach:
         return seen
 
     def over(self, length: int, device: torch.device) -> Tensor:
-        """Return what is visible in a sequence of `length` tokens, boolean (length, length): rows are queries, columns keys."""
+        """Return the visible pairs of a sequence of `length` tokens, boolean (length, length): rows are queries, columns keys."""
         index = torch.arange(length, device=device)
         return self.sees(index[:, None], index[None])
 

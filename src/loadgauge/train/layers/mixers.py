@@ -27,7 +27,7 @@ from loadgauge.train.layers.masks import MaskFunction, Reach, reach_of
 
 @dataclass
 class Convention:
-    """How one mixer's arguments follow the tokens, by name; a tuple of tensors holds one rule for each of its leaves."""
+    """Rules by which one mixer's arguments follow the tokens, by name; a tuple of tensors holds one rule for each of its leaves."""
 
     rules: dict[str, list[tuple[str, int]]]
     masks: dict[str, tuple[str, Tensor, Reach]]
@@ -75,54 +75,54 @@ def learn(module: nn.Module, notes: Notes, lengths: tuple[int, int], reaches: tu
         convention.rules[name] = []
         beside = leaves(flat.get(name))
         beside += [None] * (len(leaves(value)) - len(beside))
-        for one, two, whole in zip(leaves(value), leaves(second.get(name)), beside, strict=False):
-            rule = _rule(one, two, whole, lengths)
+        for short, two, whole in zip(leaves(value), leaves(second.get(name)), beside, strict=False):
+            rule = _rule(short, two, whole, lengths)
             if rule is None:
-                what = f"{type(module).__name__}: its argument {name}"
-                convention.masks[name] = _mask(one, made_by.get(name), reaches, what)
+                argument = f"{type(module).__name__}: its argument {name}"
+                convention.masks[name] = _mask(short, made_by.get(name), reaches, argument)
                 rule = ("mask", 0)
             convention.rules[name].append(rule)
     convention.source = _source(flat, sum(lengths))
-    for one, two in zip(leaves(output_first), leaves(output_second), strict=False):
-        dims = token_dims(one, two, lengths)
+    for short, two in zip(leaves(output_first), leaves(output_second), strict=False):
+        dims = token_dims(short, two, lengths)
         convention.outputs.append(dims[0] if len(dims) == 1 else None)
     if convention.outputs[0] is None:
         raise NotModelled(f"{type(module).__name__}: its output does not follow the tokens")
     return convention
 
 
-def _rule(one: Any, two: Any, whole: Any, lengths: tuple[int, int]) -> tuple[str, int] | None:
-    dims = token_dims(one, two, lengths)
-    if isinstance(one, Tensor) and two is None:  # a mask that only the longer of the two needed
+def _rule(short: Any, two: Any, whole: Any, lengths: tuple[int, int]) -> tuple[str, int] | None:
+    dims = token_dims(short, two, lengths)
+    if isinstance(short, Tensor) and two is None:  # a mask that only the longer of the two needed
         return None
-    if not isinstance(one, Tensor) or not dims:
-        return ("whole", 0) if isinstance(one, Tensor) and isinstance(whole, Tensor) else ("same", 0)
+    if not isinstance(short, Tensor) or not dims:
+        return ("whole", 0) if isinstance(short, Tensor) and isinstance(whole, Tensor) else ("same", 0)
     if len(dims) > 1 or not isinstance(whole, Tensor):
         return None
     dim, (a, b) = dims[0], lengths
-    if whole.dim() != one.dim() or whole.shape[dim] != a + b:
+    if whole.dim() != short.dim() or whole.shape[dim] != a + b:
         return None
-    if _close(whole.narrow(dim, 0, a), one) and _close(whole.narrow(dim, a, b), two):
+    if _close(whole.narrow(dim, 0, a), short) and _close(whole.narrow(dim, a, b), two):
         return "slice", dim
     return ("head", dim) if _close(whole.narrow(dim, 0, b), two) else None
 
 
-def _close(one: Tensor, two: Tensor) -> bool:
-    if one.shape != two.shape or one.dtype != two.dtype:
+def _close(first: Tensor, two: Tensor) -> bool:
+    if first.shape != two.shape or first.dtype != two.dtype:
         return False
-    tolerance = 1e-2 if one.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    return torch.allclose(one.double(), two.double(), rtol=tolerance, atol=tolerance)
+    tolerance = 1e-2 if first.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    return torch.allclose(first.double(), two.double(), rtol=tolerance, atol=tolerance)
 
 
 def _mask(
-    mask: Tensor, made_by: MaskFunction | None, reaches: tuple[Reach, ...], what: str
+    mask: Tensor, made_by: MaskFunction | None, reaches: tuple[Reach, ...], argument: str
 ) -> tuple[str, Tensor, Reach]:
     if made_by is None and len(reaches) != 1:
-        raise NotModelled(f"{what} is a mask of unknown reach")
+        raise NotModelled(f"{argument} is a mask of unknown reach")
     reach = reaches[0] if made_by is None else reach_of(made_by)
     form = _mask_form(mask, reach)
     if form is None:
-        raise NotModelled(f"{what} follows neither tokens nor a known mask")
+        raise NotModelled(f"{argument} follows neither tokens nor a known mask")
     return *form, reach
 
 
@@ -141,7 +141,9 @@ def _mask_form(mask: Tensor, reach: Reach) -> tuple[str, Tensor] | None:
     return ("biased", mask[..., :1, :1]) if bool((mask == biased).all()) else None
 
 
-def build_mask(form: str, like: Tensor, reach: Reach, length: int, given: Any, device: torch.device) -> Tensor | None:
+def build_mask(
+    form: str, like: Tensor, reach: Reach, length: int, like_mask: Any, device: torch.device
+) -> Tensor | None:
     """The mask (.., length, length) that the model would have written for a sequence alone; None where it needs none."""
     if form == "needed" and reach.plain(length):
         return None
@@ -151,7 +153,7 @@ def build_mask(form: str, like: Tensor, reach: Reach, length: int, given: Any, d
     lowest = torch.finfo(like.dtype).min
     if form == "additive":
         return torch.zeros(*like.shape[:-2], length, length, dtype=like.dtype, device=device).masked_fill(~seen, lowest)
-    bias: Tensor = given[..., -1:, :length]
+    bias: Tensor = like_mask[..., -1:, :length]
     return bias.expand(*bias.shape[:-2], length, length).masked_fill(~seen, lowest)
 
 
@@ -216,10 +218,13 @@ def _note(notes: Notes, original: Callable[..., Any], call: dict[str, Any], args
         notes.calls["flat"] = (call, None)
         first, second = (tree_flatten(notes.calls[run][1]) for run in ("first", "second"))
         joined = [
-            torch.cat([one, two], next(d for d in range(one.dim()) if one.shape[d] != two.shape[d]))
-            if isinstance(one, Tensor) and one.dim() and one.shape != two.shape and one.shape[-1] == two.shape[-1]
+            torch.cat([short, two], next(d for d in range(short.dim()) if short.shape[d] != two.shape[d]))
+            if isinstance(short, Tensor)
+            and short.dim()
+            and short.shape != two.shape
+            and short.shape[-1] == two.shape[-1]
             else None
-            for one, two in zip(first[0], second[0], strict=True)
+            for short, two in zip(first[0], second[0], strict=True)
         ]
         return tree_unflatten(joined, first[1])
     output = original(*args, **kwargs)

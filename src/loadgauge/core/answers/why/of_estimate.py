@@ -61,7 +61,7 @@ def reason(result: Estimate, topic: str, budget: Budget | None = None) -> Reason
         raise NotStated(f"--explain {topic} is of the time: {result.untimed}")
     if topic == "money":
         if budget is None:
-            raise ConfigError("money goes with --tokens, the length of the whole run", key="explain")
+            raise ConfigError("money needs --tokens, the length of the whole run", key="explain")
         return _money(result.time, budget)
     if topic in KINDS:
         return _kind(result, result.time, topic)

@@ -1,4 +1,4 @@
-"""How long the sequences of a data set are, and what to expect of a batch of them: exactly, without simulation.
+"""Lengths of the sequences of a data set, and what to expect of a batch of them: exactly, without simulation.
 
 A batch is `b` independent draws (with replacement). The bytes a layer keeps are linear in tokens and query-key pairs,
 so the expected bytes are those of a `View` with the expected tokens and pairs: padded, b E[K] and b E[K^2] with K the

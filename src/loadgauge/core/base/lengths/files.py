@@ -23,7 +23,7 @@ IDS = "input_ids"
 COUNTS = ("count", "counts")
 """The other column of a histogram of two: how many sequences are so long."""
 TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-"""How Parquet files, Arrow files and Arrow streams begin."""
+"""First bytes of Parquet files, Arrow files and Arrow streams."""
 
 Counted = Iterator[tuple[int, int]]
 
@@ -152,19 +152,19 @@ def _from_csv(lines: Iterable[str], name: str, column: str | None) -> Counted:
     header = [cell.strip() for cell in next((row for row in rows if row), [])]
     lower = [cell.lower() for cell in header]
     if column is not None:
-        place = header.index(_column(header, column, name))
-    elif (found := next((lower.index(known) for known in COLUMNS if known in lower), None)) is not None:
-        place = found
+        index = header.index(_column(header, column, name))
+    elif (column_index := next((lower.index(usual) for usual in COLUMNS if usual in lower), None)) is not None:
+        index = column_index
     else:
         raise ConfigError(
             "must hold whole numbers, a JSON list or object, JSON lines, or a CSV column named"
             f" {' or '.join(COLUMNS)} (another: FILE:COLUMN)",
             file=name,
         )
-    counts = 1 - place if len(lower) == 2 and lower[1 - place] in COUNTS else None
+    counts = 1 - index if len(lower) == 2 and lower[1 - index] in COUNTS else None
     for row in rows:
         if row:
-            cell, line = row[place] if place < len(row) else "", f"line {rows.line_num}"
+            cell, line = row[index] if index < len(row) else "", f"line {rows.line_num}"
             if column is not None and any(letter.isalpha() for letter in cell):
                 raise _text(column, name)
             times = 1

@@ -162,7 +162,7 @@ class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wires: dict[str, Wire] = {}
     nvls: float = 0.0
     gpus: tuple[str, ...] = ()
-    """Those that were measured."""
+    """GPUs that were measured."""
 
 
 def chip_of(card: Gpu) -> str:
@@ -180,7 +180,7 @@ def chip_of(card: Gpu) -> str:
 
 @functools.cache
 def efficiencies(gpu: str) -> Efficiencies:
-    """Return what the kernels of a GPU achieve, by its id; of one without a file of its own, by rule. Raises `ConfigError`.
+    """Return the measured efficiencies of a GPU's kernels; those of a rule where it was not measured. Raises `ConfigError`.
 
     >>> efficiencies("no-such-gpu").basis, efficiencies("t4").multiprocessors, efficiencies("h100-sxm5-80gb").basis
     ('assumed', 40, 'measured')
@@ -212,22 +212,22 @@ LEAST_POWER, MOST_POWER = 0.4, 1.15
 
 
 def of_cluster(cluster: Cluster) -> Efficiencies:
-    """Return what the kernels of a cluster's GPUs achieve: those measured there, at the power that somebody measured there.
+    """Return the efficiencies of the kernels of a cluster's GPUs: those measured there, at the power that somebody measured there.
 
     Raises `ConfigError` for a sustained rate that no long 16-bit product of such a GPU has.
     """
-    known: Efficiencies = cluster.kernels or efficiencies(cluster.gpu.id)
+    measured: Efficiencies = cluster.kernels or efficiencies(cluster.gpu.id)
     if cluster.sustained is None:
-        return known
+        return measured
     peak = cluster.gpu.peak("bf16" if cluster.gpu.bf16 and cluster.gpu.peaks.bf16 is not None else "fp16")
-    throttle = cluster.sustained / (peak * known.matmul)
+    throttle = cluster.sustained / (peak * measured.matmul)
     if not LEAST_POWER <= throttle <= MOST_POWER:
         raise ConfigError(
             f"gemm={cluster.sustained / 1e12:g}TFLOP/s is {cluster.sustained / peak:.0%} of the dense 16-bit peak of"
-            f" {cluster.gpu.name}, where long products reach {known.matmul * known.throttle:.0%}",
+            f" {cluster.gpu.name}, where long products reach {measured.matmul * measured.throttle:.0%}",
             key="measured",
         )
-    return msgspec.structs.replace(known, throttle=throttle)
+    return msgspec.structs.replace(measured, throttle=throttle)
 
 
 def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
 
 
 def _held_back(card: Gpu) -> float:
-    """How many times as fast the tensor cores of the chip could be, where they are held back by design; else 1."""
+    """Factor by which the chip's tensor cores are slowed by design; else 1."""
     peak = card.peaks.bf16 or card.peaks.fp16
     whole = WHOLE.get(chip_of(card), 0.0) * (card.multiprocessors or 0)
     spare = whole / peak.value if peak is not None else 0.0

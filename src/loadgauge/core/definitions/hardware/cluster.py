@@ -14,7 +14,7 @@ ALONE = ("unified", "laptop")
 
 
 def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
-    """Return how many GPUs the fast link joins: those of a rack (72) whatever the node, else at most those of one node.
+    """Return the number of GPUs that the fast link joins: those of a rack (72) whatever the node, else at most those of one node.
 
     >>> from loadgauge.core.definitions.hardware.hardware import gpu
     >>> domain_of(gpu("gb200-nvl72"), 4), domain_of(gpu("h100-sxm5-80gb"), 4), domain_of(gpu("rtx4090"), None)
@@ -31,7 +31,7 @@ def domain_of(gpu: Gpu, gpus_per_node: int | None) -> int:
 
 
 def evenly(gpus: int, domain: int) -> int:
-    """Return how many GPUs of each domain a job uses: it fills all its racks equally, 64 of 72 for 256 GPUs.
+    """Return the number of GPUs of each domain a job uses: it fills all its racks equally, 64 of 72 for 256 GPUs.
 
     >>> evenly(256, 72), evenly(2048, 72), evenly(16, 72), evenly(73, 72)
     (64, 64, 16, 72)
@@ -69,18 +69,18 @@ def cluster(
     domain = link_domain or domain_of(gpu, gpus_per_node)
     if link_domain is None and domain > GPUS_PER_NODE:
         domain = evenly(gpus, domain)
-    known = efficiencies(gpu.id)
+    measured = efficiencies(gpu.id)
     size = min(domain, gpus)
     # A GPU that no fast link joins to others is a domain of its own, as fast inside as its memory.
     links = [Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1)]
     if size > 1:
-        links = [Link(bandwidth=link_bandwidth or gpu.link_bandwidth, latency=known.inner_latency, domain=size)]
+        links = [Link(bandwidth=link_bandwidth or gpu.link_bandwidth, latency=measured.inner_latency, domain=size)]
     if gpus > domain:
         if nic_bandwidth is None and gpu.nic.bandwidth is None:
             raise NotStated(
                 f"{gpu.name}: no trusted source states the network adapter's bandwidth; give --nic-bandwidth"
             )
-        links.append(Link(bandwidth=nic_bandwidth or gpu.nic_bandwidth, latency=known.outer_latency, domain=gpus))
+        links.append(Link(bandwidth=nic_bandwidth or gpu.nic_bandwidth, latency=measured.outer_latency, domain=gpus))
     node = min(gpus_per_node or min(domain, GPUS_PER_NODE), gpus)
     if gpus % node:
         raise ConfigError(f"{gpus} GPUs are not whole nodes of {node}; give --gpus-per-node", key="gpus_per_node")
@@ -92,14 +92,14 @@ def _on(topology: Topology, gpu: Gpu, gpus: int) -> Cluster:
     domain = topology.domain
     if domain > GPUS_PER_NODE and gpus > domain:
         domain = evenly(gpus, domain)
-    found = topology.cut(gpus, domain)
-    known = efficiencies(gpu.id)
+    cut = topology.cut(gpus, domain)
+    measured = efficiencies(gpu.id)
     links = [Link(bandwidth=gpu.memory_bandwidth, latency=0.0, domain=1)]
     if domain > 1:
-        inner = Link(bandwidth=topology.tiers[0].bandwidth, latency=known.inner_latency, domain=min(domain, gpus))
+        inner = Link(bandwidth=topology.tiers[0].bandwidth, latency=measured.inner_latency, domain=min(domain, gpus))
         links = [inner]
     if gpus > domain:
-        links.append(Link(bandwidth=found.beyond[0].bandwidth, latency=known.outer_latency, domain=gpus))
+        links.append(Link(bandwidth=cut.beyond[0].bandwidth, latency=measured.outer_latency, domain=gpus))
     node = min(domain, GPUS_PER_NODE, gpus)
     if gpus % node:
         raise ConfigError(f"{gpus:,} GPUs are not whole nodes of {node}, which {topology.name} has", key="gpus")

@@ -29,5 +29,7 @@ def grams(text: str) -> tuple[float, str]:
         return positive_number(text), "as stated"
     country = _countries().get(text.strip().lower())
     if country is None:
-        raise ConfigError(f"{text!r} is no country of the table, nor grams a kWh{suggest(text.lower(), _countries())}")
+        raise ConfigError(
+            f"unknown electricity {text!r}: give a country, or grams a kWh{suggest(text.lower(), _countries())}"
+        )
     return country["grams"], f"{country['name'].title()}, {country['year']}"

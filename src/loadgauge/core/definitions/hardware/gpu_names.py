@@ -13,7 +13,7 @@ _WORDS = re.compile(
     r"|\b(graphics|generation|gpu|(workstation|server) edition|blackwell)\b"
 )
 _PREFIXES = ("", "rtx", "gtx", "rx", "arc", "tpu")
-"""What may be left out before a name: 4090, 7900 XTX, a770, v5e."""
+"""Prefixes that a name may leave out: 4090, 7900 XTX, a770, v5e."""
 
 
 def plain(text: str) -> str:
@@ -40,7 +40,9 @@ def find_id(text: str, ids: Iterable[str]) -> str | None:
             return id
     card, size = split_size(text)
     if size and (id := find_id(card, by_name.values())) is not None:
-        return next((one for one in (id, *variants(id, by_name.values())) if one.endswith(f"-{size}")), None)
+        return next(
+            (candidate for candidate in (id, *variants(id, by_name.values())) if candidate.endswith(f"-{size}")), None
+        )
     return None
 
 
@@ -60,11 +62,11 @@ def nearest(text: str, ids: Iterable[str]) -> list[str]:
     >>> nearest("h100x", ["b100-sxm", "h100-nvl-94gb", "rtx3060ti"])
     ['h100-nvl-94gb']
     """
-    name, known = plain(text), list(ids)
+    name, names = plain(text), list(ids)
     for length in range(len(name), 2, -1):  # "h100" is nearer to "h100-nvl-94gb" than to "l4"
-        if within := [id for id in known if name[:length] in id.replace("-", "")]:
+        if within := [id for id in names if name[:length] in id.replace("-", "")]:
             return closest(text.lower(), within, 4, cutoff=0.0)
-    return closest(text.lower(), known, 4, cutoff=0.0)
+    return closest(text.lower(), names, 4, cutoff=0.0)
 
 
 def names_one(text: str, id: str) -> bool:
@@ -84,4 +86,10 @@ def variants(id: str, ids: Iterable[str]) -> tuple[str, ...]:
     """
     stem = re.sub(r"-\d+gb$", "", id)
     card = stem.partition("-")[0] if re.match(r"[a-z]+\d{2,}", stem) else stem
-    return tuple(sorted(one for one in ids if one != id and (one == card or one.startswith(f"{card}-"))))
+    return tuple(
+        sorted(
+            candidate
+            for candidate in ids
+            if candidate != id and (candidate == card or candidate.startswith(f"{card}-"))
+        )
+    )

@@ -165,14 +165,14 @@ class Measured(_Section, frozen=True):
 
 Vendor = Literal["nvidia", "amd", "google", "intel", "huawei", "aws", "apple", "other"]
 Segment = Literal["datacenter", "workstation", "consumer", "laptop", "unified"]
-"""What a card is sold for; `unified`: its memory is that of the system."""
+"""Market of a card; `unified`: its memory is that of the system."""
 Form = Literal["", "card", "sxm", "oam", "laptop", "soc", "superchip"]
 YOURS = "yours"
 """Citation key of figures that the user gives."""
 LARGEST_FILE = 100_000
 """Bytes of a GPU file of the user's."""
 DRIVER_SHARE, DRIVER_BYTES = 0.016, 128 * 2**20
-"""What a driver keeps of the memory for itself, at most: a share and a constant. No card of the catalogue with a reported
+"""Upper bound of the memory that a driver reserves: a share and a constant. No card of the catalogue with a reported
 figure reports less than its chips less these."""
 
 
@@ -421,11 +421,11 @@ def _catalogued(id: str) -> Gpu:
         named = find_id(card, ids) if size else None
         if named is None:
             raise ConfigError(f"unknown GPU {id!r} (closest: {', '.join(nearest(id, ids))})", key="gpu")
-        found, label = _catalogued(named), re.sub(r"\s", "", _catalogued(named).memory.label.text)
+        gpu_record, label = _catalogued(named), re.sub(r"\s", "", _catalogued(named).memory.label.text)
         if label.lower() != size:
             has = f"{label} (another size: --gpu {named} --memory {size.upper()})"
-            raise ConfigError(f"{id!r}: {found.name} has {has}", key="gpu")
-        return found
+            raise ConfigError(f"{id!r}: {gpu_record.name} has {has}", key="gpu")
+        return gpu_record
     return Gpu.from_toml(id, read_data(f"gpus/{id}.toml"))
 
 
@@ -496,6 +496,6 @@ def _file(id: str) -> str:
     return id if id.endswith(".toml") else f"data/gpus/{id}.toml"
 
 
-def _unknown(what: str, word: str, known: Iterable[str]) -> ConfigError:
-    nearest_ones = closest(word.lower(), known, 3, cutoff=0.0)
-    return ConfigError(f"unknown {what} {word!r} (closest: {', '.join(nearest_ones)})", key=what.lower())
+def _unknown(noun: str, word: str, choices: Iterable[str]) -> ConfigError:
+    nearest_ones = closest(word.lower(), choices, 3, cutoff=0.0)
+    return ConfigError(f"unknown {noun} {word!r} (closest: {', '.join(nearest_ones)})", key=noun.lower())

@@ -22,7 +22,7 @@ def host_link(own: float | None, card: Gpu | None) -> float:
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """How what is off the card is kept, and the figures of the machine.
+    """Storage of tensors that are off the card, and the figures of the machine.
 
     pinned: page-locked, which copies beside the computing need; nvme: optimizer states (and weights that are offloaded) are
         on NVMe, and in host memory only as they pass through (ZeRO-Infinity)

@@ -164,20 +164,20 @@ def topology(id: str) -> Topology:
         hint = "" if own else suggest(id, list(topology_ids())) or f" (known: {', '.join(topology_ids())})"
         raise ConfigError(f"no topology {id!r}{hint}", key="topology") from None
     try:
-        found = msgspec.convert(tomllib.loads(text), _File)
+        parsed = msgspec.convert(tomllib.loads(text), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{id}: {error}", key="topology") from None
-    return _built(Path(id).stem if own else id, found)
+    return _built(Path(id).stem if own else id, parsed)
 
 
-def _built(id: str, found: _File) -> Topology:
-    if len(found.tiers) < 1:
+def _built(id: str, parsed: _File) -> Topology:
+    if len(parsed.tiers) < 1:
         raise ConfigError(f"{id}: a topology has at least one tier", key="topology")
     tiers: list[Tier] = []
     span = 1
-    for number, raw in enumerate(found.tiers):
+    for number, raw in enumerate(parsed.tiers):
         # The adapters of a node are its GPUs', and take no ports of the switches inside it.
-        above = found.tiers[number + 1].ports if 0 < number < len(found.tiers) - 1 else 0
+        above = parsed.tiers[number + 1].ports if 0 < number < len(parsed.tiers) - 1 else 0
         _check_ports(id, raw, above)
         bandwidth = raw.ports * _measure(id, raw, "speed", "byte/s") / span
         tiers.append(
@@ -201,10 +201,10 @@ def _built(id: str, found: _File) -> Topology:
             )
         )
         span *= raw.units
-    if found.gpus is not None and found.gpus != span:
-        product = " x ".join(str(raw.units) for raw in found.tiers)
-        raise ConfigError(f"{id}: states {found.gpus:,} GPUs, and its tiers join {product} = {span:,}", key="topology")
-    return Topology(id=id, name=found.name, source=found.source, tiers=tuple(tiers))
+    if parsed.gpus is not None and parsed.gpus != span:
+        product = " x ".join(str(raw.units) for raw in parsed.tiers)
+        raise ConfigError(f"{id}: states {parsed.gpus:,} GPUs, and its tiers join {product} = {span:,}", key="topology")
+    return Topology(id=id, name=parsed.name, source=parsed.source, tiers=tuple(tiers))
 
 
 def _measure(id: str, raw: _Tier, name: str, wanted: str) -> float:
@@ -240,6 +240,6 @@ def _check_ports(id: str, raw: _Tier, above: int) -> None:
         if raw.ports % (2 * len(raw.dims)):
             raise refuse(f"{raw.ports} ports are not two of each of {len(raw.dims)} dimensions")
     elif raw.dims:
-        raise refuse("dims are those of a torus")
+        raise refuse('dims are for a torus: give kind = "torus"')
     if raw.kind == "dragonfly" and raw.ports < raw.units - 1:
         raise refuse(f"{raw.ports} ports do not reach each of the {raw.units - 1} other groups")

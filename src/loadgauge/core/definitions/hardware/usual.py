@@ -28,7 +28,7 @@ def usual_network(gpu: Gpu) -> tuple[float, str] | None:
 
 
 def usual_format(name: str) -> str:
-    """Return how the publisher of a model stores its weights; empty for 16 bits.
+    """Return the format in which the publisher of a model stores its weights; empty for 16 bits.
 
     >>> usual_format("deepseek-v3"), usual_format("llama-3.1-8b")
     ('fp8', '')
@@ -39,7 +39,7 @@ def usual_format(name: str) -> str:
 
 
 def usual_node(gpu: Gpu | None) -> int:
-    """Return how many GPUs a node's fast link joins, within which layers are shared out; 8 where no source says.
+    """Return the number of GPUs that a node's fast link joins, within which layers are shared out; 8 where no source says.
 
     >>> usual_node(None)
     8

@@ -57,7 +57,7 @@ class Uncounted(msgspec.Struct, frozen=True):
         return not self.known and bool(self.effect)
 
     def change(self, memory: Parts) -> tuple[float, float]:
-        """Return how much lower and higher the memory of a GPU may be with it [bytes].
+        """Return the changes of a GPU's memory that it may cause, downward and upward [bytes].
 
         >>> Uncounted("", "tiled", effect="saves", parts=("loss",), share=0.5).change(Parts({"loss": 8.0}, {"loss": 9.0}, 0.0))
         (4.0, 0.0)

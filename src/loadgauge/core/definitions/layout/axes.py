@@ -16,7 +16,8 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     model: whether it splits the model, or a sequence, over GPUs; stage: of these, whether within one pipeline stage
     experts: whether it divides routed experts, so that a model without them has none
     traced: whether the ranks of a tracer can be split by it
-    lane: its place among the communication of a step, None: its communication is counted with that of another axis
+    lane: its place among the communication of a step, None: it has no lane of its own
+    counted_with: the axis in whose lane its communication is counted
     """
 
     name: str
@@ -30,6 +31,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
     experts: bool = False
     traced: bool = False
     lane: int | None = None
+    counted_with: str = ""
 
 
 AXES: dict[str, Axis] = {
@@ -44,7 +46,10 @@ AXES: dict[str, Axis] = {
         Axis(name="vpp", label="chunks of a pipeline stage", symbol="v", traced=True),
         Axis(name="cp", label="context parallelism", symbol="c", rank=1, multiplies=True, model=True, stage=True, lane=1),
         Axis(name="ep", label="expert parallelism", symbol="e", rank=2, model=True, stage=True, experts=True, lane=2),
-        Axis(name="etp", label="tensor parallelism of experts", symbol="t_e", model=True, stage=True, experts=True),
+        Axis(
+            name="etp", label="tensor parallelism of experts", symbol="t_e", model=True, stage=True, experts=True,
+            counted_with="ep",
+        ),
         Axis(name="zero", label="ZeRO stage", degree=False, lane=4),
         Axis(name="replicas", label="groups with the same ZeRO shards", degree=False),
     )
@@ -71,6 +76,8 @@ COMMUNICATION = tuple(
     name for _, name in sorted((axis.lane, axis.name) for axis in AXES.values() if axis.lane is not None)
 )
 """The communication of a step by axis, as its time is divided: tp, cp, ep, pp, zero, dp."""
+LANE_OF = {name: axis.counted_with or name for name, axis in AXES.items()}
+"""The lane in which an axis' communication is counted: `ep` for `etp`, its own for all others."""
 SIZES = (*(name for name in ("dp", *MODEL_PARALLEL)), "vpp")
 """The degrees of a layout as reports list them: dp, tp, pp, cp, ep, etp, vpp."""
 TRACED = tuple(name for name in DEGREES if AXES[name].traced)

@@ -74,7 +74,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         if key not in ("every", "layers", "group") or not number.isdecimal() or not 1 <= int(number) <= 100_000:
             raise ConfigError(f"cannot read {text!r}; known options: every=N, layers=N, group=N", key="recompute")
         if mode != "full":
-            raise ConfigError(f"{key}= goes with full, not with {mode}", key="recompute")
+            raise ConfigError(f"{key}= needs full, not {mode}", key="recompute")
         return cls(mode="full", **{key: int(number)})  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ FULL_PIPE = 8
 """Micro-batches a stage with which a pipeline is full enough where no batch is stated: its bubble is below an eighth."""
 
 Padding = Literal["free", "dynamic", "max-length"]
-"""How sequences of unequal lengths are put in a micro-batch: without padding, padded to the longest of the micro-batch (the
+"""Ways to put sequences of unequal lengths in a micro-batch: without padding, padded to the longest of the micro-batch (the
 collators of transformers), or to the longest of all."""
 
 
@@ -194,7 +194,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copies(self) -> int:
-        """How often the pipeline holds the model: twice with DualPipe, once in each direction."""
+        """Copies of the model in the pipeline: twice with DualPipe, once in each direction."""
         return 2 if self.schedule == "dualpipe" else 1
 
     def layers_of(self, model: ModelSpec) -> tuple[int, ...]:
@@ -242,9 +242,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         held: dict[tuple[int, int], tuple[int, int]] = {}
         for route in self.routes:
             start = 0
-            for place, (stage, chunk) in enumerate(route):
+            for hop, (stage, chunk) in enumerate(route):
                 # With DualPipe a stage of the other direction holds what the stage at the same place holds.
-                whole, left = divmod(layers[place if self.copies == 2 else stage], parts)
+                whole, left = divmod(layers[hop if self.copies == 2 else stage], parts)
                 size = whole + int(chunk % parts < left)
                 held[stage, chunk] = (start, start + size)
                 start += size
@@ -328,8 +328,8 @@ def shared_out(layers: int, pp: int, parts: int = 1, mtp: int = 0) -> tuple[int,
     chunks = pp * parts
     each, left = divmod(layers + 2 + mtp, chunks)
     sizes = [each] * chunks
-    for place in range(left):
-        sizes[(chunks - left) // 2 + place] += 1
+    for extra in range(left):
+        sizes[(chunks - left) // 2 + extra] += 1
     first, last = min(1, sizes[0]), min(1 + mtp, sizes[-1])
     sizes[0] -= first
     sizes[-1] -= last
@@ -376,14 +376,14 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
         yield f"replicas = {layout.replicas}: without ZeRO all data-parallel ranks are replicas"
     yield from _uneven(layout.dp, layout.replicas, "dp over replicas")
     layers, parts = model.num_hidden_layers, layout.chunks // layout.copies
-    given = layout.stage_layers
-    if given is None:
+    counts = layout.stage_layers
+    if counts is None:
         over = "2 pp" if layout.schedule in V_SHAPED else "pp x vpp"
         yield from _uneven(
             layers, layout.pp * parts, f"num_hidden_layers over {over} (or give the layers of each stage)"
         )
-    elif len(given) != layout.pp or sum(given) != layers or min(given) < 0:
-        yield f"stage layers {given} must be {layout.pp} counts that add up to {layers}"
+    elif len(counts) != layout.pp or sum(counts) != layers or min(counts) < 0:
+        yield f"stage layers {counts} must be {layout.pp} counts that add up to {layers}"
     if layout.pp > 1 and any(block.shares_weights for block in model.blocks):
         yield f"pp = {layout.pp}: the layers share one set of weights, which more than one stage would have to hold"
     if layout.pp > 1 and model.partly:
@@ -488,7 +488,7 @@ def _of_schedule(layout: Layout, model: ModelSpec) -> Iterator[str]:
             yield "the interleaved schedule needs pp > 1 and vpp > 1"
         yield from _uneven(batches, stages, "micro-batches over pp (interleaved schedule)")
     elif layout.vpp > 1:
-        yield f"vpp = {layout.vpp} goes with the interleaved schedule, not with {name}"
+        yield f"vpp = {layout.vpp} needs the interleaved schedule, not {name}"
     if name == "dualpipe" and (stages % 2 or batches % 2):
         yield f"dualpipe needs an even number of stages and of micro-batches, got {stages} and {batches}"
     if name in ("dualpipe", "dualpipev") and batches < 2 * stages:

@@ -40,17 +40,17 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
         >>> Overlap.parse("dp", Overlap(tp=True)).text(), Overlap.parse("none,dp", Overlap(tp=True)).text()
         ('tp,dp,prefetch,cp,pp', 'dp')
         """
-        known = cls.__struct_fields__
+        fields = cls.__struct_fields__
         words = {name.strip() for name in text.split(",")}
-        names = set(known) if words == {"all"} else words - {"none"}
-        if names - set(known):
+        names = set(fields) if words == {"all"} else words - {"none"}
+        if names - set(fields):
             raise ConfigError(
-                f"unknown {', '.join(sorted(names - set(known)))!r} (known: none, all, {', '.join(known)})",
+                f"unknown {', '.join(sorted(names - set(fields)))!r} (known: none, all, {', '.join(fields)})",
                 key="overlap",
             )
         if base is not None and "none" not in words:
-            names |= {name for name in known if getattr(base, name)}
-        return cls(**{name: name in names for name in known})
+            names |= {name for name in fields if getattr(base, name)}
+        return cls(**{name: name in names for name in fields})
 
     def text(self) -> str:
         """Return the text that `parse` reads.

@@ -12,7 +12,7 @@ SMALLEST, LARGEST = 0, 10**13
 
 
 class ZeroEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine of its own allocates under ZeRO 1, 2 and 3 (`core/estimate/states/zero_engine.py`).
+    """Allocation of an engine of its own under ZeRO 1, 2 and 3 (`core/estimate/states/zero_engine.py`).
 
     bucket: elements of its reduce bucket (`reduce_bucket_size`)
     overlap: whether gradients are reduced, and weights gathered, on streams of their own (`overlap_comm`); None: at stage 3
@@ -84,7 +84,7 @@ SETTINGS = {
 FILLED_IN: Mapping[str, Callable[[int], int]] = {
     "bucket": lambda hidden: hidden**2, "prefetch": lambda hidden: int(0.9 * hidden**2), "whole": lambda hidden: 10 * hidden,
 }  # fmt: skip
-"""What transformers puts for `auto`, by the hidden size of the model."""
+"""Values that transformers fills in for `auto`, from the hidden size of the model."""
 
 
 def _number(name: str, value: str) -> int:

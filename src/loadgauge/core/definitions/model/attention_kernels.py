@@ -19,7 +19,7 @@ FLASH_KERNELS: dict[str, str] = {
 """Kernels that never write the scores, by the name that `--attention` takes."""
 
 ATTENTIONS = ("flash", "eager", *FLASH_KERNELS)
-"""What attention may be: written out, fused, or fused by a kernel that is named."""
+"""Values of `--attention`: fused, written out, or a named fused kernel."""
 
 HOPPER, BLACKWELL = "9", "10"
 """Compute capabilities (major) of the data-centre cards that have kernels of their own."""

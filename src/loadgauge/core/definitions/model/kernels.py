@@ -1,4 +1,4 @@
-"""How the operations are carried out: which kernels run, and how many bytes the elements have.
+"""Kernels and formats of the operations: which kernels run, and how many bytes the elements have.
 
 The same layer keeps different bytes for backward in plain PyTorch, in Hugging Face's modules and in Megatron's fused
 kernels; the difference is stated here, once.
@@ -32,7 +32,7 @@ class Dtypes(msgspec.Struct, frozen=True):
 
 
 class LowPrecision(msgspec.Struct, frozen=True, kw_only=True):
-    """How the matrix products of the blocks run in 8 or 4 bits; everything else keeps the 16 bits of the recipe.
+    """Low-precision products of the blocks, in 8 or 4 bits; everything else keeps the 16 bits of the recipe.
 
     format: what the products run in; element, weight_element: bytes of one quantised element of an activation or
         gradient, and of a weight, in one direction, with its share of the scales

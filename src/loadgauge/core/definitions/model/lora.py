@@ -21,7 +21,7 @@ FUSED = (frozenset({"query", "key", "value"}), frozenset({"output"}), frozenset(
 
 
 class BaseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How frozen base matrices are stored. `nbytes`: of an element, scales included; `words`: for a report.
+    """Storage of frozen base matrices. `nbytes`: of an element, scales included; `words`: for a report.
 
     `experts_only`: only the routed experts' matrices are stored so, and the rest stays in 16 bits.
     `keeps_input`: a product holds its input from forward to backward, though the matrix is frozen; `upcast`: PEFT casts
@@ -212,13 +212,13 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """Return what is trained. ``Lora(rank=8).words == "adapters of rank 8"``"""
+        """Return the trained part in words. ``Lora(rank=8).words == "adapters of rank 8"``"""
         if self.method not in TUNERS:
             return f"adapters of rank {self.rank}"
-        known = TUNERS[self.method]
-        if known.virtual:
-            return f"{self.virtual} virtual tokens ({known.title})"
-        return f"{known.title}'s weights{f' ({known.size} {self.rank})' if known.size else ''}"
+        tuner = TUNERS[self.method]
+        if tuner.virtual:
+            return f"{self.virtual} virtual tokens ({tuner.title})"
+        return f"{tuner.title}'s weights{f' ({tuner.size} {self.rank})' if tuner.size else ''}"
 
     @property
     def wide_residual(self) -> bool:
@@ -227,7 +227,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def widens(self) -> bool:
-        """Whether 4-bit layers make the residual stream float32 within the blocks, as autocast's LayerNorms give them such rows."""
+        """Return whether 4-bit layers make the residual stream float32 within the blocks, as autocast's LayerNorms do."""
         return self.wide_norms and self.casts and self.stored is not None and not self.experts_only
 
     @property

@@ -24,7 +24,7 @@ class Norm(msgspec.Struct, frozen=True):
     weight: bool = True
     bias: bool = False
     arithmetic: Literal["native", "float32", "written"] = "native"
-    """How transformers' module computes a layernorm: with PyTorch's operation, with it on a float32 copy of the input
+    """Form of a layernorm in transformers' module: with PyTorch's operation, with it on a float32 copy of the input
     (OLMo), or in operations written out in float32 (Cohere)."""
     gain_float32: bool = False
     """transformers' module multiplies by an RMSNorm's gain before it returns to 16 bits (OLMo 2, GPT-OSS, Helium)."""
@@ -60,7 +60,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of the rotary tables that transformers' module makes in each layer, and keeps, since it turns channels
     that are neighbours (GLM and ERNIE 4.5: 2, GPT-J: 4)."""
     tables_float32: bool = False
-    """Those copies are in float32 whatever the dtype (ERNIE 4.5)."""
+    """True where the copies of the tables are float32 whatever the dtype (ERNIE 4.5)."""
     query_scale: Literal["none", "native", "float32"] = "none"
     """Queries are multiplied by a factor of their position, and in which dtype (Ministral 3; Llama 4, float32)."""
     repeats_kv: bool = False
@@ -77,7 +77,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     output_gate: bool = False
     """The sigmoid of a gate, made by the queries' matrix, multiplies the output of the heads (Qwen3-Next)."""
     gate_matrix: bool = False
-    """That gate comes from a matrix of its own (AFMoE)."""
+    """True where that gate comes from a matrix of its own (AFMoE)."""
     value_norm: Norm | None = None
     """A norm of each head's values (Gemma 4)."""
     keys_are_values: bool = False
@@ -125,7 +125,7 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     norm: Norm = Norm("rmsnorm")
     """Over each latent."""
     rotary: bool = True
-    """Whether the `qk_rope_head_dim` channels are rotated (not in Kimi Linear)."""
+    """False where the `qk_rope_head_dim` channels are not rotated (Kimi Linear)."""
     index_topk: Size | None = None
     """Tokens that a query looks at, chosen by the indexer of this layer, or of one before it where it has none (GLM-5).
     transformers' module masks the others; None: all."""
@@ -186,7 +186,7 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
     gated_norm: bool = True
     """A norm of each group follows the gate; else the gate alone (Falcon-H1)."""
     norm_before_gate: bool = False
-    """That norm comes before the gate (Falcon-H1)."""
+    """True where that norm comes before the gate (Falcon-H1)."""
     hidden_act: str = "silu"
 
 
@@ -235,7 +235,7 @@ class KimiDelta(msgspec.Struct, frozen=True, kw_only=True):
     linear_conv_kernel_dim: Size = 4
     chunk_size: Size = 64
     narrow: tuple[str, ...] = ("decay", "gate")
-    """What comes through a latent as wide as a head (Kimi Linear: both; Kimi K3: the decay), else from a whole matrix (Ling 3)."""
+    """Gates made through a latent as wide as a head (Kimi Linear: both; Kimi K3: the decay); the others have a whole matrix."""
     hidden_act: str = "silu"
 
 
@@ -394,7 +394,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     attention: Mixer | None
-    """What mixes the tokens; None in a block that is an MLP alone (Nemotron-H)."""
+    """Mixer of tokens; None in a block that is an MLP alone (Nemotron-H)."""
     mlp: Mlp | Moe | None
     """None in a block that is a mixer alone (Mamba-2, Nemotron-H)."""
     norm: Norm
@@ -417,7 +417,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     per_layer_input: Size = 0
     """Channels of an embedding of the layer's own that gates its output (Gemma 4)."""
     streams: HyperConnections | AltUp | None = None
-    """How several residual streams meet; None: there is one."""
+    """Way that several residual streams are mixed; None: there is one."""
     residual_bank: int = 0
     """Earlier values of the residual stream whose weighted sum with it each half reads in its place (Kimi K3): at most."""
     shares_weights: bool = False
@@ -425,9 +425,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     trained: frozenset[str] | None = None
     """The operations whose weights get gradients, where not all do (`loadgauge.core.resolve.trained`)."""
     reached: bool = True
-    """Whether its input needs a gradient: something before it is trained."""
+    """True where its input needs a gradient, as something before it is trained."""
     adapted: bool = True
-    """Whether adapters lie in it, where the model is trained by adapters (PEFT's `layers_to_transform`)."""
+    """False where it has no adapters in a model that is trained by adapters (PEFT's `layers_to_transform`)."""
     listed: Any = None
     """Writer of its operations, where they were captured from its code (`capture.road.Kind`)."""
     tower: Part | None = None
@@ -435,7 +435,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """How a processor cuts pictures: into `tile` x `tile` pixels or as a whole, into patches, of which merge x merge are a token.
+    """Cutting of pictures: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token.
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches
@@ -529,7 +529,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     trained: frozenset[str] | None = None
     """Of the embedding's and the head's operations, those whose weights get gradients, where not all do."""
     reached: bool = True
-    """Whether the head's input needs a gradient."""
+    """True where the head's input needs a gradient."""
     listed: Any = None
     """Writer of the operations around the blocks, where they were captured from its code (`capture.road.OnDemand`)."""
 
@@ -553,8 +553,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def streams(self) -> Size:
         """Residual streams, each `hidden_size` wide."""
-        found = self.blocks[0].streams if self.blocks else None
-        return 1 if found is None else found.count
+        first_streams = self.blocks[0].streams if self.blocks else None
+        return 1 if first_streams is None else first_streams.count
 
     @property
     def stream_size(self) -> Size:
@@ -568,7 +568,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own(self) -> Any:
-        """Return what its layers support: as a family writes them, or as they were captured (`own_code.Written`)."""
+        """Return the features that its layers support: as a family writes them, or as they were captured (`own_code.Written`)."""
         return WRITTEN if self.listed is None else self.listed
 
     @property
@@ -604,6 +604,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, mtp_layers=count, unused_keys=unread)
 
     def layer_counts(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
-        """Return how many layers of each distinct block are in `start:stop`."""
+        """Return the number of layers of each distinct block in `start:stop`."""
         part = self.pattern[start:stop]
         return tuple(part.count(index) for index in range(len(self.blocks)))

@@ -27,7 +27,7 @@ class Written:
     labels: tuple[str, ...] = ()
 
     def besides(self, length: int) -> str:
-        """Return what a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
+        """Return the parts of a sequence beside its first text, in words; "" where there is nothing. length: tokens of that text"""
         return ""
 
     def problems(self, layout: Any) -> Iterator[str]:

@@ -124,14 +124,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"no engine {name[:40]!r}{suggest(name[:40], ENGINES)} (known: {', '.join(ENGINES)})", key="rollout"
             )
-        known = ENGINES[name]
-        given: dict[str, object] = {
+        server = ENGINES[name]
+        options_of: dict[str, object] = {
             option: value
             for option in ("utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs")
-            if (value := getattr(known, option)) is not None
+            if (value := getattr(server, option)) is not None
         }
         seen: set[str] = set()
-        for item in filter(None, (one.strip() for one in rest.split(","))):
+        for item in filter(None, (field.strip() for field in rest.split(","))):
             word, equals, value = item.partition("=")
             option = ALIASES.get(word.strip().replace("-", "_"), word.strip().replace("-", "_"))
             if word.strip() == "enforce_eager" and equals:
@@ -139,21 +139,21 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             if not equals and option in cls.__struct_fields__[1:]:
                 raise ConfigError(f"{word.strip()} needs a value, as in tp=2", key="rollout")
             if not equals or option not in cls.__struct_fields__[1:]:
-                options = [one for one in cls.__struct_fields__[1:] if one not in known.missing]
+                options = [field for field in cls.__struct_fields__[1:] if field not in server.missing]
                 raise ConfigError(
-                    f"{known.title} has no option {item[:40]!r}{suggest(option[:40], options)} (known: {', '.join(options)})",
+                    f"{server.title} has no option {item[:40]!r}{suggest(option[:40], options)} (known: {', '.join(options)})",
                     key="rollout",
                 )
-            if option in known.missing:
-                raise ConfigError(f"{word.strip()} is no option of {known.title}", key="rollout")
+            if option in server.missing:
+                raise ConfigError(f"{word.strip()} is no option of {server.title}", key="rollout")
             if option in seen:
                 raise ConfigError(f"{option} is given twice", key="rollout")
             seen.add(option)
             try:
-                given[option] = _value(option, value.strip())
+                options_of[option] = _value(option, value.strip())
             except ConfigError as error:
                 raise ConfigError(f"{word.strip()}: {error}", key="rollout") from None
-        engine = cls(kind=name, **given)  # type: ignore[arg-type]
+        engine = cls(kind=name, **options_of)  # type: ignore[arg-type]
         if engine.tool is not None and engine.turns < 2:
             raise ConfigError("tool= is the time between turns, which needs turns=2 or more", key="rollout")
         if max(engine.tp, engine.ep) % min(engine.tp, engine.ep):
@@ -167,11 +167,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         'vllm:tp=2,kv=fp8'
         """
         plain = Engine.parse(self.kind)
-        said = {
+        stated = {
             name: value for name in self.__struct_fields__[1:] if (value := getattr(self, name)) != getattr(plain, name)
         }
         words = ",".join(
-            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in said.items()
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in stated.items()
         )
         return f"{self.kind}:{words}" if words else self.kind
 

@@ -164,7 +164,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_default(self) -> bool:
-        """Return whether it is the one where none is named and the model is not split."""
+        """Return whether this is the framework that is assumed for an unsplit model."""
         return self.name == DEFAULT
 
     @property

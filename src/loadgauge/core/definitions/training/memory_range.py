@@ -1,4 +1,4 @@
-"""How far measured memory lies from what is predicted: the spread of published runs, and what the allocator holds idle.
+"""Distance of measured from predicted memory: the spread of published runs, and what the allocator holds idle.
 
 The figures are in `data/memory_range.toml`, which `make range` writes; each is of a class of stacks or of a kind of lengths,
 never of a run, a source or a model.
@@ -15,7 +15,7 @@ import msgspec
 from loadgauge.core.base import ConfigError, read_table
 
 Counter = Literal["allocated", "active", "reserved", "nvidia-smi"]
-"""What a peak is read from: `torch.cuda.max_memory_allocated`, `active_bytes.all.peak` of `memory_stats`,
+"""Counter that a peak is read from: `torch.cuda.max_memory_allocated`, `active_bytes.all.peak` of `memory_stats`,
 `max_memory_reserved`, and what the driver shows for the process. Each holds all that the one before holds."""
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 Stack = Literal["pretraining", "FSDP", "fine-tuning"]
@@ -107,7 +107,7 @@ def spread(stack: str, *, adapters: bool = False, card: bool = False, split: boo
     True
     """
     name = class_of(stack, adapters=adapters, card=card, split=split)
-    return next(one for one in memory_range().spread if one.stack == name)
+    return next(row for row in memory_range().spread if row.stack == name)
 
 
 def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False) -> str:

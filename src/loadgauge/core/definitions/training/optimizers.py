@@ -294,7 +294,7 @@ KNOWN = {
 """Optimizers that are known and not modelled, with what is in the way."""
 
 OPTIONS = ("in-backward",)
-"""What every optimizer takes: to be stepped tensor by tensor in backward (torchtune's `optimizer_in_bwd`)."""
+"""Option of every optimizer: to be stepped tensor by tensor in backward (torchtune's `optimizer_in_bwd`)."""
 
 
 def parse(text: str) -> Optimizer:
@@ -314,23 +314,23 @@ def parse(text: str) -> Optimizer:
     if name not in OPTIMIZERS:
         hint = "".join(f"; did you mean {match!r}?" for match in closest(name, OPTIMIZERS))
         raise ConfigError(f"unknown optimizer {name!r} (known: {', '.join(OPTIMIZERS)}){hint}", key="optimizer")
-    found = OPTIMIZERS[name]
-    low = found.low_rank
+    optimizer = OPTIMIZERS[name]
+    low = optimizer.low_rank
     for word in filter(None, (each.strip() for each in words.split(","))):
         key, _, value = word.partition("=")
         if word == "in-backward":
-            found = msgspec.structs.replace(found, in_backward=True)
+            optimizer = msgspec.structs.replace(optimizer, in_backward=True)
         elif low is not None and word == "head":
             low = msgspec.structs.replace(low, head=True)
-        elif low is not None and key in found.takes:
+        elif low is not None and key in optimizer.takes:
             if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= 10**6):
-                raise ConfigError(f"{word!r}: from 1 to 1000000", key="optimizer")
+                raise ConfigError(f"{word!r}: the number must be from 1 to 1000000", key="optimizer")
             low = msgspec.structs.replace(low, **{key: int(value)})
         else:
-            takes = ", ".join((*(f"{each}=N" for each in found.takes), *(["head"] if low else []), *OPTIONS))
+            takes = ", ".join((*(f"{each}=N" for each in optimizer.takes), *(["head"] if low else []), *OPTIONS))
             raise ConfigError(f"{word!r} is no option of {name} (it takes {takes})", key="optimizer")
     name = text.strip().replace(" ", "") if words else name
-    return msgspec.structs.replace(found, name=name, low_rank=low)
+    return msgspec.structs.replace(optimizer, name=name, low_rank=low)
 
 
 class TorchOptimizer(msgspec.Struct, frozen=True):

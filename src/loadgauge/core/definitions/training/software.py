@@ -121,7 +121,7 @@ def factor(*, experts: bool = False, low_precision: bool = False, graphs: bool =
     (True, True)
     """
     kind = (hosted(experts=experts, graphs=graphs), low_precision)
-    return next(one for one in software().factors if (one.experts, one.low_precision) == kind)
+    return next(row for row in software().factors if (row.experts, row.low_precision) == kind)
 
 
 @functools.cache
@@ -136,7 +136,7 @@ def kind_of(*, stack: str = "pretraining", experts: bool = False, tuning: str = 
 
 
 POWER = 0.9
-"""What is left of a range once the power of the machine is known.
+"""Factor on the width of a range once the power of the machine is known.
 
 That is a part of what sources differ by: between 0.7 and 1 of a cool chip's rate, on about three quarters of a step. Of a spread of
 0.12 between sources, 0.10 between configurations and 0.06 between readings, taken evenly over that part, nine tenths are left."""

@@ -40,7 +40,7 @@ class Stack(msgspec.Struct, frozen=True):
         Traceback (most recent call last):
         loadgauge.core.base.errors.ConfigError: version: unknown library 'transformer'; did you mean 'transformers'?
         """
-        given: dict[str, Release] = {}
+        releases: dict[str, Release] = {}
         for word in filter(None, (part.strip() for part in (text or "").split(","))):
             name, equals, release = (part.strip() for part in re.sub("==", "=", word).partition("="))
             name = name.lower().replace("_", "-")
@@ -51,10 +51,10 @@ class Stack(msgspec.Struct, frozen=True):
             numbers = re.match(r"\d+(\.\d+)*", release)
             if not equals or numbers is None or len(release) > 30:
                 raise ConfigError(f"must be library=release, such as {name}=4.57, got {word[:60]!r}", key="version")
-            if name in given:
+            if name in releases:
                 raise ConfigError(f"{name} is given twice", key="version")
-            given[name] = tuple(int(number) for number in numbers[0].split("."))
-        return cls(tuple(given.items()))
+            releases[name] = tuple(int(number) for number in numbers[0].split("."))
+        return cls(tuple(releases.items()))
 
     def release(self, library: str) -> Release:
         """Return the release of a library that the job runs on."""
@@ -117,11 +117,11 @@ class Habit(msgspec.Struct, frozen=True):
         >>> LOADED_DTYPE.possible(Stack()), LOADED_DTYPE.possible(Stack.parse("transformers=5"))
         (('auto', 'float32'), ('auto',))
         """
-        given, values = dict(stack.given), []
+        releases, values = dict(stack.given), []
         for change in self.changes:
-            if all(library not in given or stack.at_least(library, *release) for library, release in change.since):
+            if all(library not in releases or stack.at_least(library, *release) for library, release in change.since):
                 values.append(change.value)
-                if all(library in given for library, _ in change.since):
+                if all(library in releases for library, _ in change.since):
                     break
         return tuple(dict.fromkeys(values))
 
@@ -159,7 +159,7 @@ KEPT_INPUT = Habit(
         Change("yes", "bitsandbytes 0.43.1: autograd/_functions.py, MatMul4Bit"),
     )
 )
-"""Whether a 4-bit layer keeps its input for backward, which nothing reads where the matrix is frozen."""
+"""Releases in which a 4-bit layer keeps its input for backward, which nothing reads where the matrix is frozen."""
 
 NON_REENTRANT = "torch.utils.checkpoint without use_reentrant, which stops at the last tensor that backward needs"
 RERUNS = Habit(
@@ -170,7 +170,7 @@ RERUNS = Habit(
         Change("whole", "transformers 4.57.6: modeling_utils.py, gradient_checkpointing_enable"),
     )
 )
-"""Whether a checkpointed layer runs again as a `whole`, or up to the last tensor that backward needs, without its last product."""
+"""How a checkpointed layer runs again: as a `whole`, or up to the last tensor that backward needs, without its last product."""
 
 TABLE_REPLACED = Habit(
     (
@@ -178,8 +178,8 @@ TABLE_REPLACED = Habit(
         Change("no", "litgpt 0.4.13: finetune/lora.py"),
     )
 )
-"""Whether quantised training has a new token table beside the old one, which a variable holds. The new one is trained for
-autograd, and the optimizer does not have it: its gradient stays."""
+"""Releases in which quantised training replaces the token table. A variable keeps the old one alive, and the optimizer does not
+know the new one, so that its gradient is never freed."""
 
 ADAPTER_WEIGHTS = Habit(
     (
@@ -199,7 +199,7 @@ BRANCHING = Habit(
         Change("yes", "bitsandbytes 0.47: csrc/kernels.cu, dDequantizeNF4"),
     )
 )
-"""Whether the kernel that makes 16 bits of 4 branches on each bit."""
+"""Releases whose kernel that unpacks 4 bits to 16 branches on each bit."""
 
 EXPERTS_QUANTISED = Habit(
     (
@@ -209,7 +209,7 @@ EXPERTS_QUANTISED = Habit(
         Change("yes", "transformers 4.57.6: integrations/bitsandbytes.py, replace_with_bnb_linear"),
     )
 )
-"""Whether bitsandbytes quantises routed experts: only what is an `nn.Linear`, and transformers 5 holds them in one tensor."""
+"""Releases in which bitsandbytes quantises routed experts: those before transformers 5, which has no `nn.Linear` of an expert."""
 
 BEFORE_ONE_TENSOR = "transformers=4.57"
 """The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
@@ -232,7 +232,7 @@ END_UNITS = Habit(
         Change("root", "accelerate 1.13: utils/fsdp_utils.py, fsdp2_prepare_model"),
     )
 )
-"""Whether FSDP2 shards an embedding, and a head with its norm, as units of their own, or as what is left of the model."""
+"""FSDP2 units of the embedding, and of the head with its norm: their own, or the rest of the model."""
 
 LOSS_SFT = Habit(
     (
@@ -248,7 +248,7 @@ LOSS_LOGPROBS = Habit(
         Change("float32", "trl 1.0: trainer/utils.py, selective_log_softmax"),
     )
 )
-"""How TRL's trainers of preferences and policies make log-probabilities."""
+"""Way in which TRL's trainers of preferences and policies make log-probabilities."""
 
 UPCAST_SFT = Habit(
     (
@@ -256,4 +256,4 @@ UPCAST_SFT = Habit(
         Change("all", "peft 0.21: utils/other.py, prepare_model_for_kbit_training"),
     )
 )
-"""What is cast to float32 before QLoRA: PEFT's preparation, which TRL does not call any more."""
+"""Weights that are cast to float32 before QLoRA, by PEFT's preparation, which newer TRL does not call."""

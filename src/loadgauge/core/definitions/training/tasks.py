@@ -94,7 +94,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         """Sequences of the update for each one of a micro-batch."""
-        return max(one.rows for one in self.passes if one.phase == "update")
+        return max(each.rows for each in self.passes if each.phase == "update")
 
 
 POLICY = Role("policy", ("train",))

@@ -144,7 +144,7 @@ T = TypeVar("T")
 ON_THE_CARD = Host()
 """Nothing off the card but what `offload` names."""
 LOSSES = get_args(get_type_hints(Kernels)["loss"])
-"""How a loss may run: `Kernels.loss`."""
+"""Ways to run a loss: `Kernels.loss`."""
 
 
 IN_PIECES = ("float32", "plain")
@@ -164,13 +164,13 @@ def spell_loss(training: Training) -> str:
     return kernels.loss if own or kernels.loss not in IN_PIECES else f"{kernels.loss}:{kernels.loss_pieces}"
 
 
-def choose(table: dict[str, T], name: str, what: str) -> T:
+def choose(table: dict[str, T], name: str, noun: str) -> T:
     """Look up a name in a table. Raises `ConfigError` that lists the known names and the closest one."""
     try:
         return table[name]
     except KeyError:
         hint = "".join(f"; did you mean {match!r}?" for match in closest(name, table))
-        raise ConfigError(f"unknown {what} {name!r} (known: {', '.join(table)}){hint}") from None
+        raise ConfigError(f"unknown {noun} {name!r} (known: {', '.join(table)}){hint}") from None
 
 
 def training(
@@ -254,7 +254,7 @@ def training(
     if kind not in LOSSES or (chunks and not (in_parts and chunks.isdecimal())):
         raise ConfigError(f"unknown loss {loss!r} (known: auto, {', '.join(LOSSES)}, chunked:N, float32:N, plain:N)")
     if chunks and not 1 <= int(chunks) <= 4096:
-        raise ConfigError(f"loss {loss!r}: from 1 to 4096 chunks")
+        raise ConfigError(f"loss {loss!r}: give 1 to 4096 chunks")
     pieces = chosen.kernels.loss_pieces
     if chunks and kind in IN_PIECES:
         pieces, chunks = int(chunks), ""
@@ -288,7 +288,7 @@ def training(
         loss_chunks=int(chunks or chosen.kernels.loss_chunks),
         loss_pieces=pieces,
     )
-    made = Training(
+    base = Training(
         framework=chosen,
         precision=recipe,
         kernels=_kernels(chosen, recipe, run, lora),
@@ -302,13 +302,13 @@ def training(
         reruns_part=chosen.reruns.at(stack).value == "part",
     )
     if sharded is None:
-        return made
+        return base
     other = quantise(PRECISIONS[sharded])
     if lora is not None:
         other = msgspec.structs.replace(other, master=0, main_gradient=0, moment=other.weight)
     # Only what is trained is made float32.
     other = msgspec.structs.replace(other, frozen=recipe.weight if recipe.weight != other.weight else 0)
-    return msgspec.structs.replace(made, by_sharding=(recipe, other))
+    return msgspec.structs.replace(base, by_sharding=(recipe, other))
 
 
 def optimizer_of(framework: Framework, name: str, stack: Stack = NEWEST_STACK) -> Optimizer:

@@ -24,7 +24,7 @@ from loadgauge.core.layers import View
 from loadgauge.core.layers.attention.cache import kept_by
 
 Items = tuple[tuple[str, Size], ...]
-"""What a moment holds beside the model states and gathered copies, in words and bytes."""
+"""Names and bytes of what a moment holds beside the model states and gathered copies."""
 
 
 def evaluated(layout: Layout, training: Training) -> Layout:
@@ -68,7 +68,7 @@ def _moment(
     """Make a moment of these items of a part; `forward`: with the copies gathered in a forward."""
     point = rank.point("forward", rank.stage.stop - 1) if forward else None
     gradients = 0 if rank.memory.frees_gradients else rank.states.gradients
-    items = tuple((what, nbytes) for what, nbytes in items if nbytes)
+    items = tuple((label, nbytes) for label, nbytes in items if nbytes)
     total: Size = sum(nbytes for _, nbytes in items)
     moment = rank.at(name, phase, None, point, gradients=gradients, **{part: total})
     return msgspec.structs.replace(moment, items=items)
@@ -147,13 +147,13 @@ def _generation(rank: StageAtWork, model: ModelSpec, memory: MemoryModel) -> Mom
     layout, itemsize = memory.layout, memory.view.kernels.dtypes.activation
     tokens = layout.seq_len + memory.training.around.generate
     cache = cache_bytes(model, layout.micro_batch, tokens, itemsize, layout.tp)
-    what = f"keys and values of {layout.micro_batch} sequences x {tokens:,} tokens"
+    label = f"keys and values of {layout.micro_batch} sequences x {tokens:,} tokens"
     return _moment(
         rank,
         "generation: the last token",
         Phase.GENERATION,
         (
-            (what, cache),
+            (label, cache),
             ("one layer's keys once more, while a token is joined to them", cache / (2 * len(model.pattern))),
         ),
     )

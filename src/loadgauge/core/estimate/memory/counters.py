@@ -87,20 +87,20 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             that cards show as much more as where lengths change
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
-        known = memory_range()
+        measured = memory_range()
         whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
         # DeepSpeed's gradients are tensors until shared out.
-        fragmentation = known.static if framework.gradients_persist and framework.engine is None else known.fixed
-        idle = (known.dynamic if gathers else fragmentation).reserved.usual
-        fragmentation = known.dynamic if ragged else fragmentation
+        fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
+        idle = (measured.dynamic if gathers else fragmentation).reserved.usual
+        fragmentation = measured.dynamic if ragged else fragmentation
         if pools.most and framework.engine is None:
             fragmentation = msgspec.structs.replace(
-                fragmentation, reserved=(known.expandable if expandable else known.sharded).reserved
+                fragmentation, reserved=(measured.expandable if expandable else measured.sharded).reserved
             )
         if not ragged and framework.stack == "fine-tuning":
             # Data are padded to the longest of each batch unless something packs them; what is left idle then is reserved.
             reserved = msgspec.structs.replace(
-                fragmentation.reserved, high=max(known.fixed.reserved.high, known.dynamic.reserved.high)
+                fragmentation.reserved, high=max(measured.fixed.reserved.high, measured.dynamic.reserved.high)
             )
             fragmentation = msgspec.structs.replace(fragmentation, reserved=reserved)
         return cls(
@@ -117,7 +117,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, fewer=self.fewer + fewer, more=self.more + more)
 
     def reading(self, counter: Counter, allocated: float) -> Reading:
-        """Return what a counter shows where PyTorch has handed out `allocated` bytes at the peak.
+        """Return the reading of a counter where PyTorch has handed out `allocated` bytes at the peak.
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
         >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
@@ -153,7 +153,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def shown(self, allocated: Any) -> Any:
-        """Return what the allocator usually holds where it has handed out so many bytes (a number or an array)."""
+        """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""
         return allocated * (1 + self.held)
 
     def _range(self, allocated: float, idle: Share, beside: Assumed) -> Reading:

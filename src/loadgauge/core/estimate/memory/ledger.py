@@ -71,7 +71,7 @@ class Ledger:
 
     @cached_property
     def counts(self) -> dict[Key, int]:
-        """How many layers of each kind the stage has."""
+        """Number of layers of each kind on the stage."""
         return self.memory.counts(self.stage, self.stage.start, self.stage.stop)
 
     @property
@@ -110,9 +110,9 @@ class Ledger:
             entries += self.tensors() if part == "activations" else self.entries(part)
         return tuple(entry for entry in entries if entry.nbytes)
 
-    def entry(self, part: str, what: str, nbytes: Size, **more: Any) -> Entry:
+    def entry(self, part: str, label: str, nbytes: Size, **more: Any) -> Entry:
         """Make an entry at this phase; `more` sets further fields of `Entry`."""
-        return Entry(part=part, what=what, nbytes=nbytes, phase=self.moment.phase, **more)
+        return Entry(part=part, what=label, nbytes=nbytes, phase=self.moment.phase, **more)
 
     # -- model states -------------------------------------------------------------------------------------------------
 
@@ -167,19 +167,19 @@ class Ledger:
             ):
                 text = f"{wide.total:,} parameters{where} ({of}) x 4 B{over}"
                 yield self.entry("weights", text, self.states(wide, ranks).weights, source=str(cite("peft")))
-            what = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
-            yield self.entry("weights", what, self.states(plain, ranks).weights, source=source)
-            what = f"{base.total:,} frozen base parameters{where} x {itemsize}{over}"
-            yield self.entry("weights", what, self.states(base, ranks).weights, source=source)
+            label = f"{plain.total:,} parameters{where} x {precision.weight} B{over}"
+            yield self.entry("weights", label, self.states(plain, ranks).weights, source=source)
+            label = f"{base.total:,} frozen base parameters{where} x {itemsize}{over}"
+            yield self.entry("weights", label, self.states(base, ranks).weights, source=source)
             if low is not None:
                 instead = low.weights == "instead"
                 less = f" instead of {precision.weight} B{over}" if instead else " beside them"
-                what = (
+                label = (
                     f"{count.quantised:,} of them{where} in {low.format}, by rows and by columns,"
                     f" {low.weight_element:g} B{less}"
                 )
                 nbytes = self.states(WeightCount(quantised=count.quantised), ranks).weights
-                yield self.entry("weights", what, nbytes, source=source)
+                yield self.entry("weights", label, nbytes, source=source)
 
     @property
     def whole_gradients(self) -> bool:
@@ -201,8 +201,8 @@ class Ledger:
             yield self.entry("gradients", text, held)
             return
         if memory.engine is not None and not phase.between_steps and self.moment.point is not None:
-            for what, nbytes in zero_engine.gradients(memory, self.stage, self.moment.point).items():
-                yield self.entry("gradients", what, nbytes, source=str(cite(self.training.framework.source)))
+            for label, nbytes in zero_engine.gradients(memory, self.stage, self.moment.point).items():
+                yield self.entry("gradients", label, nbytes, source=str(cite(self.training.framework.source)))
             return
         fsdp = memory.fully_sharded and self.layout.zero_ranks > 1 and not phase.between_steps
         accumulating, key = self.rank.accumulating, self.key
@@ -234,9 +234,9 @@ class Ledger:
             done = self.moment.gone
             pieces = [("head", head), (f"the {sum(done.values())} layers whose backward is over", memory.weights(done))]
         over = self.over(self.layout.zero_ranks, 2)
-        for what, count in pieces:
+        for label, count in pieces:
             itemsize = precision.gradient if same(count.all.wide, 0) else 4
-            text = f"{count.all.trainable:,} parameters ({what}) x {itemsize} B{over}"
+            text = f"{count.all.trainable:,} parameters ({label}) x {itemsize} B{over}"
             yield self.entry("gradients", text, memory.states(count).gradients, source=source)
         text = f"{unreduced.all.trainable:,} parameters (embedding and head, not reduced yet) x {precision.gradient} B{over}"
         yield self.entry("gradients", text, -memory.states(unreduced).gradients, source=source)
@@ -246,24 +246,26 @@ class Ledger:
         bare = msgspec.structs.replace(precision, main_gradient=0, master=0)
         sources = {"source": str(cite(precision.source))}
         if optimizer.one_block:
-            what = f"{optimizer.name}: float32 weights and {optimizer.moments} moments of the one layer that is trained"
-            yield self.entry("optimizer", what, self.rank.states.optimizer, source=str(cite(optimizer.source)))
+            label = (
+                f"{optimizer.name}: float32 weights and {optimizer.moments} moments of the one layer that is trained"
+            )
+            yield self.entry("optimizer", label, self.rank.states.optimizer, source=str(cite(optimizer.source)))
             return
         for where, count, ranks in self.groups():
             of = f"{count.trainable:,} parameters{where}"
             over = self.over(ranks, 1)
-            for what, field in (("float32 main gradients", "main_gradient"), ("float32 master weights", "master")):
+            for label, field in (("float32 main gradients", "main_gradient"), ("float32 master weights", "master")):
                 itemsize = getattr(precision, field)
                 only = msgspec.structs.replace(bare, **{field: itemsize})
                 plain = WeightCount(trainable=count.trainable)
                 nbytes = self.states(plain, ranks, precision=only, optimizer=OPTIMIZERS["sgd"]).optimizer
-                yield self.entry("optimizer", f"{what}: {of} x {itemsize} B{over}", nbytes, **sources)
+                yield self.entry("optimizer", f"{label}: {of} x {itemsize} B{over}", nbytes, **sources)
             nbytes = self.states(count, ranks, precision=bare).optimizer
-            what = f"{optimizer.name}: {of} x {self._moments(same(count.wide, 0))}{over}"
-            yield self.entry("optimizer", what, nbytes, source=str(cite(optimizer.source)))
+            label = f"{optimizer.name}: {of} x {self._moments(same(count.wide, 0))}{over}"
+            yield self.entry("optimizer", label, nbytes, source=str(cite(optimizer.source)))
 
     def _moments(self, narrow: bool = True) -> str:
-        """Return what the optimizer holds for each parameter, in words; narrow: none is float32 beside 16-bit ones."""
+        """Return the optimizer's states for each parameter, in words; narrow: none is float32 beside 16-bit ones."""
         optimizer = self.training.optimizer
         if optimizer.factored:
             return "a row and a column of float32 for each matrix"
@@ -286,24 +288,24 @@ class Ledger:
 
     def _gathered(self) -> Iterator[Entry]:
         if self.moment.phase in (Phase.SAVING, Phase.SETUP):
-            for what, nbytes in self.moment.items:
-                yield self.entry("gathered", what, nbytes)
+            for label, nbytes in self.moment.items:
+                yield self.entry("gathered", label, nbytes)
         elif self.moment.point is not None:
             source = str(cite(self.training.framework.source))
-            for what, nbytes in copies(self.memory, self.stage, self.moment.point).items():
-                yield self.entry("gathered", what, nbytes, source=source)
+            for label, nbytes in copies(self.memory, self.stage, self.moment.point).items():
+                yield self.entry("gathered", label, nbytes, source=source)
 
     def _evaluation(self) -> Iterator[Entry]:
         if self.moment.phase not in (Phase.SAVING, Phase.SETUP):
-            for what, nbytes in self.moment.items:
-                yield self.entry("evaluation", what, nbytes)
+            for label, nbytes in self.moment.items:
+                yield self.entry("evaluation", label, nbytes)
 
     def _outside(self) -> Iterator[Entry]:
-        what = f"buffers of {communicators(self.layout)} NCCL communicators"
+        label = f"buffers of {communicators(self.layout)} NCCL communicators"
         for text, nbytes in (
             ("CUDA context and loaded kernels", context(self.gpu).value),
             ("workspaces of cuBLAS and Transformer Engine, from PyTorch's allocator", self.workspaces),
-            (what, communication(self.layout, self.gpu).value),
+            (label, communication(self.layout, self.gpu).value),
             (
                 "blocks that PyTorch's allocator usually holds idle, and what measured cards show beyond",
                 self.idle,
@@ -315,12 +317,12 @@ class Ledger:
 
     @cached_property
     def holdings(self) -> list[Holding]:
-        """Return what is in flight, chunk by chunk, then (negative) what layers do not hold of the current micro-batch."""
+        """Return the tensors in flight, chunk by chunk, then (negative) what layers do not hold of the current micro-batch."""
         if self.work is None:
             return []
         at_head = self.moment.phase.at_head
-        found = self.rank.holdings(self.work, self.moment.gone, at_head=at_head, by_chunk=True)
-        return sorted(found, key=lambda holding: holding.gone)
+        held = self.rank.holdings(self.work, self.moment.gone, at_head=at_head, by_chunk=True)
+        return sorted(held, key=lambda holding: holding.gone)
 
     def term_name(self, term: Kept) -> str:
         """Return the name of the kind of layer, or of the end of the model, that a term belongs to."""
@@ -343,19 +345,19 @@ class Ledger:
         name, flight, waits = self.term_name(term), holding.whole, holding.waiting
         many = f" x {flight:g} micro-batches in flight" if flight != 1 else ""
         if not isinstance(term.unit, End):
-            what = f"{term.stored} x {term.kept:,} B ({name}){many}"
+            label = f"{term.stored} x {term.kept:,} B ({name}){many}"
             more = (
                 f"{term.count} x {term.waiting:,} B ({name}) x {waits:g} micro-batches that wait for the weights'"
                 " gradients"
             )
         elif term.unit is End.PREDICTION:
-            what = f"{self._modules()} x {flight:g} micro-batches in flight"
+            label = f"{self._modules()} x {flight:g} micro-batches in flight"
             more = f"{self._modules()}, {waits:g} micro-batches that wait for the weights' gradients"
         else:
             shared = term.unit is End.SHARED
-            what, more = f"{'what all layers share: tables of rotary positions, masks' if shared else name}{many}", ""
+            label, more = f"{'what all layers share: tables of rotary positions, masks' if shared else name}{many}", ""
         times = flight * term.stored
-        yield self.entry("activations", what, times * term.kept, layer=name, times=times)
+        yield self.entry("activations", label, times * term.kept, layer=name, times=times)
         waiting = waits * term.count
         yield self.entry("activations", more, waiting * term.waiting, layer=name, times=waiting)
 
@@ -368,15 +370,15 @@ class Ledger:
             for term in holding.each.terms:
                 name = self.term_name(term)
                 if term.unit is End.PREDICTION:
-                    what, more = (
+                    label, more = (
                         f"{self._modules()}, {why}",
                         f"{self._modules()}, of it waiting for the weights' gradients",
                     )
                 else:
-                    what = f"{why}: {term.stored} x {term.kept:,} B ({name}){over}"
+                    label = f"{why}: {term.stored} x {term.kept:,} B ({name}){over}"
                     more = f"{term.count} x {term.waiting:,} B ({name}) of the same, waiting for the weights' gradients"
                 times, waiting = holding.whole * term.stored, holding.waiting * term.count
-                yield self.entry("activations", what, times * term.kept, layer=name, times=times)
+                yield self.entry("activations", label, times * term.kept, layer=name, times=times)
                 yield self.entry("activations", more, waiting * term.waiting, layer=name, times=waiting)
 
     def _modules(self) -> str:
@@ -432,65 +434,65 @@ class Ledger:
         holding = self.holdings[index]
         head, head_waiting, own = holding.each.head, holding.each.head_waiting, index == work.chunk
         others, waits = holding.heads, holding.heads_waiting + int(phase is Phase.PREDICTION and own and work.splits)
-        what = f"{others:g} other micro-batches in flight x {head:,} B"
-        yield self.entry("loss", what, head * others, layer="head", operation="others", times=others)
+        label = f"{others:g} other micro-batches in flight x {head:,} B"
+        yield self.entry("loss", label, head * others, layer="head", operation="others", times=others)
         if phase is Phase.LOSS and memory.prediction is not None:
-            what = "kept by the heads of multi-token prediction"
-            yield self.entry("loss", what, memory.prediction.head, layer="head", operation="prediction")
-        what = f"{waits:g} that wait for the gradient of the head's weights x {head_waiting:,} B"
-        yield self.entry("loss", what, waits * head_waiting, layer="head", operation="waiting", times=waits)
+            label = "kept by the heads of multi-token prediction"
+            yield self.entry("loss", label, memory.prediction.head, layer="head", operation="prediction")
+        label = f"{waits:g} that wait for the gradient of the head's weights x {head_waiting:,} B"
+        yield self.entry("loss", label, waits * head_waiting, layer="head", operation="waiting", times=waits)
         if phase is Phase.LOSS and self.moment.point is not None and self.moment.point.doing == "prediction":
-            what = "the head's gradient, while it is copied into the bucket"
-            yield self.entry("loss", what, memory.head_copied, layer="head", operation="working")
+            label = "the head's gradient, while it is copied into the bucket"
+            yield self.entry("loss", label, memory.head_copied, layer="head", operation="working")
         elif phase is Phase.LOSS:
             point, forward, backward = self.moment.point, memory.head_forming, memory.head_backward
             chosen = None if point is None or not memory.head_apart else {"head": True, "loss": False}.get(point.doing)
             is_forward = forward >= backward if chosen is None else chosen
             which, nbytes = ("forward", forward) if is_forward else ("backward", backward)
-            what = f"the largest set alive at once in the head's {which}"
-            yield self.entry("loss", what, nbytes, layer="head", operation="working")
+            label = f"the largest set alive at once in the head's {which}"
+            yield self.entry("loss", label, nbytes, layer="head", operation="working")
 
     def _transient(self) -> Iterator[Entry]:
         phase, total, key, work = self.moment.phase, self.moment.parts["transient"], self.moment.key, self.work
         group, memory = self.layout.recompute.group, self.memory
         if phase is Phase.EMBEDDING:
             output = memory.embedding.operations[-1].outputs[0].nbytes if memory.reaches_embedding else 0
-            what = "a second gradient of the token table, until the two are summed"
-            yield self.entry("transient", what, total - output, layer="embedding")
+            label = "a second gradient of the token table, until the two are summed"
+            yield self.entry("transient", label, total - output, layer="embedding")
             yield self.entry("transient", "the gradient of the embedding's output", output, layer="embedding")
         elif phase is Phase.REDUCTION:
-            what = "whole gradients of the unit that is reduced, as they came and in the dtype of the reduction"
-            yield self.entry("transient", what, total)
+            label = "whole gradients of the unit that is reduced, as they came and in the dtype of the reduction"
+            yield self.entry("transient", label, total)
         elif phase.between_steps:
             return
         elif phase is Phase.CLIP:
-            what = "the last reduction, the norm of the gradients in float64, or their float32 copy"
-            yield self.entry("transient", what, total)
+            label = "the last reduction, the norm of the gradients in float64, or their float32 copy"
+            yield self.entry("transient", label, total)
         elif key is None and phase is Phase.FORWARD:
-            what = "the last layer's output, and what the model's forward holds: masks, the embedding's output"
-            yield self.entry("transient", what, total)
+            label = "the last layer's output, and what the model's forward holds: masks, the embedding's output"
+            yield self.entry("transient", label, total)
         elif key is None:
-            what = f"temporary of {self.training.framework.name}'s optimizer step"
-            yield self.entry("transient", what, total)
+            label = f"temporary of {self.training.framework.name}'s optimizer step"
+            yield self.entry("transient", label, total)
         else:
             facts, kind = memory.facts[key], self.kind(key)
             kept = "of it, held for the backward (counted under activations)"
             if work is not None and work.forward:
                 position = self.stage.chunks[work.chunk].stop - 1 - sum(self.moment.gone.values())
                 forming = memory.forming(self.stage, position)
-                what = f"the largest set alive at once in the forward of one {kind}, or while its weights are gathered"
-                yield self.entry("transient", what, forming, layer=kind)
+                label = f"the largest set alive at once in the forward of one {kind}, or while its weights are gathered"
+                yield self.entry("transient", label, forming, layer=kind)
                 yield self.entry("transient", kept, -facts.kept, layer=kind)
-                what = "held by the model's forward: masks, the embedding's output"
-                yield self.entry("transient", what, memory.around(self.stage))
+                label = "held by the model's forward: masks, the embedding's output"
+                yield self.entry("transient", label, memory.around(self.stage))
                 return
-            what = f"the largest set alive at once in the backward of one {kind}"
-            yield self.entry("transient", what, facts.working, layer=kind)
+            label = f"the largest set alive at once in the backward of one {kind}"
+            yield self.entry("transient", label, facts.working, layer=kind)
             yield self.entry("transient", kept, -facts.kept, layer=kind)
             if key[1] and group > 1:
                 more = min(group, self.stage.stop - self.stage.start) - 1
-                what = f"{more} more layers of the group, run again together"
-                yield self.entry("transient", what, more * facts.layer.saved(), layer=kind)
+                label = f"{more} more layers of the group, run again together"
+                yield self.entry("transient", label, more * facts.layer.saved(), layer=kind)
             if memory.engine is not None:
                 more = min(group, self.stage.stop - self.stage.start) - 1 if key[1] and group > 1 else 0
                 rest = total - (facts.working - facts.kept + more * facts.layer.saved())

@@ -62,13 +62,13 @@ def forward_peak(
     peak: Size = 0
     for index, operation in enumerate(layer):
         # What an operation keeps is kept before it runs.
-        made = () if index == until else operation.outputs
-        for tensor in (*operation.inputs, *made, *operation.keeps):
+        results = () if index == until else operation.outputs
+        for tensor in (*operation.inputs, *results, *operation.keeps):
             alive.add(tensor)
         peak = maximum(peak, alive.nbytes + operation.workspace)
         if index == until:
             break
-        for tensor in (*operation.inputs, *operation.holds, *made, *operation.keeps):
+        for tensor in (*operation.inputs, *operation.holds, *results, *operation.keeps):
             if tensor.name not in kept and last_use.get(tensor.name, index) <= index:
                 alive.drop(tensor.name)
     return peak
@@ -101,7 +101,7 @@ def keeps_input(layer: Layer) -> bool:
 
 def returned(head: Layer) -> Size:
     """Return the bytes of the logits that a model returns, and of a copy of them in float32."""
-    logits = [one.outputs[0] for one in head if one.name == "head.logits"]
+    logits = [operation.outputs[0] for operation in head if operation.name == "head.logits"]
     return sum(tensor.nbytes + 4 * tensor.numel for tensor in logits)
 
 
@@ -214,12 +214,12 @@ def backward_peak(
             for tensor in operation.keeps:
                 tensors.drop(tensor.name)
         extra: Size = operation.workspace
-        made = {
+        produced = {
             tensor.name: tensor
             for tensor in operation.inputs
             if tensor.dtype != "index" and tensor.name not in operation.spares
         }
-        for name, tensor in made.items():
+        for name, tensor in produced.items():
             if name in gradients.buffer:
                 # A second contribution: the sum is a new buffer while both terms are alive.
                 extra = extra + tensor.nbytes
@@ -298,7 +298,7 @@ def _keepers(layer: Layer) -> tuple[dict[str, Tensor], dict[int, list[str]]]:
 
 
 def _remade(operations: tuple[Operation, ...], index: int, recompute: Recompute) -> list[Tensor]:
-    """Return what the backward of an operation needs and finds dropped: a checkpointed region runs again as one."""
+    """Return the dropped tensors that the backward of an operation needs: a checkpointed region runs again as one."""
     if not recompute:
         return []
     needed = list(operations[index].keeps)

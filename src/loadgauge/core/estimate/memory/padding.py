@@ -28,7 +28,7 @@ from loadgauge.core.estimate.result import Estimate
 
 
 class Method(StrEnum):
-    """How sequences of unequal lengths are put in a micro-batch."""
+    """Ways to put sequences of unequal lengths in a micro-batch."""
 
     PADDED_EAGER = "padded, eager"
     """Computes and keeps all the padding, and writes the scores: what shares are of."""
@@ -151,7 +151,7 @@ def forecast(
 
 
 def _notes(model: ModelSpec, lengths: Lengths) -> tuple[str, ...]:
-    """Return what of this forecast is not exact."""
+    """Return the parts of this forecast that are not exact."""
     mixers = [block.attention for block in model.blocks if isinstance(block.attention, Attention)]
     windows = {mixer.sliding_window for mixer in mixers if mixer.sliding_window is not None}
     if not any(window < lengths.longest for window in windows):

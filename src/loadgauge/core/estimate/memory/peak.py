@@ -27,7 +27,7 @@ STRETCHES: dict[Phase, When] = {
     Phase.FORWARD: "forward", Phase.LOSS: "loss", Phase.STEP: "step", Phase.EVALUATION: "evaluation",
     Phase.GENERATION: "evaluation", Phase.SAVING: "saving", Phase.SETUP: "setup",
 }  # fmt: skip
-"""What a phase counts as in `When`; all others are part of the backward."""
+"""Phases and the `When` that each counts as; a phase that is missing here counts as backward."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -64,9 +64,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of host memory while a checkpoint is saved: of the first rank for a full one, of each for a sharded one."""
     margins: Margins
     unsaid: tuple[Unsaid, ...] = ()
-    """What the job leaves open, each far from what is assumed; the range is that of the run as assumed."""
+    """Open choices of the job whose other outcome is far from the assumed one; the range is that of the run as assumed."""
     nearby: dict[str, float] = {}
-    """How wide each small thing that is not said makes the range [bytes], by its flag, or its key in a job file."""
+    """Width that each small unspecified choice adds to the range [bytes], by its flag, or its key in a job file."""
     workspaces: float = 0.0
     """Of the part outside: what the allocator hands out to the libraries of matrix products."""
     idle: float = 0.0
@@ -104,7 +104,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return self.total - self.parts["outside"] + self.workspaces
 
     def reading(self, counter: Counter) -> Reading:
-        """Return what a counter would show at the peak [bytes]."""
+        """Return the reading of a counter at the peak [bytes]."""
         return self.margins.reading(counter, self.allocated)
 
     def widened(self, fewer: float, more: float, flag: str) -> Memory:
@@ -116,18 +116,18 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def widths(self) -> dict[str, float]:
-        """Return what makes the range wide: by flag or key, or the cause outside the job, how far its ends lie apart [bytes]."""
+        """Return the width of the range that each cause adds [bytes], by flag or key, or by a cause outside the job."""
         outside = self.margins.outside
         others = outside.high - outside.low
         return {**self.nearby, "spread": self.high - self.low - others - sum(self.nearby.values()), "outside": others}
 
     def range_with(self, change: float) -> Reading:
-        """Return what a card must have where the peak is higher by `change` [bytes]."""
+        """Return the memory a card must have where the peak is higher by `change` [bytes]."""
         return self.margins.needed(self.allocated + change)
 
     @property
     def widest(self) -> Reading:
-        """Return what a card must have, whatever is unsaid: each open thing at its least and at its most [bytes]."""
+        """Return the memory a card must have whatever is unspecified: each open choice at its least and at its most [bytes]."""
         fewer, more = (sum(getattr(each, end) for each in self.unsaid) for end in ("fewer", "more"))
         return self.margins.widened(fewer, more).needed(self.allocated)
 

@@ -48,7 +48,7 @@ class Phase(StrEnum):
     REDUCTION = "reduction"
     """The reduction of the gradients that are whole until the end of backward (FSDP)."""
     CLIP = "clip"
-    """What is done with the gradients between backward and the optimizer step (DeepSpeed)."""
+    """Phase between backward and the optimizer step, in which DeepSpeed clips the gradients."""
     STEP = "step"
     """The optimizer step."""
     EVALUATION = "evaluation"
@@ -135,8 +135,8 @@ class StageAtWork:
         """Yield the moments of a step in the order in which a micro-batch reaches them."""
         forwards, backwards = self.fullest(True), self.fullest(False)
         for work in forwards:
-            for place in self.between(forward=True):
-                yield self.forward(work, self.memory.key(self.stage, place), place)
+            for layer in self.between(forward=True):
+                yield self.forward(work, self.memory.key(self.stage, layer), layer)
             for key, position in self.positions(self.chunk(work), "last"):
                 yield self.forward(work, key, position)
         apart = self.memory.ends_apart
@@ -164,8 +164,8 @@ class StageAtWork:
         if self.memory.fully_sharded and self.layout.pp > 1:
             yield self.at_reduction()
         for work in backwards:
-            for place in self.between(forward=False):
-                yield self.backward(work, self.memory.key(self.stage, place), place)
+            for layer in self.between(forward=False):
+                yield self.backward(work, self.memory.key(self.stage, layer), layer)
             if self.chunk(work).first:
                 yield self.at_embedding(work)
                 if self.memory.by_layer:
@@ -199,7 +199,7 @@ class StageAtWork:
             return ()
         if forward:
             return (start,)
-        return tuple(place for place in sorted({stop - 2, start + 1}, reverse=True) if start < place < stop - 1)
+        return tuple(layer for layer in sorted({stop - 2, start + 1}, reverse=True) if start < layer < stop - 1)
 
     def fullest(self, forward: bool) -> list[Work]:
         """Return the forwards (or backwards) with the most bytes in flight, one for all chunks with the same layers."""
@@ -294,7 +294,7 @@ class StageAtWork:
         return Moment(name, phase, every, position, work, key, gone, point)
 
     def counts(self, start: int, stop: int) -> dict[Key, int]:
-        """Return how many layers of each kind, recomputed or not, are in `start:stop` of the stage."""
+        """Return the number of layers of each kind, recomputed or not, in `start:stop` of the stage."""
         return self.memory.counts(self.stage, start, stop)
 
     def point(self, doing: Pass, position: int | None = None) -> At:
@@ -594,8 +594,8 @@ class StageAtWork:
         else:
             transient = zero_engine.in_step(memory, self.stage)
         if self.stage.index == 0:
-            lying = (one for one in memory.embedding if one.name in LYING)
-            transient = transient + sum(tensor.nbytes for one in lying for tensor in one.keeps)
+            lying = (operation for operation in memory.embedding if operation.name in LYING)
+            transient = transient + sum(tensor.nbytes for operation in lying for tensor in operation.keeps)
         return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 
 

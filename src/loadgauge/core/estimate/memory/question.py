@@ -87,7 +87,7 @@ class Question(msgspec.Struct, frozen=True):
         return len(self.choices) == 1
 
     def words(self) -> str:
-        """Return what decides, and what each answer comes to.
+        """Return the deciding choice, and the verdict of each of its values.
 
         >>> choices = [Choice("bfloat16", True, 2.0**30, 0, 0, "fits", {}), Choice("float32", False, 2.0**31, 0, 0, "tight", {})]
         >>> Question("--weights", tuple(choices)).words()
@@ -107,11 +107,11 @@ class Question(msgspec.Struct, frozen=True):
 def ask(
     unsaid: Sequence[Unsaid], verdict: Verdict, ends: Callable[[float], Reading], capacity: float | None
 ) -> Question | None:
-    """Return the unsaid thing that makes a verdict another, with each of its answers; None where none does.
+    """Return the unspecified choice that decides the verdict, with the verdict of each of its values; None where none decides.
 
-    Of several the one that may change the most; where no thing does it alone, all together at their most. A thing that may change
-    it by an amount that is not known decides where nothing else does.
-    ends: what a card must have where the peak is higher by so many bytes
+    Of several, the one with the largest effect on memory; where none decides alone, all of them together at their largest. One
+    whose effect is not known decides where no other does.
+    ends: the memory a card must have, from the bytes that a choice adds to the peak
 
     >>> dtype = Unsaid("--weights", "bfloat16", (Alternative("float32", 30.0),))
     >>> asked = ask([dtype], "depends", lambda more: Reading(50 + more, 60 + more, 70 + more), 79.0)

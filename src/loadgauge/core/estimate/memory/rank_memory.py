@@ -64,7 +64,9 @@ class LayerFacts(msgspec.Struct, frozen=True):
         working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
         """
         kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
-        entering = next((tensor.nbytes for one in layer for tensor in one.inputs if tensor.name == "input"), 0)
+        entering = next(
+            (tensor.nbytes for operation in layer for tensor in operation.inputs if tensor.name == "input"), 0
+        )
         return cls(
             layer,
             recompute,
@@ -140,7 +142,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
     @property
     def terms(self) -> Kept:
-        """Return what all modules keep outside their heads, as a term of `ChunkBytes`."""
+        """Return the bytes that all modules keep outside their heads, as a term of `ChunkBytes`."""
         return Kept(End.PREDICTION, 1, self.kept, 1, self.waiting)
 
 
@@ -228,7 +230,7 @@ class MemoryModel:
         return self.view.input_gradients or reached
 
     def leaving(self, layer: Layer, recompute: Recompute) -> Leaving:
-        """Return what of a layer is in host memory between forward and backward."""
+        """Return the tensors of a layer that are in host memory between forward and backward."""
         return leaving(self.training.host.activations, layer, recompute, self.names)
 
     @property
@@ -383,14 +385,14 @@ class MemoryModel:
         return stage.repeated(self.layout.recompute, position)
 
     def counts(self, stage: Stage, start: int, stop: int) -> dict[Key, int]:
-        """Return how many layers of each kind, recomputed or not, are in `start:stop` of a stage."""
+        """Return the number of layers of each kind, recomputed or not, in `start:stop` of a stage."""
         key = stage.pattern, start - stage.start, stop - stage.start
         if key not in self._counts:
             self._counts[key] = stage.counts(self.layout.recompute, start, stop)
         return self._counts[key]
 
     def of_layers(self, counts: dict[Key, int]) -> ChunkBytes:
-        """Return what one micro-batch keeps in `counts` layers of each kind [bytes]."""
+        """Return the bytes that one micro-batch keeps in `counts` layers of each kind."""
         return ChunkBytes.of(tuple(self._kept(counts)))
 
     def _kept(self, counts: dict[Key, int]) -> Iterator[Kept]:
@@ -400,7 +402,7 @@ class MemoryModel:
             yield Kept(key, ceil_div(count, group) if key[1] else count, facts.kept, count, facts.waiting)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """Return what one micro-batch keeps on a chunk [bytes]: layers, shared tables, embedding, head, MTP modules."""
+        """Return the bytes that one micro-batch keeps on a chunk: layers, shared tables, embedding, head, MTP modules."""
         terms = [*self._kept(self.counts(stage, chunk.start, chunk.stop)), Kept(End.SHARED, 1, self.shared, 0, 0)]
         head: Size = 0
         head_waiting: Size = 0
@@ -416,7 +418,7 @@ class MemoryModel:
         return ChunkBytes.of(tuple(terms), head, head_waiting)
 
     def idle(self, stage: Stage, chunk: Chunk) -> tuple[Kept, ...]:
-        """Return what the first layer does not keep, as nothing before it is trained; one that runs again keeps its input."""
+        """Return the tensors that the first layer need not keep, as nothing before it is trained; rerun, it keeps its input."""
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
             return ()
         key = self.key(stage, chunk.start)
@@ -457,8 +459,8 @@ class MemoryModel:
                 sums[2 * group] += whole
                 sums[2 * group + 1] += waits
             # Gradients allocated layer by layer include those of all later layers.
-            place = work.chunk if self.lazy else groups[work.chunk]
-            flights.add((work.forward, place, work.splits, tuple(sums)))
+            of_chunk = work.chunk if self.lazy else groups[work.chunk]
+            flights.add((work.forward, of_chunk, work.splits, tuple(sums)))
         return make_up, frozenset(flights)
 
     def weights(self, counts: dict[Key, int]) -> RankWeights:
@@ -514,9 +516,9 @@ class MemoryModel:
             gradients = [self.training.precision.gradient * tied.all.trainable if stage.last else 0, 0]
         elif optimizer.one_block:
             states = States(states.weights, *self.block_states(counts))
-        found = self.units(stage), weights, states, *gradients
-        self._weighed[key] = found
-        return found
+        weights_of_stage = self.units(stage), weights, states, *gradients
+        self._weighed[key] = weights_of_stage
+        return weights_of_stage
 
     def block_states(self, counts: dict[Key, int]) -> tuple[Size, Size]:
         """Return the bytes of gradients and optimizer states where one layer is trained at a time: of the largest of `counts`.
@@ -564,7 +566,7 @@ class MemoryModel:
 
     def positions(self, stage: Stage, chunk: Chunk, order: str) -> Iterator[tuple[Key, int]]:
         """Yield kind and position of the last (or first) layer of each kind in a chunk; `order`: "last" or "first"."""
-        kinds = len(self.counts(stage, chunk.start, chunk.stop))
+        distinct = len(self.counts(stage, chunk.start, chunk.stop))
         seen: set[Key] = set()
         places = range(chunk.start, chunk.stop)
         for position in reversed(places) if order == "last" else places:
@@ -572,7 +574,7 @@ class MemoryModel:
             if key not in seen:
                 seen.add(key)
                 yield key, position
-            if len(seen) == kinds:
+            if len(seen) == distinct:
                 return
 
     def states(self, count: RankWeights) -> States:

@@ -25,7 +25,11 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
     if policy.mode == "selective" and layer.profile is not None:
         return Recompute(checkpointed=_core(layer))
     if policy.mode == "selective":
-        return Recompute(checkpointed=frozenset(one.name for one in layer if one.name in CORE and one.gradients))
+        return Recompute(
+            checkpointed=frozenset(
+                operation.name for operation in layer if operation.name in CORE and operation.gradients
+            )
+        )
     if policy.mode == "full":
         return Recompute(checkpointed=layer.names)
     chosen: set[str] = set()
@@ -36,26 +40,32 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
         name, _, only = word.partition("@")
         matches = _named(name, layer.names) if only in ("", kind) else set()
         if not matches and name not in within and not _named(name, model):
-            known = ", ".join(sorted(layer.names | model))
-            raise ConfigError(f"no operation {name!r} in this model's layers (known: {known})", key="recompute")
+            names = ", ".join(sorted(layer.names | model))
+            raise ConfigError(f"no operation {name!r} in this model's layers (known: {names})", key="recompute")
         chosen |= matches
-    return Recompute(discarded=frozenset(one.name for one in layer if one.name in chosen and one.gradients))
+    return Recompute(
+        discarded=frozenset(operation.name for operation in layer if operation.name in chosen and operation.gradients)
+    )
 
 
 def _core(layer: Layer) -> frozenset[str]:
     """The attention itself in a captured layer: its kernel, or where it is written out, the two products around a softmax."""
     operations = layer.operations
-    found = {one.name for one in operations if one.kind == "attention"}
-    products = [place for place, one in enumerate(operations) if one.gemms and not (one.weights or one.borrows)]
-    for place, one in enumerate(operations):
-        before, after = [at for at in products if at < place], [at for at in products if at > place]
-        if "softmax" in one.name and before and after:
-            found |= {each.name for each in operations[before[-1] : after[0] + 1]}
-    if not found:
+    attention = {operation.name for operation in operations if operation.kind == "attention"}
+    products = [
+        index
+        for index, operation in enumerate(operations)
+        if operation.gemms and not (operation.weights or operation.borrows)
+    ]
+    for index, operation in enumerate(operations):
+        before, after = [at for at in products if at < index], [at for at in products if at > index]
+        if "softmax" in operation.name and before and after:
+            attention |= {each.name for each in operations[before[-1] : after[0] + 1]}
+    if not attention:
         raise ConfigError(
             "selective: no attention is found in the captured layers; full, or names of operations", key="recompute"
         )
-    return frozenset(found)
+    return frozenset(attention)
 
 
 MODULES = {
@@ -83,7 +93,7 @@ STAYS = Leaving()
 
 
 def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str]) -> Leaving:
-    """Return what leaves the card. words: see `Host.activations`; model: names of all its operations
+    """Return the tensors that leave the card. words: see `Host.activations`; model: names of all its operations
 
     Raises `ConfigError` for an unknown word.
     """
@@ -97,8 +107,8 @@ def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str
     for word in chosen - {"checkpoints"}:
         own = {name for name in MODULES.get(word, {word}) if _named(name.partition("@")[0], model)}
         if not own and word not in MODULES:
-            known = ", ".join(("none", "checkpoints", "all", *MODULES))
-            raise ConfigError(f"no module or operation {word[:40]!r} (known: {known})", key="activation_offload")
+            accepted = ", ".join(("none", "checkpoints", "all", *MODULES))
+            raise ConfigError(f"no module or operation {word[:40]!r} (known: {accepted})", key="activation_offload")
         named |= own
     hosted = applied(RecomputePolicy(mode="ops", ops=frozenset(named)), layer, model).discarded if named else set()
     holders = {name: set(layer.keepers(name, recompute)) for name in kept} if hosted else {}

@@ -40,7 +40,7 @@ F, B, W, BW, PAIR_WAIT, PAIR_F, PAIR_BW, PAIR_END = range(8)
 """Kinds of work, as stored. A pair is four entries: wait for what its BW needs, F, BW, and then hand on F's output."""
 
 KINDS = ("F", "B", "W", "BW", "", "F", "BW", "")
-"""What each kind is called; the two without a name take no time and are no work."""
+"""Name of each kind of work; the two without a name take no time."""
 
 
 class Work(NamedTuple):
@@ -127,7 +127,7 @@ class Family(NamedTuple):
     chunks: int  # 0: the user's choice
     splits_backward: bool
     shape: Literal["line", "v", "both"] = "line"
-    """How chunks lie on the stages: down them; down and up again; half of the micro-batches down, half up."""
+    """Placement of chunks on the stages: down them; down and up again; half of the micro-batches down, half up."""
 
 
 def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> Order:
@@ -213,7 +213,7 @@ def _alternate(warmup: int, forwards: list[int], backwards: list[int]) -> list[i
 
 
 def _one_f_one_b(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
-    """As many forwards ahead as there are stages behind this one."""
+    """Return the order of 1F1B: a stage runs one forward ahead for each stage behind it."""
     warmup, numbers = min(stages - stage - 1, batches), list(range(batches))
     return _alternate(warmup, [F] * batches, [BW] * batches), _alternate(warmup, numbers, numbers)
 

@@ -1,4 +1,4 @@
-"""How long a pipeline takes: its schedule played through with the real time of every stage, and the closed forms.
+"""Time of a pipeline: its schedule played through with the real time of every stage, and the closed forms.
 
 `simulate` plays a schedule (`schedule_orders`) through (`schedule_timeline`); `closed_form` is what papers print for
 equal stages, where it holds.

@@ -52,7 +52,7 @@ class Stage(msgspec.Struct, frozen=True):
         return offset % policy.every == policy.every - 1
 
     def counts(self, policy: RecomputePolicy, start: int, stop: int) -> dict[Key, int]:
-        """Return how many layers of each kind, recomputed or not, are in `start:stop`."""
+        """Return the number of layers of each kind, recomputed or not, in `start:stop`."""
         start, stop = start - self.start, stop - self.start
         if policy.mode == "none":
             again: tuple[int, ...] = ()
@@ -77,15 +77,15 @@ def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
     >>> [(stage.first, stage.last) for stage in stages(model, Layout(pp=2, schedule="dualpipev", seq_len=1))]
     [(True, True), (False, False)]
     """
-    begins, finishes = ({route[place] for route in layout.routes} for place in (0, -1))
+    begins, finishes = ({route[hop] for route in layout.routes} for hop in (0, -1))
     start = 0
     for index, slices in enumerate(layout.chunks_of(model)):
         chunks: list[Chunk] = []
         pattern: tuple[int, ...] = ()
         stop = start
         for number, (begin, end) in enumerate(slices):
-            place = index, number
-            chunks.append(Chunk(stop, stop + end - begin, place in begins, place in finishes))
+            position = index, number
+            chunks.append(Chunk(stop, stop + end - begin, position in begins, position in finishes))
             pattern += model.pattern[begin:end]
             stop += end - begin
         first, last = any(chunk.first for chunk in chunks), any(chunk.last for chunk in chunks)

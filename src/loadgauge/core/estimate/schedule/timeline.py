@@ -177,10 +177,10 @@ def _tables(
         return links[min(here[0], there[0])] if abs(here[0] - there[0]) == 1 else links[order.stages - 1]
 
     for route in order.routes:
-        for place, part in enumerate(route):
+        for hop, part in enumerate(route):
             stage, chunk = part
-            before = route[place - 1] if place else None
-            after = route[place + 1] if place + 1 < len(route) else None
+            before = route[hop - 1] if hop else None
+            after = route[hop + 1] if hop + 1 < len(route) else None
             down, up = way(after, part), way(before, part)
             hold_down, hold_up = (0, 0) if overlap_send else (down, up)
             activation = forwards[before] if before else at_hand
@@ -234,8 +234,8 @@ def _grid(name: str, times: Any, order: Order) -> list[list[Size]]:
         return [[seconds / order.split] * order.chunks for seconds in row]
     grid: list[list[Size]] = [[0] * order.chunks for _ in range(order.stages)]
     for route in order.routes:  # with two directions a stage of the model sits on two stages of the pipeline
-        for place, (stage, chunk) in enumerate(route):
-            grid[stage][chunk] = row[place]
+        for hop, (stage, chunk) in enumerate(route):
+            grid[stage][chunk] = row[hop]
     return grid
 
 

@@ -55,15 +55,15 @@ def _in_turn(memory: MemoryModel, stage: Stage, doing: Pass, position: int | Non
         return At(doing)
     if doing == "embedding":
         return At(doing, before=memory.key(stage, stage.start))
-    place = stage.stop - 1 if position is None else position
-    in_backward = tuple(memory.counts(stage, stage.start, place + 1).items())
-    layer = memory.key(stage, place)
+    layer_index = stage.stop - 1 if position is None else position
+    in_backward = tuple(memory.counts(stage, stage.start, layer_index + 1).items())
+    layer = memory.key(stage, layer_index)
     if doing == "prediction":
         return At(doing, ahead=layer, held=in_backward)
     if doing != "backward":
         return At(doing, layer, held=in_backward)
-    ahead = memory.key(stage, place - 1) if place > stage.start else None
-    before = memory.key(stage, place + 1) if place + 1 < stage.stop else None
+    ahead = memory.key(stage, layer_index - 1) if layer_index > stage.start else None
+    before = memory.key(stage, layer_index + 1) if layer_index + 1 < stage.stop else None
     return At(doing, layer, ahead, before, in_backward)
 
 
@@ -77,8 +77,8 @@ def copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     hosted = memory.training.host.activations == "checkpoints" and memory.layout.recompute.mode == "full"
     if memory.training.framework.offloads_checkpoints and hosted:
         # The last layer's stays on the card (`LAST_GC_INDEX`), and two buffers bring the others back.
-        one = memory.view.tokens * memory.model.stream_size * memory.training.precision.compute
-        terms["inputs of three layers on their way"] = 3 * one
+        input_bytes = memory.view.tokens * memory.model.stream_size * memory.training.precision.compute
+        terms["inputs of three layers on their way"] = 3 * input_bytes
     return terms
 
 
@@ -112,13 +112,13 @@ def _copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
         return zero_engine.copies(memory, stage, point)
     if point.doing == "step":  # of all copies only DDP's buckets are there from the first step to the last
         if memory.by_layer and framework.flat_parameters:
-            return {what: several * nbytes for what, nbytes in _flat(memory, stage, point).items()}
+            return {label: several * nbytes for label, nbytes in _flat(memory, stage, point).items()}
         return {buckets: in_buckets} if layout.zero < 2 and framework.ddp_copies else {}
     if memory.fully_sharded:
         terms = _fsdp(memory, stage, point) if memory.by_layer else _fsdp_in_pipeline(memory, weights)
         if memory.by_layer and framework.flat_parameters:
             terms |= _flat(memory, stage, point)
-        terms = {what: several * nbytes for what, nbytes in terms.items()}
+        terms = {label: several * nbytes for label, nbytes in terms.items()}
         if precision.autocast:
             terms["16-bit copies of the weights"] = (
                 (1 - several) * precision.compute * _cast(memory, stage, point, weights)
@@ -142,7 +142,7 @@ def _copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
 
 
 def _fsdp(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
-    """Return what FSDP2 gathers and has not reduced yet."""
+    """Return the weights and gradients that FSDP2 has gathered and not yet reduced."""
     precision, facts = memory.training.precision, memory.facts
     if point.doing == "ends":
         return {}
@@ -259,13 +259,15 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
     if memory.layout.pp > 1:
         return every
     if point.doing in ("forward", "gather", "head"):
-        made: Size = every if point.doing == "head" and not by_tile else 0
+        cached_bytes: Size = every if point.doing == "head" and not by_tile else 0
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             of = memory.facts[key].weights.all
             frozen = memory.training.lora is not None or not same(of.frozen, 0)
             cached = of.trainable_matrices if key[1] and frozen else of.matrices
-            made = made + count * (cached - (of.matrices if point.doing == "head" and not by_tile else 0))
-        return made
+            cached_bytes = cached_bytes + count * (
+                cached - (of.matrices if point.doing == "head" and not by_tile else 0)
+            )
+        return cached_bytes
     if point.doing in ("embedding", "ends"):
         return 0
     left: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held if not key[1])

@@ -32,22 +32,25 @@ from loadgauge.core.estimate.states.states import RankWeights
 
 
 def pools(rank: StageAtWork, moments: Sequence[Moment], peak: Moment) -> Pools:
-    """Return what the pools of a rank hold [bytes]. peak: the one of the moments at which the rank holds the most."""
+    """Return the bytes that the pools of a rank hold. peak: the one of the moments at which the rank holds the most."""
     memory, stage = rank.memory, rank.stage
     if memory.engine is not None:
-        found = [{} if one.point is None else zero_engine.pools(memory, stage, one.point) for one in moments]
+        by_moment = [
+            {} if step_moment.point is None else zero_engine.pools(memory, stage, step_moment.point)
+            for step_moment in moments
+        ]
         most: dict[str, float] = {}
-        for streams in found:
+        for streams in by_moment:
             for stream, (_, highest) in streams.items():
                 most[stream] = max(most.get(stream, 0.0), float(highest))
-        held = [sum(there for there, _ in streams.values()) for streams in found]
+        held = [sum(there for there, _ in streams.values()) for streams in by_moment]
         # What is asked for there changes its size all the time.
         return _sums(moments, peak, held, sum(most.values()), 0.0, regular=False)
     if not (memory.fully_sharded and memory.sharded is True):
         return Pools()
     waiting = [_gathering(memory, moment) for moment in moments]
     shards = [_shards(rank, moment) for moment in moments]
-    both = [one + other for one, other in zip(waiting, shards, strict=True)]
+    both = [step_moment + other for step_moment, other in zip(waiting, shards, strict=True)]
     most_of_both = _most_gathered(memory, stage) + max(shards) + _being_reduced(rank)
     return _sums(moments, peak, both, most_of_both, hole(memory) if stage.last else 0.0, regular=True)
 
@@ -62,8 +65,10 @@ def _sums(
         float(moment.total) - min(float(moment.total), float(beside)) + (hole if moment.phase is Phase.LOSS else 0.0)
         for moment, beside in zip(moments, held, strict=True)
     )
-    known = memory_range()
-    return Pools(beside=float(peak.total) - main, most=most, idle=(known.static if regular else known.dynamic).reserved)
+    measured = memory_range()
+    return Pools(
+        beside=float(peak.total) - main, most=most, idle=(measured.static if regular else measured.dynamic).reserved
+    )
 
 
 def _gathering(memory: MemoryModel, moment: Moment) -> Size:
@@ -107,8 +112,8 @@ def _units(memory: MemoryModel, stage: Stage) -> Iterator[RankWeights]:
         yield memory.end_weights[0]
     else:
         yield memory.units(stage)
-    for place in range(stage.start, stage.stop):
-        yield memory.facts[memory.key(stage, place)].weights
+    for layer in range(stage.start, stage.stop):
+        yield memory.facts[memory.key(stage, layer)].weights
     if memory.ends_apart:
         yield memory.end_weights[1]
 

@@ -111,8 +111,8 @@ def pools(memory: MemoryModel, stage: Stage, point: At) -> dict[str, tuple[Size,
         return {}
     terms: dict[str, tuple[Size, Size]] = {}
     if zero == 3:
-        found, weights = copies(memory, stage, point), memory.weighed(stage)[1]
-        held: Size = sum(found.get(name, 0) for name in (GATHERED, BUFFER))
+        copied, weights = copies(memory, stage, point), memory.weighed(stage)[1]
+        held: Size = sum(copied.get(name, 0) for name in (GATHERED, BUFFER))
         more: Size = 0
         if point.doing == "backward":
             once = 2 * memory.largest_weight * memory.gathered_bytes(weights) / maximum(weights.total, 1)
@@ -139,7 +139,7 @@ def _whole(memory: MemoryModel, stage: Stage) -> Size:
 
 
 def _buckets(memory: MemoryModel) -> int:
-    """How many buckets gradients are collected in."""
+    """Number of buckets that gradients are collected in."""
     engine, zero = _engine(memory), memory.layout.zero
     return 2 if zero < 3 and engine.overlaps(zero) else 1
 
@@ -164,12 +164,12 @@ def first_full(memory: MemoryModel, stage: Stage) -> tuple[int, ...]:
     if zero < 2:
         return ()
     done: Size = memory.head_trainable
-    for place in range(stage.stop - 1, stage.start - 1, -1):
-        done = done + memory.facts[memory.key(stage, place)].weights.all.trainable
+    for layer in range(stage.stop - 1, stage.start - 1, -1):
+        done = done + memory.facts[memory.key(stage, layer)].weights.all.trainable
         if not isinstance(done, int | float):
             return ()  # of many layouts at once
         if done > engine.bucket:
-            return (place,) if place < stage.stop - 1 else ()
+            return (layer,) if layer < stage.stop - 1 else ()
     return ()
 
 

@@ -50,7 +50,7 @@ class Purpose(StrEnum):
 OF_LAYERS = {
     Carries.ACTIVATIONS: Purpose.ACTIVATIONS, Carries.KEYS_AND_VALUES: Purpose.KEYS_AND_VALUES, Carries.TOKENS: Purpose.TOKENS,
 }  # fmt: skip
-"""What the layers' own collectives are for."""
+"""Purpose of the layers' own collectives, by axis."""
 
 
 def bandwidth_needed(nbytes: float, seconds: float, share: float = 1.0) -> float:
@@ -143,7 +143,7 @@ def efficiency(share: Size) -> Size:
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """What each axis needs and reaches, from the traffic of a step.
+    """Bandwidth that each axis needs and reaches, from the traffic of a step.
 
     stage: the slowest pipeline stage, whose compute is given; traffic: over each axis, that of a GPU of the stage where it
     takes longest (inner stages send both ways, the last one has the head's); exposed seconds are those of the step
@@ -296,7 +296,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 if row.stage == step.stage:
                     yield row
             elif key in left:
-                yield from (one for one in by_stage[left.pop(key)] if _asks(one) == key)
+                yield from (other for other in by_stage[left.pop(key)] if _asks(other) == key)
 
     def compute(self, memory: MemoryModel, machine: Machine, step: StepTime) -> Compute:
         """Return the compute of a step on its slowest stage [s]; a third of the ends' compute is forward."""
@@ -320,13 +320,13 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Yield what each axis needs, with the traffic of one axis, link and moment taken together."""
         together: dict[tuple[str, Purpose, str, float], list[Traffic]] = {}
         for row in traffic:
-            what, beside = self.beside(row, compute)
-            together.setdefault((row.axis, what, row.link, beside), []).append(row)
-        for (axis, what, link, beside), rows in together.items():
+            purpose, beside = self.beside(row, compute)
+            together.setdefault((row.axis, purpose, row.link, beside), []).append(row)
+        for (axis, purpose, link, beside), rows in together.items():
             outer = link == "outer"
             yield Need(
                 axis=axis,
-                what=what,
+                what=purpose,
                 link=link,
                 stage=rows[0].stage,
                 ranks=max(row.ranks for row in rows),
@@ -339,11 +339,11 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
 
     def purpose(self, row: Traffic, network: Network) -> Purpose:
-        """Return what a row of a network's traffic is part of."""
+        """Return the purpose that a row of a network's traffic counts for."""
         return self.beside(row, network.compute)[0]
 
     def beside(self, row: Traffic, compute: Compute) -> tuple[Purpose, float]:
-        """Return what a row of traffic is part of, and the seconds of compute it can overlap with (0: none)."""
+        """Return the purpose of a row of traffic, and the seconds of compute it can overlap with (0: none)."""
         overlap, layout = self.training.overlap, self.layout
         if row.kind.after_backward:
             return Purpose.SHARED_WEIGHTS, 0.0
@@ -405,7 +405,7 @@ def what_if(setup: NetworkCase, network: Network) -> Iterator[Change]:
 
 
 def filling(layout: Layout, size: int) -> int:
-    """Return how many GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
+    """Return the number of GPUs of each domain of `size` a job uses, so that no tensor-parallel group leaves its domain.
 
     The largest number that fills all domains evenly, if it is at least half a domain; else the largest, and the last domain
     is used in part. Where tensor-parallel groups are larger than a domain, domains are filled evenly.
@@ -440,8 +440,8 @@ def largest_tp(setup: NetworkCase) -> int | None:
     while tp <= ranks:
         other = msgspec.structs.replace(layout, tp=tp, dp=ranks // tp, sequence_parallel=shared)
         if ranks % tp == 0 and not other.valid(model):
-            found = msgspec.structs.replace(setup, layout=other).answer()
-            fits = all(need.enough for need in found.needs if need.axis == "tp")
+            answer = msgspec.structs.replace(setup, layout=other).answer()
+            fits = all(need.enough for need in answer.needs if need.axis == "tp")
             best = tp if fits else best or 1
         tp *= 2
     return best

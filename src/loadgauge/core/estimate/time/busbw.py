@@ -52,7 +52,7 @@ def measured(text: str, domain: int) -> list[Measured]:
         raise ConfigError(f"must be a bandwidth and a size such as 340GB/s:1GiB, got {rest[:60]!r}", key="busbw")
     among = int(parse_count(ranks, "busbw")) if ranks else domain
     if among < 2:
-        raise ConfigError(f"is between 2 ranks or more, got {among}", key="busbw")
+        raise ConfigError(f"must be measured between 2 or more ranks, got {among}", key="busbw")
     passes = 1 if word == "algbw" else float(bus_factor(kind, among))
     return [Measured(kind, nbytes, nbytes * passes / rate, among)]
 
@@ -93,7 +93,7 @@ def _across(fabric: Fabric, kind: str, timed: Measured) -> Fabric:
     low, high = 1e-6, 1e3
     for _ in range(80):
         share = (low * high) ** 0.5
-        found = msgspec.structs.replace(fabric, outer_efficiency=share)
-        slow = seconds(kind, timed.nbytes, Group("dp", timed.ranks, 1), found) > timed.seconds
+        slower = msgspec.structs.replace(fabric, outer_efficiency=share)
+        slow = seconds(kind, timed.nbytes, Group("dp", timed.ranks, 1), slower) > timed.seconds
         low, high = (share, high) if slow else (low, share)
     return msgspec.structs.replace(fabric, outer_efficiency=high)

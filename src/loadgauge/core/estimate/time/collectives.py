@@ -263,12 +263,12 @@ def groups(degrees: dict[str, Size], order: tuple[str, ...] = RANK_ORDER) -> dic
     Group(axis='dp', ranks=4, stride=8, further=(), part_of=None)
     """
     stride: Size = 1
-    made = {}
+    by_axis = {}
     for axis in order:
         if axis in degrees:
-            made[axis] = Group(axis, degrees[axis], stride)
+            by_axis[axis] = Group(axis, degrees[axis], stride)
             stride = stride * degrees[axis]
-    return made
+    return by_axis
 
 
 def joined(axis: str, first: Group, second: Group) -> Group:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, same
+from loadgauge.core.definitions.layout.axes import LANE_OF
 from loadgauge.core.estimate.time.roofline import OperationTime
 from loadgauge.core.layers.operations.operations import Collective, Layer
 
@@ -44,7 +45,7 @@ def added(first: Links, second: Links, times: Size = 1) -> Links:
     """
     if second is NOTHING:
         return first
-    ahead, all_ahead, back, all_back = (one + times * other for one, other in zip(first, second, strict=True))
+    ahead, all_ahead, back, all_back = (total + times * other for total, other in zip(first, second, strict=True))
     return ahead, all_ahead, back, all_back
 
 
@@ -59,11 +60,10 @@ def on_network(whole: Mapping[str, Size], lanes: Mapping[str, Size], crossing: M
     """
     exposed: Size = 0
     all_: Size = 0
-    experts = whole.get("ep", 0) + whole.get("etp", 0)
     for axis, value in whole.items():
-        lane, of_lane = ("ep", experts) if axis in ("ep", "etp") else (axis, value)
+        of_lane = sum(whole[other] for other in whole if LANE_OF[other] == LANE_OF[axis])
         all_ = all_ + crossing[axis] * value
-        exposed = exposed + crossing[axis] * lanes[lane] * value / maximum(of_lane, TINY)
+        exposed = exposed + crossing[axis] * lanes[LANE_OF[axis]] * value / maximum(of_lane, TINY)
     return exposed, all_
 
 
@@ -80,8 +80,8 @@ def beside_gradients(layer: Layer, times: Sequence[OperationTime]) -> Iterator[t
                 continue
             source = (operation.outputs if entry else operation.inputs)[0].name
             readers = [
-                time for one, time in zip(layer, times, strict=True)
-                if one.gemms and one.inputs and one.inputs[0].name == source
+                time for reader, time in zip(layer, times, strict=True)
+                if reader.gemms and reader.inputs and reader.inputs[0].name == source
             ]  # fmt: skip
             gathers = collective.kind == "all_gather"
-            yield collective, sum(one.input_gradient if gathers else one.weight_gradient for one in readers)
+            yield collective, sum(reader.input_gradient if gathers else reader.weight_gradient for reader in readers)

@@ -71,7 +71,7 @@ def goodput(
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """How often one GPU (with its share of the node) fails [h], and the time of a checkpoint and a restart [s]."""
+    """Mean time between failures of one GPU with its share of the node [h], and the time of a checkpoint and a restart [s]."""
 
     hours_between_failures_per_gpu: float
     checkpoint_seconds: float = 60.0

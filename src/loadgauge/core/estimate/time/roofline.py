@@ -65,13 +65,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     fp8_peak: float | None = None
     low: LowPrecision | None = None
     graphs: bool = False
-    """Whether CUDA graphs hide the launches."""
+    """True where CUDA graphs hide the launches."""
     one_kernel: bool = False
-    """Whether the products of all experts on a rank are one kernel, and not launched one by one."""
+    """True where one kernel multiplies for all experts of a rank; else each expert has launches of its own."""
     fuses_dropout: bool = False
-    """Whether dropout is part of the residual sum's kernel."""
+    """True where the kernel of the residual sum also drops out."""
     stored: BaseFormat | None = None
-    """How a frozen base is stored, whose matrices are made in 16 bits for each product."""
+    """Storage of a frozen base, whose matrices are made in 16 bits for each product."""
     dequantise: float = DEQUANTISE
     """Share of the bandwidth at which they are made."""
     attention: str = "fa2"
@@ -85,7 +85,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     host: float = 0.0
     """Seconds in which the host launches an operation, in each direction (`core/definitions/training/software.py`)."""
     plain: bool = False
-    """Whether products run without tensor cores (float32), which no power limit slows down."""
+    """True where products run without tensor cores (float32), which no power limit slows down."""
     tf32: float = 0.0
     """Peak of convolutions in float32 over that of products, where tensor cores run them; 0: they do not."""
     single: float = 1.0
@@ -104,31 +104,31 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def quantise_launch(self) -> float:
         """Seconds before each kernel that makes a copy of few bits, and before those that find its scale."""
-        blocks, known = self.low is not None and (self.low.blocks or self.low.format == "fp4"), self.efficiencies
-        launch = known.block_quantise_launch if blocks else known.quantise_launch
+        blocks, rates = self.low is not None and (self.low.blocks or self.low.format == "fp4"), self.efficiencies
+        launch = rates.block_quantise_launch if blocks else rates.quantise_launch
         return 0.0 if self.graphs else launch * self.software
 
     @cached_property
     def usual(self) -> Rate:
-        """Return what products reach in the usual format."""
-        known = self.efficiencies
-        throttle = 1.0 if self.plain else known.throttle
+        """Return the rate of products in the usual format."""
+        rates = self.efficiencies
+        throttle = 1.0 if self.plain else rates.throttle
         return Rate(
-            self.peak * known.matmul * throttle / self.software, known.small_k, *((4, 4) if self.plain else (2, 2))
+            self.peak * rates.matmul * throttle / self.software, rates.small_k, *((4, 4) if self.plain else (2, 2))
         )
 
     @cached_property
     def few_bits(self) -> Rate:
-        """Return what products reach in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
-        known = self.efficiencies
+        """Return the rate of products in the 8-bit or 4-bit format of the recipe; in the usual one where it has none."""
+        rates = self.efficiencies
         if self.fp8_peak is None:
             return self.usual
-        share, small_k, element = known.fp8_matmul, known.fp8_small_k, 1.0
+        share, small_k, element = rates.fp8_matmul, rates.fp8_small_k, 1.0
         if self.low is not None and self.low.format == "fp4":
-            share, small_k, element = known.fp4_matmul, known.fp4_small_k, 0.5
+            share, small_k, element = rates.fp4_matmul, rates.fp4_small_k, 0.5
         elif self.low is not None and self.low.blocks:
-            share, small_k = known.fp8_block_matmul, known.fp8_block_small_k
-        return Rate(self.fp8_peak * share * known.throttle / self.software, small_k, element)
+            share, small_k = rates.fp8_block_matmul, rates.fp8_block_small_k
+        return Rate(self.fp8_peak * share * rates.throttle / self.software, small_k, element)
 
     @cached_property
     def fused_attention(self) -> Both:
@@ -139,11 +139,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def memory(self, family: str) -> Both:
         """Return the byte/s that a family of kernels moves in forward and backward."""
-        found: Both | None = self.__dict__.get(family)
-        if found is None:
+        rates: Both | None = self.__dict__.get(family)
+        if rates is None:
             share, rate = self.efficiencies.memory[family], self.bandwidth / self.software
-            found = self.__dict__[family] = Both(rate * share.forward, rate * share.backward)
-        return found
+            rates = self.__dict__[family] = Both(rate * share.forward, rate * share.backward)
+        return rates
 
     @classmethod
     def of(cls, gpu: Gpu, efficiencies: Efficiencies, training: Training, *, experts: bool = False) -> Machine:
@@ -187,8 +187,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _one_kernel(gpu: Gpu, training: Training) -> bool:
-    """Whether experts' products are one kernel: PyTorch's `grouped_mm`, which loops on cards before Hopper; and in a CUDA graph of
-    the whole step, in which no host is left to launch as many as there turn out to be. Transformer Engine launches each.
+    """Return whether one kernel multiplies for all experts: PyTorch's `grouped_mm` from Hopper on (it loops on older cards), and
+    a CUDA graph of the whole step, which cannot launch a number that only routing decides. Transformer Engine launches each.
 
     (source: pytorch, `aten/native/cuda/GroupedBlas.cpp`; megatron-lm, `full_iteration` graphs of dropless experts)
     """
@@ -264,13 +264,13 @@ def grouped_parts(gemm: Gemm, machine: Machine, *, fp8: bool = False, weight: bo
 
     gemm: `batch` products of one size; weight: whether they add to the gradients of the weights
     """
-    known = machine.efficiencies
+    measured = machine.efficiencies
     if machine.one_kernel:
-        slower = known.weight_gradient if weight else 1.0
-        parts = product_parts(gemm, machine, fp8=fp8, slower=slower, memory=known.grouped_memory)
+        slower = measured.weight_gradient if weight else 1.0
+        parts = product_parts(gemm, machine, fp8=fp8, slower=slower, memory=measured.grouped_memory)
         return *parts, machine.launch
-    slower = 1 / (known.grouped_weight if weight else known.grouped)
-    launches = machine.launch + gemm.batch * (known.grouped_launch * machine.software)
+    slower = 1 / (measured.grouped_weight if weight else measured.grouped)
+    launches = machine.launch + gemm.batch * (measured.grouped_launch * machine.software)
     return *product_parts(gemm, machine, fp8=fp8, slower=slower), launches
 
 
@@ -280,17 +280,17 @@ def attention_seconds(operation: Operation, machine: Machine) -> OperationTime:
     The rate falls where each query sees few keys, where heads are narrow, and where the last wave of tiles leaves
     multiprocessors idle. Backward counts the scores that it makes again.
     """
-    known, rates = machine.efficiencies, machine.fused_attention
+    measured, rates = machine.efficiencies, machine.fused_attention
     scores, values = operation.gemms
     share, queries = operation.computed_share, scores.m * scores.batch
     flops = operation.forward_flops * share
     keys = flops / (2 * (scores.k + values.n) * queries)
     tiles = ceil_div(scores.m, TILE_ROWS) * scores.batch
-    filled = tiles / (ceil_div(tiles, known.multiprocessors) * known.multiprocessors)
-    forward = rates.forward * _of_width(scores.k, known.narrow.forward, known.wide.forward) * filled
-    backward = rates.backward * _of_width(scores.k, known.narrow.backward, known.wide.backward) * filled
+    filled = tiles / (ceil_div(tiles, measured.multiprocessors) * measured.multiprocessors)
+    forward = rates.forward * _of_width(scores.k, measured.narrow.forward, measured.wide.forward) * filled
+    backward = rates.backward * _of_width(scores.k, measured.narrow.backward, measured.wide.backward) * filled
     again = (operation.input_gradient_flops + operation.rerun_flops) * share
-    few, back = 1 + known.attention_keys.forward / keys, 1 + known.attention_keys.backward / keys
+    few, back = 1 + measured.attention_keys.forward / keys, 1 + measured.attention_keys.backward / keys
     return OperationTime(flops * few / forward + machine.launch, again * back / backward + machine.launch, 0)
 
 
@@ -404,11 +404,11 @@ def _permutes(operation: Operation) -> bool:
 
 def _routing(operation: Operation, machine: Machine) -> Size:
     """Return the seconds of sorting the copies of tokens by expert: with a host that waits for their numbers, or without."""
-    known = machine.efficiencies
+    measured = machine.efficiencies
     if not machine.graphs:
-        return known.routing
+        return measured.routing
     copies = sum(tensor.numel for tensor in operation.keeps)
-    return (known.expert_start + known.expert_copy * copies) * machine.software
+    return (measured.expert_start + measured.expert_copy * copies) * machine.software
 
 
 def _streamed(nbytes: Size, machine: Machine) -> Size:
@@ -428,7 +428,7 @@ def _quantised(nbytes: Size, machine: Machine) -> Size:
 
 def _products(operation: Operation, machine: Machine) -> OperationTime:
     """Matrix products with weights (one product a gradient), or between activations."""
-    made, remade = dequantising(operation, machine)
+    dequantised, remade = dequantising(operation, machine)
     low = machine.low if in_eight_bits(operation) else None
     fp8 = low is not None
     experts = any(weight.expert for weight in operation.weights)
@@ -461,7 +461,7 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
             into = into + _quantised(operation.params * (2 + low.weight_element), machine)
             out_of = out_of + _quantised(operation.params * (2 + low.weight_element), machine)
         return OperationTime(forward + into, inputs + out_of, weights)
-    return OperationTime(forward + made, inputs + remade, weights)
+    return OperationTime(forward + dequantised, inputs + remade, weights)
 
 
 def dequantising(operation: Operation, machine: Machine) -> tuple[Size, Size]:
@@ -478,12 +478,12 @@ def dequantising(operation: Operation, machine: Machine) -> tuple[Size, Size]:
     if same(elements, 0) or (stored.experts_only and not any(weight.expert for weight in operation.weights)):
         return 0, 0
     rate, launches = machine.bandwidth * machine.dequantise / machine.software, stored.kernels * machine.launch
-    made = elements * (stored.remade or stored.nbytes + 2) / rate + launches
+    unpacked = elements * (stored.remade or stored.nbytes + 2) / rate + launches
     if not stored.input_moves:
-        return made, made
+        return unpacked, unpacked
     into = sum(tensor.numel for tensor in operation.inputs) * stored.input_moves
     out = sum(tensor.numel for tensor in operation.outputs) * stored.output_moves
-    return _streamed(into, machine) + _streamed(out, machine) + 2 * machine.launch, made
+    return _streamed(into, machine) + _streamed(out, machine) + 2 * machine.launch, unpacked
 
 
 def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:

@@ -16,7 +16,7 @@ import msgspec
 from loadgauge.core.base import NotStated, Size, ceil_div, maximum, minimum, same, where
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.host import HOST_UPDATES
-from loadgauge.core.definitions.layout.axes import COMMUNICATION
+from loadgauge.core.definitions.layout.axes import COMMUNICATION, LANE_OF
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
@@ -248,8 +248,7 @@ class StepModel:
                 value = self.shown(value, attention * (layout.cp - 1) / layout.cp)
             elif axis == "ep" and overlap.ep:
                 value = self.shown(value, layer)
-            lane = "ep" if axis == "etp" else axis
-            lanes[lane] = lanes.get(lane, 0) + value
+            lanes[LANE_OF[axis]] = lanes.get(LANE_OF[axis], 0) + value
         return lanes
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:

@@ -15,7 +15,7 @@ from loadgauge.core.base.algebra import Size, maximum, minimum, same, where
 from loadgauge.core.definitions.hardware.topology import Tier
 
 Way = Literal["ring", "tree", "pairs"]
-"""How a collective runs: along a ring, summed tier by tier, or between all pairs at once."""
+"""Algorithm of a collective: along a ring, summed tier by tier, or between all pairs at once."""
 
 
 class Spread(Protocol):
@@ -23,20 +23,20 @@ class Spread(Protocol):
 
     @property
     def ranks(self) -> Size:
-        """How many ranks."""
+        """Return the number of ranks."""
 
     @property
     def levels(self) -> tuple[tuple[Size, Size], ...]:
-        """(ranks, stride) of each axis."""
+        """Return (ranks, stride) of each axis."""
 
     def members(self, domain: int) -> Size:
-        """How many of them share a unit of `domain` GPUs."""
+        """Return the number of ranks that share a unit of `domain` GPUs."""
 
     def domains(self, domain: int) -> Size:
-        """How many units of `domain` GPUs they span."""
+        """Return the number of units of `domain` GPUs that the ranks span."""
 
     def aligned(self, domain: int) -> Any:
-        """Return whether they have the same places in each."""
+        """Return whether the ranks have the same positions in each unit of `domain` GPUs."""
 
 
 def reached(tier: Tier, above: Tier | None, group: Spread, way: Way, node: int, inner: float) -> Size:

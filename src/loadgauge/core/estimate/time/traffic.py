@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loadgauge.core.base import ConfigError, LayoutError, Size, same, shard, sums, where
-from loadgauge.core.definitions.layout.axes import FACTORS, RANK_ORDER
+from loadgauge.core.definitions.layout.axes import FACTORS, LANE_OF, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel, Stage
@@ -68,7 +68,7 @@ class Carries(StrEnum):
 
     @property
     def in_forward(self) -> bool:
-        """Return whether it is wanted by a forward, so that this is what it may hide under; else it follows a backward."""
+        """Return whether a forward needs it, under which it may hide; else it follows a backward."""
         return self in (Carries.WEIGHTS, Carries.UPDATED_WEIGHTS)
 
     @property
@@ -83,7 +83,7 @@ BY_AXIS = {
     "ep": (Carries.TOKENS, "tokens to experts and back"),
     "etp": (Carries.TOKENS, "tokens among an expert's ranks"),
 }
-"""What the layers' own collectives carry, by axis, and the words for it."""
+"""Data that the layers' own collectives carry, by axis, and the words for it."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,25 +140,25 @@ def layout_groups(layout: Layout) -> dict[str, Group]:
     order, replicas = layout.order, layout.replicas
     if sorted(order) != sorted(RANK_ORDER):
         raise ConfigError(f"must name each of {', '.join(RANK_ORDER)} once, got {', '.join(order)}", key="order")
-    made = groups({axis: getattr(layout, axis) for axis in FACTORS}, order)
+    by_axis = groups({axis: getattr(layout, axis) for axis in FACTORS}, order)
     experts = groups({"tp": layout.etp, "ep": layout.ep, "dp": layout.expert_dp, "pp": layout.pp}, order)
-    if layout.pp > 1 and not same(layout.ep * layout.etp, 1) and not same(made["pp"].stride, experts["pp"].stride):
+    if layout.pp > 1 and not same(layout.ep * layout.etp, 1) and not same(by_axis["pp"].stride, experts["pp"].stride):
         raise LayoutError(
             f"with pp numbered before dp, experts need ep x etp = tp x cp, not {layout.ep} x {layout.etp}"
             f" and {layout.tp} x {layout.cp}"
         )
-    part = _shards(made["dp"], replicas)
-    first, second = (made["cp"], part) if order.index("cp") < order.index("dp") else (part, made["cp"])
-    made["zero"] = joined("dp", first, second)
-    made["ep"], made["etp"] = (
+    part = _shards(by_axis["dp"], replicas)
+    first, second = (by_axis["cp"], part) if order.index("cp") < order.index("dp") else (part, by_axis["cp"])
+    by_axis["zero"] = joined("dp", first, second)
+    by_axis["ep"], by_axis["etp"] = (
         Group(name, experts[axis].ranks, experts[axis].stride) for name, axis in (("ep", "ep"), ("etp", "tp"))
     )
-    made["expert_dp"] = _shards(experts["dp"], replicas)
-    for name, group in (("replicas", part), ("expert_replicas", made["expert_dp"])):
-        made[name] = Group("dp", replicas, group.stride * group.ranks)
+    by_axis["expert_dp"] = _shards(experts["dp"], replicas)
+    for name, group in (("replicas", part), ("expert_replicas", by_axis["expert_dp"])):
+        by_axis[name] = Group("dp", replicas, group.stride * group.ranks)
     if layout.pp > 1:
-        made["ends"] = Group("pp", 2, made["pp"].stride * (layout.pp - 1), part_of=made["pp"])
-    return made
+        by_axis["ends"] = Group("pp", 2, by_axis["pp"].stride * (layout.pp - 1), part_of=by_axis["pp"])
+    return by_axis
 
 
 def _shards(group: Group, replicas: Size) -> Group:
@@ -176,12 +176,12 @@ def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Gro
 
 def entry(
     carries: Carries,
-    what: str,
+    label: str,
     kind: str,
     calls: Size,
     payload: Size,
     among: str,
-    made: Mapping[str, Group],
+    by_axis: Mapping[str, Group],
     fabric: Fabric,
     *,
     each: Size = 0,
@@ -195,7 +195,7 @@ def entry(
     kind: of collective; calls: per step; each: per micro-batch; payload: bytes per call; among: the name of its ranks in
     `made`; exposed: the share of its seconds that is exposed; copies, rows: as in `ops.Collective`
     """
-    group = made[among]
+    group = by_axis[among]
     several = where(group.ranks > 1, 1, 0)
     # For arrays of layouts the bytes are not read, and computing them takes longer than the seconds.
     many = hasattr(group.ranks, "shape")
@@ -203,7 +203,7 @@ def entry(
     return Traffic(
         axis=group.axis,
         kind=carries,
-        what=what,
+        what=label,
         group=among,
         collective=kind,
         calls_per_microbatch=each * several,
@@ -216,7 +216,7 @@ def entry(
         seconds=whole,
         exposed_seconds=whole * exposed,
         hidden=isinstance(exposed, int) and exposed == 0,
-        lane=lane or {"etp": "ep"}.get(group.axis, group.axis),
+        lane=lane or LANE_OF.get(group.axis, group.axis),
     )
 
 
@@ -239,14 +239,14 @@ def stage_traffic(
 
     Exposed seconds are all or nothing here, by the overlap switches; `expose` sets those of the step's timeline.
     """
-    made = layout_groups(memory.layout) if by_axis is None else by_axis
-    rows = [*_operations(memory, fabric, stage, made), *weight_traffic(memory, fabric, stage, made)]
+    groups_of = layout_groups(memory.layout) if by_axis is None else by_axis
+    rows = [*_operations(memory, fabric, stage, groups_of), *weight_traffic(memory, fabric, stage, groups_of)]
     listed = (row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
     return tuple(msgspec.structs.replace(row, stage=stage.index) for row in listed)
 
 
 def weight_traffic(
-    memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group], *, once: bool = False
+    memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group], *, once: bool = False
 ) -> Iterator[Traffic]:
     """Yield the traffic besides the layers' own collectives: between pipeline stages, and of gradients and weights.
 
@@ -256,26 +256,26 @@ def weight_traffic(
     counts = memory.counts(stage, stage.start, stage.stop)
     layers = [(count, memory.facts[key].weights) for key, count in counts.items()]
     if not once or layout.copies > 1:
-        yield from _pipeline(memory, fabric, stage, made)
-    yield from _shared(memory, fabric, stage, made)
+        yield from _pipeline(memory, fabric, stage, by_axis)
+    yield from _shared(memory, fabric, stage, by_axis)
     if not once or layout.zero < 3 or exchange(layout, memory.training).after:
-        yield from gradient_traffic(layout, memory.training, layers, memory.ends(stage), made, fabric)
+        yield from gradient_traffic(layout, memory.training, layers, memory.ends(stage), by_axis, fabric)
 
 
-def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
+def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group]) -> Iterator[Traffic]:
     """Yield what the operations of the layers, of the embedding and of the head exchange."""
     batches = memory.layout.num_microbatches
     overlap = memory.training.overlap
-    shown = {"tp": not overlap.tp, "cp": not overlap.cp, "ep": not overlap.ep, "etp": True}
+    shown = {axis: not getattr(overlap, axis, False) for axis in BY_AXIS}
     calls_of: dict[tuple[str, str, str, Size, Size, Size], Size] = {}
 
-    def add(collectives: Iterable[Collective], count: int, what: str) -> None:
-        """Those of `count` layers; `what`: in words, `{}` being what the axis carries."""
+    def add(collectives: Iterable[Collective], count: int, label: str) -> None:
+        """Count the collectives of `count` layers. label: a text in which `{}` stands for what the axis carries."""
         for collective in collectives:
             _, words = BY_AXIS[collective.axis]
             key = (
                 collective.axis,
-                what.format(words),
+                label.format(words),
                 collective.kind,
                 collective.nbytes,
                 collective.copies,
@@ -292,16 +292,16 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[st
         add(memory.embedding.comm, 1, "embedding")
     if stage.last:
         add(memory.head.comm, 1, "head")
-    for (axis, what, kind, nbytes, copies, rows), calls in calls_of.items():
+    for (axis, label, kind, nbytes, copies, rows), calls in calls_of.items():
         carries, _ = BY_AXIS[axis]
         yield entry(
             carries,
-            what,
+            label,
             kind,
             calls * batches,
             nbytes,
             axis,
-            made,
+            by_axis,
             fabric,
             each=calls,
             exposed=int(shown[axis]),
@@ -317,18 +317,18 @@ def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Colle
 
 
 def sends(layout: Layout, stage: int) -> tuple[int, int]:
-    """Return how often a pipeline stage sends activations of each micro-batch forward, and their gradients back.
+    """Return the number of times that a pipeline stage sends activations of each micro-batch forward, and their gradients back.
 
     Inner stages send both ways, the first only forward and the last only back. With DualPipe, of both directions together.
 
     >>> [sends(Layout(pp=4, global_batch=8, seq_len=1), stage) for stage in range(4)]
     [(1, 0), (1, 1), (1, 1), (0, 1)]
     """
-    hops = [(one[0], other[0]) for route in layout.routes for one, other in pairwise(route) if one[0] != other[0]]
+    hops = [(here[0], other[0]) for route in layout.routes for here, other in pairwise(route) if here[0] != other[0]]
     return sum(source == stage for source, _ in hops), sum(target == stage for _, target in hops)
 
 
-def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
+def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group]) -> Iterator[Traffic]:
     """Activations to the stage of the next chunk, and their gradients to that of the one before.
 
     Without sequence parallelism every tensor-parallel rank sends all of them. With DualPipe each direction has half of the
@@ -341,16 +341,16 @@ def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str,
     nbytes = view.kernels.dtypes.activation * view.tokens * memory.model.stream_size / view.token_shards
     exposed = int(not memory.training.overlap.pp)
     forward, backward = sends(layout, stage.index)
-    for what, calls in (("activations, forward", forward), ("gradients of activations, backward", backward)):
+    for label, calls in (("activations, forward", forward), ("gradients of activations, backward", backward)):
         each = calls / layout.copies if layout.copies > 1 else calls
         yield entry(
             Carries.ACTIVATIONS,
-            what,
+            label,
             "send_recv",
             each * batches,
             nbytes,
             "pp",
-            made,
+            by_axis,
             fabric,
             each=each,
             exposed=exposed,
@@ -365,14 +365,14 @@ def _pipeline(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str,
             1,
             gradients,
             "ends",
-            made,
+            by_axis,
             fabric,
             exposed=int(not memory.training.overlap.dp),
             lane="dp",
         )
 
 
-def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, Group]) -> Iterator[Traffic]:
+def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group]) -> Iterator[Traffic]:
     """Gradients of weights that several ranks hold and work out from different tokens, once a step."""
     layout, gradient = memory.layout, memory.training.precision.gradient
     if layout.sequence_parallel:
@@ -382,7 +382,7 @@ def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, G
         count = count + (_replicated(memory.embedding) if stage.first else 0)
         count = count + (_replicated(memory.head) if stage.last else 0)
         kind = Carries.SHARED_GRADIENTS
-        yield entry(kind, "gradients of shared weights", "all_reduce", 1, gradient * count, "tp", made, fabric)
+        yield entry(kind, "gradients of shared weights", "all_reduce", 1, gradient * count, "tp", by_axis, fabric)
     tied = sum(weight.numel for weight in memory.head.weights if weight.name == "head.logits.weight")
     if (
         not layout.ends_together
@@ -391,7 +391,7 @@ def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, made: dict[str, G
         and not same(tied, 0)
     ):
         kind = Carries.TIED_GRADIENTS
-        yield entry(kind, "gradients of the tied table", "all_reduce", 1, gradient * tied, "ends", made, fabric)
+        yield entry(kind, "gradients of the tied table", "all_reduce", 1, gradient * tied, "ends", by_axis, fabric)
 
 
 def _replicated(layer: Layer) -> Size:
@@ -400,7 +400,7 @@ def _replicated(layer: Layer) -> Size:
 
 
 class Exchange(NamedTuple):
-    """How the data-parallel ranks of a framework exchange gradients and weights under a ZeRO stage.
+    """Schedule by which the data-parallel ranks of a framework exchange gradients and weights under a ZeRO stage.
 
     reduces: gradients are reduced with every micro-batch, else once a step; after: a stage's, after its last backward
     gathers: weights are gathered with every micro-batch, else once a step
@@ -415,7 +415,7 @@ class Exchange(NamedTuple):
 
 
 def exchange(layout: Layout, training: Training) -> Exchange:
-    """Return what the head of this file says of a framework and a ZeRO stage.
+    """Return the exchange of a framework at a ZeRO stage, as the head of this file lists them.
 
     >>> from loadgauge.core.definitions.training.training import training
     >>> staged = Layout(dp=8, pp=2, zero=2, global_batch=32, seq_len=1)
@@ -452,7 +452,7 @@ def gradient_traffic(
     training: Training,
     layers: Iterable[tuple[int, RankWeights]],
     ends: RankWeights,
-    made: dict[str, Group],
+    by_axis: dict[str, Group],
     fabric: Fabric,
 ) -> Iterator[Traffic]:
     """Yield the traffic of gradients and weights over the data-parallel ranks, by ZeRO stage (see the head of this file).
@@ -478,7 +478,7 @@ def gradient_traffic(
             calls * batches if often else calls,
             nbytes,
             among,
-            made,
+            by_axis,
             fabric,
             each=calls if often else 0,
             exposed=int(not hidden),
@@ -506,8 +506,8 @@ def gradient_traffic(
             trains = not same(part.trainable, 0)
             if trains:
                 yield row(Carries.GRADIENTS, which, kind, gradients, group, count, often)
-            if trains and not same(made[copies].ranks, 1):
-                share = gradients if zero == 0 else gradients / made[group].ranks
+            if trains and not same(by_axis[copies].ranks, 1):
+                share = gradients if zero == 0 else gradients / by_axis[group].ranks
                 yield row(Carries.GRADIENTS, f"{which}, replicas", "all_reduce", share, copies, count, often)
             if zero == 2 and training.framework.fully_shards:
                 yield row(Carries.WEIGHTS, name, "all_gather", held(part), group, count, how.gathers)

@@ -59,7 +59,7 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Norm | None = None
     qk_norm_over: Literal["head", "own", "all"] = "head"
     qk_normed: Switch = True
-    """Whether a family that can norm its queries and keys does so."""
+    """Switch of the norms of queries and keys, in a family that can have them."""
     rotated_only: bool = False
     """Layers that do not rotate have no norm of queries and keys (Llama 4)."""
     clip_key: str = ""
@@ -164,12 +164,12 @@ def read(reader: Reader, family: Decoder) -> ModelSpec:
 
     windows = family.windows(reader, count)
     layers = list(zip(windows, family.rotated(reader, windows), moes, strict=True))
-    made = {kind: block(*kind) for kind in dict.fromkeys(layers)}
+    built = {kind: block(*kind) for kind in dict.fromkeys(layers)}
     following = parts.next_token_layers(reader) if family.next_tokens else 0
     return parts.assembled(
         reader,
         hidden_size,
-        [made[kind] for kind in layers],
+        [built[kind] for kind in layers],
         max_position_embeddings=reader.optional_whole(*family.positions),
         rotary_tables=len(set(windows)) if family.own_angles else 1,
         embedding_dropout=reader.rate(family.embedding_dropout) if family.embedding_dropout else 0.0,

@@ -51,19 +51,19 @@ def gptj(reader: Reader, prefix: str, fused: bool) -> ModelSpec:
 
 def _attention_types(reader: Reader, count: int) -> tuple[str, ...]:
     """`attention_types`: pairs of a list of types and how often it is repeated."""
-    kinds: list[str] = []
+    by_layer: list[str] = []
     stated = reader.raw("attention_types")
     for entry in [[["global", "local"], 12]] if stated is None else stated if isinstance(stated, list) else [stated]:
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], list):
             raise reader.wrong("attention_types", "must be pairs of a list of types and a number")
         if isinstance(entry[1], bool) or not isinstance(entry[1], int) or not 0 <= entry[1] <= parts.MOST_LAYERS:
             raise reader.wrong("attention_types", "must be pairs of a list of types and a number of layers")
-        if len(kinds) + len(entry[0]) * entry[1] > count:
+        if len(by_layer) + len(entry[0]) * entry[1] > count:
             raise reader.wrong("attention_types", f"has more entries than {count} layers")
-        kinds += entry[0] * entry[1]
-    if len(kinds) != count or not all(kind in ("global", "local") for kind in kinds):
+        by_layer += entry[0] * entry[1]
+    if len(by_layer) != count or not all(kind in ("global", "local") for kind in by_layer):
         raise reader.wrong("attention_types", f"must be global or local for each of {count} layers")
-    return tuple(kinds)
+    return tuple(by_layer)
 
 
 def gpt_neo(reader: Reader) -> ModelSpec:

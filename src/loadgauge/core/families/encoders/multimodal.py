@@ -34,7 +34,7 @@ class Wrapper(msgspec.Struct, frozen=True, kw_only=True):
 
     prefix: str
     published: str = ""
-    """How published configs spell that, where it is otherwise."""
+    """Spellings of published configs, where they differ."""
     text: str
     """The text tower's model_type where its config does not say."""
     text_may_tie: bool = False

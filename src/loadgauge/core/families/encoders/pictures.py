@@ -26,7 +26,7 @@ class Cut(NamedTuple):
 
 
 def cut(rule: Rule, width: int, height: int) -> Cut:
-    """Return what a processor makes of a picture [pixels]. Raises `ConfigError` for one that is too narrow.
+    """Return the size of a picture after the processor [pixels]. Raises `ConfigError` for one that is too narrow.
 
     >>> cut(Rule(kind="area", patch=14, merge=2, low=3136, high=12845056), 1024, 768)
     Cut(tiles=1, patches=3996, tokens=999)
@@ -37,7 +37,7 @@ def cut(rule: Rule, width: int, height: int) -> Cut:
 
 
 def frame(rule: Rule, width: int, height: int) -> Cut:
-    """Return what a processor makes of a frame of a video, which is not cut into tiles.
+    """Return the size of a video's frame after the processor, which is not cut into tiles.
 
     >>> frame(Rule(kind="canvas", patch=14, merge=2, tile=448, low=1, high=12, spare=1), 1920, 1080)
     Cut(tiles=1, patches=1025, tokens=256)
@@ -261,7 +261,7 @@ def seeing(
     if job.pictures is None and job.video is None:
         for name in ("tower", "max_pixels"):
             if getattr(job, name) is not None and not file:  # a tool's file says it whatever its data is
-                raise ConfigError("goes with --pictures or --video", key=name)
+                raise ConfigError("needs --pictures or --video", key=name)
         return model
     if model.own.library:
         return model  # its latents are of these sizes
@@ -274,7 +274,7 @@ def seeing(
             "pictures over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
         )
     if job.tower == "adapters" and not job.adapts:
-        raise ConfigError("adapters: goes with --lora-rank or --qlora", key="tower")
+        raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )

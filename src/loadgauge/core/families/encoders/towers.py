@@ -13,13 +13,13 @@ from loadgauge.core.definitions.model.model import Attention, Block, Mlp, Norm, 
 KEYS = ("vision_config", "audio_config", "talker_config", "code2wav_config")
 """Where configs have them, at the top or in `thinker_config`."""
 ALWAYS = ("vision_config",)
-"""Those that a model of text and images has also where its config leaves them to the class."""
+"""Sections that a model of text and images has even where its config leaves them to the class."""
 LAYER_NORM, RMS = Norm("layernorm", bias=True), Norm("rmsnorm")
 GEMMA = Norm("rmsnorm", gain_float32=True, root_kept=True)
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """How a tower is made. Sizes are letters, of which `keys` says by which keys of its config they are read.
+    """Parts of a tower. Sizes are letters, of which `keys` says by which keys of its config they are read.
 
     stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`;
     spare: as of `Rule`; own_norms: queries, keys and values have norms
@@ -44,7 +44,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model type joins its tower. made: the tower where its config names none; end: steps that join it
+    """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it
 
     rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys
     """
@@ -144,10 +144,10 @@ def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[To
     inner: dict[str, Any] = around if isinstance(around, dict) else {}
     stated: dict[str, Any] = {}
     for key in KEYS:
-        place = f"thinker_config.{key}" if not config.get(key) and inner.get(key) else key
+        section = f"thinker_config.{key}" if not config.get(key) and inner.get(key) else key
         value = config.get(key) or inner.get(key)
         if value or (beside and key in ALWAYS):
-            stated[place] = value
+            stated[section] = value
     return tuple(_tower(name, value, config, model_type) for name, value in stated.items())
 
 

@@ -106,13 +106,13 @@ JAMBA = Decoder(
 )
 
 
-def _periodic(reader: Reader, what: str, count: int) -> list[int]:
+def _periodic(reader: Reader, prefix: str, count: int) -> list[int]:
     """1 for each layer whose place is `offset` within a period, else 0."""
-    every = reader.whole(f"{what}_layer_period")
-    place = reader.whole(f"{what}_layer_offset", minimum=0)
-    if place >= every:
-        raise reader.wrong(f"{what}_layer_offset", f"{place} is not within a period of {every} layers")
-    return [int(i % every == place) for i in range(count)]
+    every = reader.whole(f"{prefix}_layer_period")
+    offset = reader.whole(f"{prefix}_layer_offset", minimum=0)
+    if offset >= every:
+        raise reader.wrong(f"{prefix}_layer_offset", f"{offset} is not within a period of {every} layers")
+    return [int(i % every == offset) for i in range(count)]
 
 
 def jamba(reader: Reader) -> ModelSpec:

@@ -355,7 +355,7 @@ MINIMAX = Decoder(
     classes=language("MiniMax", classifier=True),
     windows=one_window,
     ignored=tuple(
-        f"{what}_{factor}_factor" for what in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")
+        f"{part}_{factor}_factor" for part in ("full_attn", "linear_attn", "mlp") for factor in ("alpha", "beta")
     ),
     experts=Experts(
         count=("num_local_experts", "num_experts"),

@@ -220,7 +220,7 @@ def nemotron_h(reader: Reader) -> ModelSpec:
     (moe,) = expert_layers(reader, NEMOTRON_EXPERTS, 1, mlp) if "moe" in types else (None,)
     latent = reader.optional_whole("moe_latent_size")
     moe = moe if moe is None else msgspec.structs.replace(moe, latent_size=latent)
-    made = {
+    built = {
         "linear_attention": Block(attention=_checked(reader, mixer, "n_groups"), mlp=None, norm=NORM_FLOAT32),
         "full_attention": Block(attention=attention, mlp=None, norm=NORM_FLOAT32),
         "mlp": Block(attention=None, mlp=mlp, norm=NORM_FLOAT32),
@@ -230,7 +230,7 @@ def nemotron_h(reader: Reader) -> ModelSpec:
     return parts.assembled(
         reader,
         reader.whole("hidden_size"),
-        [made[kind] for kind in types],
+        [built[kind] for kind in types],
         max_position_embeddings=reader.whole("max_position_embeddings"),
         final_norm=NORM_FLOAT32,
         head=parts.decoder_head(reader, {"NemotronHForCausalLM": parts.LANGUAGE, "NemotronHModel": parts.BODY}),

@@ -30,8 +30,10 @@ EXPERTS = msgspec.structs.replace(
 
 
 def attention_types(reader: Reader, count: int) -> tuple[str, ...]:
-    """The kind of attention of each of `count` layers: by `layer_types`, or by the rates of `compress_ratios` (0: a window
-    alone), or two that compress much and then both kinds in turn. Raises ConfigError for anything else.
+    """Return the kind of attention of each of `count` layers: from `layer_types`, or from `compress_ratios` (0: a window alone).
+
+    Without either, two layers that compress strongly come first, then strong and sparse ones alternate.
+    Raises `ConfigError` for another number of entries, `NotModelled` for an unknown kind or rate.
     """
     types = reader.texts("layer_types")
     ratios = reader.wholes("compress_ratios")

@@ -34,7 +34,7 @@ def after_first(reader: Reader, count: int) -> Sequence[bool]:
 
 
 def stepped(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: each `decoder_sparse_step`-th, except those in `mlp_only_layers` (Qwen)."""
+    """Return for each of `count` layers whether it has experts: each `decoder_sparse_step`-th, but for `mlp_only_layers` (Qwen)."""
     dense = set(reader.wholes("mlp_only_layers") or ())
     step = reader.whole("decoder_sparse_step")
     return [i not in dense and not (i + 1) % step for i in range(count)]
@@ -118,7 +118,7 @@ def one_more(reader: Reader, width: int) -> int:
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a family states its mixture of experts. `count`, `per_token` and `width` are names of keys.
+    """Keys in which a family states its mixture of experts. `count`, `per_token` and `width` are names of keys.
 
     A config must have those keys whose default in the class is null. The other fields are those of `Moe`.
     """

@@ -57,7 +57,7 @@ LING_2 = msgspec.structs.replace(
 
 DEFAULTS = {"hidden_act": "silu", "embedding_dropout": 0.1, "attention_dropout": 0.1, "output_dropout": 0.1}
 DEFAULTS_2 = {"hidden_act": "silu"}
-"""What the published code takes where a config does not say, other than sizes."""
+"""Defaults of the published code, other than sizes."""
 
 
 def ling(reader: Reader) -> ModelSpec:

@@ -31,7 +31,7 @@ def mimo_windows(reader: Reader, count: int) -> list[int | None]:
 
 
 def mimo_sparse(reader: Reader, count: int) -> Sequence[bool]:
-    """Whether each of `count` layers has experts: by `mlp_layer_types` or `moe_layer_freq`, or all but the first (MiMo-V2)."""
+    """Return for each layer whether it has experts: by `mlp_layer_types` or `moe_layer_freq`, or all but the first (MiMo-V2)."""
     flags = reader.raw("moe_layer_freq", default=None)
     if isinstance(flags, list):
         if len(flags) != count:

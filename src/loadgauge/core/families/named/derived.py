@@ -70,14 +70,14 @@ def split_stored(name: str) -> tuple[str, str]:
     >>> split_stored("unsloth/Meta-Llama-3.1-8B-bnb-4bit"), split_stored("TheBloke/Llama-2-13B-chat-GPTQ")
     (('meta-llama-3.1-8b', 'nf4'), ('llama-2-13b-chat', 'gptq'))
     """
-    words, found = _plain(name.rstrip("/").rpartition("/")[2]), ""
+    words, stored_as = _plain(name.rstrip("/").rpartition("/")[2]), ""
     for stored, pattern in _QUANTISED:
         if match := pattern.search(words):
-            words, found = words[: match.start()], stored
+            words, stored_as = words[: match.start()], stored
             break
-    if found == "mlx" and "mlx" not in name.lower():  # bitsandbytes calls its 4 bits so as well
-        found = "nf4"
-    return words, found
+    if stored_as == "mlx" and "mlx" not in name.lower():  # bitsandbytes calls its 4 bits so as well
+        stored_as = "nf4"
+    return words, stored_as
 
 
 def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
@@ -98,12 +98,12 @@ def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
     for beside in (_NOTHING, _TUNED, _VERSIONED):
         own = _bare(words, beside)
         first = own.partition("-")[0]  # most names are told from it by their first word
-        for known, repository in repositories.items():
-            if beside is not _NOTHING and not re.search(r"\d", own) and _versions(words) != _versions(known):
+        for id, repository in repositories.items():
+            if beside is not _NOTHING and not re.search(r"\d", own) and _versions(words) != _versions(id):
                 continue  # only its version says which model it is
-            spelt = (known, *(_spelt(_plain(one)) for one in repository.split() if first in one.lower()))
-            if any(own == _bare(one, beside) for one in spelt if first in one):
-                return Derived(known, {}, stored)
+            spelt = (id, *(_spelt(_plain(spelling)) for spelling in repository.split() if first in spelling.lower()))
+            if any(own == _bare(spelling, beside) for spelling in spelt if first in spelling):
+                return Derived(id, {}, stored)
     within = _longest(own, repositories)
     return None if within is None else Derived(within, {}, stored)
 

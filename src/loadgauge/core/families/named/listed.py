@@ -40,7 +40,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def how(self) -> str:
-        """How its sizes are known, in words."""
+        """Source of its sizes, in words."""
         return _HOW[self.known].format(self.seen) + (f"; {self.note}" if self.note else "")
 
     @property

@@ -90,11 +90,13 @@ def peft_adapted(
     if lora.dropout:
         source = build.dropout(f"{name}.lora_dropout", source, lora.dropout)
     inner = narrow if lora.casts else own
-    given = source
+    adapter_input = source
     if lora.casts and source.itemsize != narrow:
         source = build.cast(f"{name}.lora_autocast", source, narrow)
     if lora.dora:
-        scaled = _dora(build, name, given if lora.stored is None else x, source, base, shape, bool(lora.dropout))
+        scaled = _dora(
+            build, name, adapter_input if lora.stored is None else x, source, base, shape, bool(lora.dropout)
+        )
         return _summed(build, name, x, base, scaled, read)
     high = _products(build, name, source, (source,), inner, shape)
     # Of a sum of two dtypes each term gets its own gradient, where two of one dtype share it.
@@ -230,13 +232,15 @@ def fused_adapter(build: Writer, name: str, x: Tensor, shape: AdapterShape, targ
     return added
 
 
-def quantised_result(build: Writer, name: str, out: Tensor, given: Tensor, read: Tensor, *, copied: bool) -> Tensor:
+def quantised_result(
+    build: Writer, name: str, out: Tensor, adapter_input: Tensor, read: Tensor, *, copied: bool
+) -> Tensor:
     """Return the result of a quantised layer in the dtype that its input had.
 
     given, read: its input, and the copy of it in the compute dtype; copied: PEFT clones the result before it adds the adapter's
     """
-    if out.itemsize != given.itemsize:
-        out = build.cast(f"{name}.as_input", out, given.itemsize, holds=(given, read))
+    if out.itemsize != adapter_input.itemsize:
+        out = build.cast(f"{name}.as_input", out, adapter_input.itemsize, holds=(adapter_input, read))
     if copied:
         clone = Tensor(f"{name}.cloned", out.numel, out.itemsize)
         # Its gradient is handed on as it is.
@@ -268,8 +272,10 @@ def as_stored(lora: Lora | None, operations: Sequence[Operation]) -> tuple[Opera
         return msgspec.structs.replace(weight, wide=True) if upcast else weight
 
     return tuple(
-        msgspec.structs.replace(one, weights=tuple(map(stored, one.weights))) if one.weights else one
-        for one in operations
+        msgspec.structs.replace(operation, weights=tuple(map(stored, operation.weights)))
+        if operation.weights
+        else operation
+        for operation in operations
     )
 
 
@@ -356,8 +362,8 @@ def _dora(
     )
     scale = Tensor(f"{name}.dora_scale", shape.o, held)
     flops = 2 * lora.rank * matrix
-    made = build.operations
-    made.append(
+    written = build.operations
+    written.append(
         Operation(
             f"{name}.dora_norm",
             "elementwise",
@@ -375,7 +381,7 @@ def _dora(
         kept = (Tensor(f"{name}.dora_weight.cast", matrix, narrow),) if lora.casts and wide != narrow else (copy,)
         gemm = Gemm(shape.rows, shape.o, shape.i)
         base = Tensor(f"{name}.dora_base", base.numel, narrow if lora.casts else x.itemsize)
-        made.append(
+        written.append(
             Operation(
                 base.name,
                 "gemm",
@@ -395,7 +401,7 @@ def _dora(
             Tensor(f"{name}.dora_unbiased", base.numel, itemsize),
             shares_gradient=True,
         )
-    each = {what: Tensor(f"{name}.dora_{what}", base.numel, held) for what in ("frozen", "raw", "scaled", "sum")}
+    each = {role: Tensor(f"{name}.dora_{role}", base.numel, held) for role in ("frozen", "raw", "scaled", "sum")}
     whole = each["sum"].nbytes
 
     def workspace(term: Tensor) -> Size:

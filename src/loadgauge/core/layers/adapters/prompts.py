@@ -24,8 +24,8 @@ def prompted(build: Writer, x: Tensor, width: Size) -> Tensor:
     build.operations.append(Operation(prompt.name, "lookup", (chosen,), (prompt,), (table,), keeps=(chosen,)))
     if lora.method == "p-tuning":
         encoder = lora.rank or width
-        for place, (into, out) in enumerate(((width, encoder), (encoder, encoder), (encoder, width))):
-            prompt = _encoded(build, f"embedding.encoder{place}", prompt, rows, into, out, last=place == 2)
+        for step, (into, out) in enumerate(((width, encoder), (encoder, encoder), (encoder, width))):
+            prompt = _encoded(build, f"embedding.encoder{step}", prompt, rows, into, out, last=step == 2)
     # They are made once, and repeated for the sequences of a micro-batch.
     repeated = Tensor("embedding.prompt_repeated", prompt.numel * view.sequences, prompt.itemsize)
     prompt = build.elementwise(repeated.name, (prompt,), repeated)
@@ -49,13 +49,13 @@ def _encoded(build: Writer, name: str, x: Tensor, rows: Size, into: Size, out: S
         Weight(f"{name}.bias", out, kind="vector", wide=wide),
     )
     copy = (Tensor(f"{name}.weight.cast", into * out, inner),) if inner != 4 else ()
-    gemm, made = Gemm(rows, out, into), Tensor(name, rows * out, inner)
+    gemm, product = Gemm(rows, out, into), Tensor(name, rows * out, inner)
     build.operations.append(
         Operation(
             name,
             "gemm",
             (source,),
-            (made,),
+            (product,),
             weights,
             keeps=(source, *copy),
             gemms=(gemm,),
@@ -65,6 +65,6 @@ def _encoded(build: Writer, name: str, x: Tensor, rows: Size, into: Size, out: S
         )
     )
     if last:
-        return made
-    output = Tensor(f"{name}.relu", made.numel, inner)
-    return build.elementwise(output.name, (made,), output, keeps=(output,))
+        return product
+    output = Tensor(f"{name}.relu", product.numel, inner)
+    return build.elementwise(output.name, (product,), output, keeps=(output,))

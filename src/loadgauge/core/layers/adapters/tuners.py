@@ -186,7 +186,7 @@ def _vera(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
     """VeRA: d times the product with A, and b times the product of that with B; A and B are random and all layers' own."""
     lora = build.adapter
     rank, (rows, i, o, *_) = lora.rank, shape
-    given = source = _own(build, f"{name}.vera_cast", x)
+    adapter_input = source = _own(build, f"{name}.vera_cast", x)
     if lora.dropout:
         source = build.dropout(f"{name}.vera_dropout", source, lora.dropout)
     inner, own = _inner(build), lora.read(build.dtypes.activation)
@@ -210,7 +210,7 @@ def _vera(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
 
     low = times("vera_d", product("vera_a", _read(build, f"{name}.vera_autocast", source), i, rank), rank)
     high = times("vera_scaled", product("vera_b", _read(build, f"{name}.vera_low", low), rank, o), o)
-    return _sum(build, name, base, high, holds=(*around, given))
+    return _sum(build, name, base, high, holds=(*around, adapter_input))
 
 
 def _adalora(
@@ -225,7 +225,7 @@ def _adalora(
     inner, own = _inner(build), lora.read(build.dtypes.activation)
     # Beside bitsandbytes' layers nothing is cast to float32 first under autocast, and the result is cast back without.
     four = lora.stored is not None
-    given = source = x if four and lora.casts else _own(build, f"{name}.ada_cast", x)
+    adapter_input = source = x if four and lora.casts else _own(build, f"{name}.ada_cast", x)
     if lora.dropout:
         source = build.dropout(f"{name}.lora_dropout", source, lora.dropout)
     source = _read(build, f"{name}.ada_autocast", source)
@@ -238,7 +238,14 @@ def _adalora(
     )
     copy = (Tensor(f"{second.name}.cast", second.numel, inner),) if inner != own else ()
     high = _product(
-        build, f"{name}.lora_b", low, o, Gemm(rows, o, rank), weights=(second,), keeps=(low, *copy), holds=(given,)
+        build,
+        f"{name}.lora_b",
+        low,
+        o,
+        Gemm(rows, o, rank),
+        weights=(second,),
+        keeps=(low, *copy),
+        holds=(adapter_input,),
     )
     if four and not lora.casts and high.itemsize != base.itemsize:
         high = build.cast(f"{name}.ada_result", high, base.itemsize)
@@ -265,12 +272,12 @@ def _adalora(
         total,
         shares_gradient=True,
         keeps=_penalty(build, name, first, second),
-        holds=(*around, given),
+        holds=(*around, adapter_input),
     )
 
 
 def _penalty(build: Writer, name: str, first: Weight, second: Weight) -> tuple[Tensor, ...]:
-    """Return what the norms of A At - 1 and Bt B - 1 keep: two copies that autocast makes of a matrix, and the difference.
+    """Return the tensors that the norms of A At - 1 and Bt B - 1 keep: autocast's two copies of a matrix, and the difference.
 
     Their backward is the first of all. It leaves the matrix's gradient, which without autocast takes the same bytes, and is
     counted from there on.
@@ -402,10 +409,10 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
     numel = blocks * b * b
 
     def powers() -> tuple[Tensor, ...]:
-        """Return what the products of the series keep: the powers, and of the first each time another copy under autocast."""
+        """Return the tensors that the series keeps: the powers, and under autocast another copy of the first for each."""
         # The first product has the matrix twice, each further one a power and the matrix.
         count = 2 + 2 * (NEUMANN_TERMS - 3) if copied else NEUMANN_TERMS - 2
-        return tuple(Tensor(f"{name}.oft_power{place}", numel, inner) for place in range(count))
+        return tuple(Tensor(f"{name}.oft_power{exponent}", numel, inner) for exponent in range(count))
 
     rotation = Tensor(f"{name}.oft_rotation", numel, own)
     gemm = Gemm(b, b, b, blocks * (NEUMANN_TERMS - 2))
@@ -425,8 +432,8 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
             backward_workspace=4 * rotation.nbytes,
         )
     )
-    given = _own(build, f"{name}.oft_cast", x)
-    source, turned = _read(build, f"{name}.oft_autocast", given), rotation
+    adapter_input = _own(build, f"{name}.oft_cast", x)
+    source, turned = _read(build, f"{name}.oft_autocast", adapter_input), rotation
     if copied:
         turned = Tensor(f"{rotation.name}.cast", numel, inner)
     gemm = Gemm(shape.rows, b, b, blocks)
@@ -442,7 +449,7 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
             forward_flops=gemm.flops,
             input_gradient_flops=gemm.flops,
             weight_gradient_flops=gemm.flops,
-            holds=(given,),
+            holds=(adapter_input,),
             backward_workspace=source.nbytes,  # the gradient by blocks, before it lies by tokens again
         )
     )
@@ -451,8 +458,8 @@ def _rotated(build: Writer, name: str, x: Tensor, shape: AdapterShape) -> Tensor
         (out,),
         Tensor(f"{name}.oft_folded", out.numel, inner),
         shares_gradient=True,
-        holds=(given, rotation),
+        holds=(adapter_input, rotation),
     )
     if out.itemsize != own:
-        out = build.cast(f"{name}.oft_result", out, own, holds=(given, rotation, x))
+        out = build.cast(f"{name}.oft_result", out, own, holds=(adapter_input, rotation, x))
     return out if out.itemsize == x.itemsize else build.cast(f"{name}.oft_narrowed", out, x.itemsize, holds=(x,))

@@ -31,7 +31,7 @@ CORE = frozenset(
     | {"attention.query_float32", "attention.key_float32", "attention.floored", "attention.exchanged"}
     | {"attention.unpad_q", "attention.unpad_k", "attention.unpad_v", "attention.pad"}
 )
-"""What selective recomputation runs again: from queries, keys and values to the context."""
+"""Operations that selective recomputation runs again: from queries, keys and values to the context."""
 
 
 BORROWED = "attention.borrowed_"
@@ -55,7 +55,9 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
     if spec.borrowed:
         # The layer that made them keeps them.
         build.operations[written:] = [
-            msgspec.structs.replace(each, keeps=tuple(one for one in each.keeps if not one.name.startswith(BORROWED)))
+            msgspec.structs.replace(
+                each, keeps=tuple(kept for kept in each.keeps if not kept.name.startswith(BORROWED))
+            )
             for each in build.operations[written:]
         ]
     if (
@@ -65,7 +67,7 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
     ):
         # Arguments of the functions that write attention out.
         last = build.operations[-1]
-        repeated = tuple(one.outputs[0] for one in build.operations[written:] if one.name == "attention.repeat_k")
+        repeated = tuple(kept.outputs[0] for kept in build.operations[written:] if kept.name == "attention.repeat_k")
         build.operations[-1] = msgspec.structs.replace(last, holds=(x, query, key, value, *repeated))
     if gate is not None:
         opened, product = (build.tensor(f"attention.{name}", gate.numel) for name in ("gate_sigmoid", "gated"))
@@ -133,7 +135,7 @@ def _project(
         held = fused if view.kernels.views_pin_storage else None
     else:
         sizes = {"query": doubled, "key": kv_width, "value": kv_heads * _value_width(spec)}
-        made = {
+        projected = {
             name: build.linear(
                 f"attention.{name}",
                 source,
@@ -150,11 +152,11 @@ def _project(
             for name, size in sizes.items()
             if not (spec.borrowed and name != "query") and not (spec.keys_are_values and name == "value")
         }
-        query = made["query"]
-        key = made.get("key") or build.tensor(f"{BORROWED}k", kv_width * tokens)
-        value = made.get("value") or (build.tensor(f"{BORROWED}v", kv_width * tokens) if spec.borrowed else key)
+        query = projected["query"]
+        key = projected.get("key") or build.tensor(f"{BORROWED}k", kv_width * tokens)
+        value = projected.get("value") or (build.tensor(f"{BORROWED}v", kv_width * tokens) if spec.borrowed else key)
         if in_one:
-            held = joint_adapted(build, source, kept, made, hidden_size, view.tp)
+            held = joint_adapted(build, source, kept, projected, hidden_size, view.tp)
             sides = (query, key, value)
             query, key, value = (Tensor(f"{side.name}.of_all", side.numel, side.itemsize) for side in sides)
             pieces = (query, key, value)
@@ -208,7 +210,7 @@ def _project(
 
 
 def _own_tables(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
-    """Return what the rotation keeps: tables that all layers share (`rotary_layer`), unless each makes copies of them."""
+    """Return the copies of the rotation's tables that a layer keeps; none where all layers share them (`rotary_layer`)."""
     if not spec.own_tables or build.kernels.norm != "upcast":
         return ()
     width = spec.head_dim if spec.rotary_dim is None else spec.rotary_dim
@@ -445,18 +447,23 @@ def _eager(
     if spec.sinks:
         # One column more; the largest score of each row is taken off, and its place kept.
         size = size + view.tokens * heads
-        place = Tensor("attention.sinks.place", view.tokens * heads, build.dtypes.index, "index")
+        indices = Tensor("attention.sinks.place", view.tokens * heads, build.dtypes.index, "index")
         joined = build.tensor("attention.with_sinks", size)
         build.operations.append(
             Operation(
-                "attention.with_sinks", "elementwise", (scores,), (joined,), _sinks(build, spec, heads), keeps=(place,)
+                "attention.with_sinks",
+                "elementwise",
+                (scores,),
+                (joined,),
+                _sinks(build, spec, heads),
+                keeps=(indices,),
             )
         )
         scores = joined
     elif spec.scores_shifted:
-        place = Tensor("attention.largest", view.tokens * heads, build.dtypes.index, "index")
+        indices = Tensor("attention.largest", view.tokens * heads, build.dtypes.index, "index")
         scores = build.elementwise(
-            "attention.shifted", (scores,), build.tensor("attention.shifted", size), keeps=(place,)
+            "attention.shifted", (scores,), build.tensor("attention.shifted", size), keeps=(indices,)
         )
     probabilities = build.tensor("attention.softmax", size)
     upcast = build.autocast or (kernels.softmax_float32 and spec.softmax_float32)

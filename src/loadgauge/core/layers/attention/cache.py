@@ -45,7 +45,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def kept_by(mixer: Mixer | None, hidden_size: Size, tp: Size = 1) -> Kept:
-    """Return what a mixer keeps of a sequence on one of `tp` ranks. Heads that the ranks cannot share, and latents, are on each.
+    """Return the state that a mixer keeps of a sequence on one of `tp` ranks; each has latents and heads that cannot be split.
 
     >>> kept_by(Attention(num_attention_heads=32, num_key_value_heads=8, head_dim=128), 4096).token == 2 * 8 * 128
     True
@@ -91,5 +91,5 @@ def kept_by(mixer: Mixer | None, hidden_size: Size, tp: Size = 1) -> Kept:
 
 
 def kept_by_block(block: Block, hidden_size: Size, tp: Size = 1) -> Kept:
-    """Return what a block keeps of a sequence: its mixer, and the one beside it."""
+    """Return the state that a block keeps of a sequence: its mixer, and the one beside it."""
     return kept_by(block.attention, hidden_size, tp) + kept_by(block.beside, hidden_size, tp)

@@ -170,7 +170,7 @@ def _compressor(
                 (output,),
                 tuple(weights),
                 gemms=gemms,
-                forward_flops=sum(one.flops for one in gemms),
+                forward_flops=sum(product.flops for product in gemms),
                 workspace=12 * tokens * doubled,
                 gradients=False,
             )
@@ -184,8 +184,8 @@ def _compressor(
     if spec.indexer is not None:
         # Each entry's own window beside the one before it.
         held, biased = (
-            build.elementwise(f"{name}.{n}_laid", (one,), build.tensor(f"{name}.{n}_laid", numel))
-            for n, one in (("values", values), ("scores", biased))
+            build.elementwise(f"{name}.{n}_laid", (part,), build.tensor(f"{name}.{n}_laid", numel))
+            for n, part in (("values", values), ("scores", biased))
         )
     exact = build.float32(f"{name}.softmax", numel)
     build.elementwise(f"{name}.softmax", (biased,), exact, keeps=(exact,))
@@ -255,8 +255,8 @@ def _chosen(build: Builder, spec: CompressedAttention) -> Size:
 def _exchange(build: Builder, key: Tensor) -> tuple[Collective, Collective]:
     """Traffic of the ranks that share a sequence: all keys and entries of it, and the sum of their gradients."""
     ranks = build.view.cp
-    kinds = ("all_gather", "reduce_scatter")
-    gather, scatter = (Collective(kind, "cp", ranks * key.nbytes, ranks) for kind in kinds)
+    collectives = ("all_gather", "reduce_scatter")
+    gather, scatter = (Collective(kind, "cp", ranks * key.nbytes, ranks) for kind in collectives)
     return gather, scatter
 
 
@@ -294,7 +294,7 @@ def _flash(
     context = build.tensor("attention.context", query.numel)
     gather, scatter = _exchange(build, key)
     statistic = Tensor("attention.lse", view.tokens * heads, build.dtypes.softmax_statistic, "statistic")
-    one = Gemm(view.tokens, pairs / view.tokens, width, heads)
+    product = Gemm(view.tokens, pairs / view.tokens, width, heads)
     flops = 2 * pairs * width * heads
     build.operations.append(
         Operation(
@@ -304,7 +304,7 @@ def _flash(
             (context,),
             _sinks(build, heads),
             keeps=(query, key, context, statistic),
-            gemms=(one, one),
+            gemms=(product, product),
             forward_flops=2 * flops,
             input_gradient_flops=4 * flops,
             rerun_flops=flops,
@@ -333,7 +333,7 @@ def _eager(
     pairs = view.pairs + view.tokens * _seen(build, spec)
     if build.kernels.repeat_kv:
         key = build.elementwise("attention.repeat_k", (key,), build.tensor("attention.repeat_k", key.numel * heads))
-    one = build.kernels.repeat_kv
+    grouped = build.kernels.repeat_kv
 
     def matmul(name: str, first: Tensor, second: Tensor, output: Tensor, n: Size, k: Size) -> Tensor:
         product, flops = Gemm(view.positions, n, k, heads * view.sequences), 2 * pairs * width * heads
@@ -354,16 +354,16 @@ def _eager(
     size = heads * pairs
     scores = matmul("attention.scores", query, key, build.tensor("attention.scores", size), keys, width)
     size = size + view.tokens * heads
-    place = Tensor("attention.sinks.place", view.tokens * heads, build.dtypes.index, "index")
+    indices = Tensor("attention.sinks.place", view.tokens * heads, build.dtypes.index, "index")
     sunk = build.tensor("attention.with_sinks", size)
     build.operations.append(
-        Operation("attention.with_sinks", "elementwise", (scores,), (sunk,), _sinks(build, heads), keeps=(place,))
+        Operation("attention.with_sinks", "elementwise", (scores,), (sunk,), _sinks(build, heads), keeps=(indices,))
     )
-    made = build.tensor("attention.softmax", size)
-    build.elementwise("attention.softmax", (sunk,), made, keeps=(made,))
-    shares = build.dropout("attention.dropped", made, spec.dropout)
-    values = msgspec.structs.replace(key, name="attention.repeat_v") if one else key
-    if one:
+    probabilities = build.tensor("attention.softmax", size)
+    build.elementwise("attention.softmax", (sunk,), probabilities, keeps=(probabilities,))
+    shares = build.dropout("attention.dropped", probabilities, spec.dropout)
+    values = msgspec.structs.replace(key, name="attention.repeat_v") if grouped else key
+    if grouped:
         build.elementwise("attention.repeat_v", (key,), values)
     context = build.tensor("attention.context", query.numel)
     return matmul("attention.context", shares, values, context, width, keys)

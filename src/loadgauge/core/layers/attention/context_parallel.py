@@ -27,7 +27,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 def exchange(build: Builder, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> Exchange:
-    """Return what attention exchanges over the cp ranks; nothing where there is one rank and nothing to say."""
+    """Return the traffic of attention over the cp ranks; nothing where there is one rank and nothing to say."""
     view = build.view
     ranks = view.cp
     if isinstance(ranks, int) and ranks == 1:

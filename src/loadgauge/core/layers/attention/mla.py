@@ -102,8 +102,8 @@ def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, gates:
         backward_comm=reduced,
         workspace=workspace,
     )
-    made = build.tensor if same(gates * view.tokens, context.numel) else build.float32
-    wide = made("attention.gate_sigmoid", score.numel)
+    tensor_of = build.tensor if same(gates * view.tokens, context.numel) else build.float32
+    wide = tensor_of("attention.gate_sigmoid", score.numel)
     build.elementwise("attention.gate_sigmoid", (score,), wide, keeps=(wide,))
     copied = wide.itemsize != build.dtypes.activation
     opened = build.cast("attention.gate_cast", wide, build.dtypes.activation) if copied else wide

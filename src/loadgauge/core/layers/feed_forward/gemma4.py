@@ -30,8 +30,8 @@ def experts_beside(build: Builder, y: Tensor, normed: Tensor, block: Block, hidd
     keeps = (plain,) if scale.trainable else ()
     build.operations.append(Operation("mlp.router_input", "elementwise", (plain,), (scaled,), (scale,), keeps=keeps))
     routed = build.norm("mlp.experts_norm", y, block.norm, rows, hidden_size)
-    found = moe(build, routed, msgspec.structs.replace(spec, shared=None), hidden_size, scaled)
-    second = build.norm("mlp.experts_post_norm", found, block.norm, rows, hidden_size)
+    routed_out = moe(build, routed, msgspec.structs.replace(spec, shared=None), hidden_size, scaled)
+    second = build.norm("mlp.experts_post_norm", routed_out, block.norm, rows, hidden_size)
     return build.add("mlp.both", first, second)
 
 
@@ -68,7 +68,7 @@ def per_layer_inputs(build: Builder, x: Tensor, model: ModelSpec, indices: Tenso
     row = build.tensor("embedding.per_layer", rows * together)
     keeps = (indices,) if trained else ()
     build.operations.append(Operation("embedding.per_layer", "lookup", (indices,), (row,), (table,), keeps))
-    made = build.linear("embedding.per_layer_project", x, rows, model.hidden_size, together)
-    normed = build.norm("embedding.per_layer_norm", made, model.blocks[0].norm, rows * count, width)
+    projected = build.linear("embedding.per_layer_project", x, rows, model.hidden_size, together)
+    normed = build.norm("embedding.per_layer_norm", projected, model.blocks[0].norm, rows * count, width)
     inputs = build.tensor("embedding.per_layer_inputs", rows * together)
     build.elementwise("embedding.per_layer_inputs", (normed, row), inputs, keeps=(inputs,))

@@ -30,8 +30,8 @@ def activate(build: Builder, name: str, x: Tensor, activation: str) -> Tensor:
     if activation == "xielu":
         return _xielu(build, name, x)
     if activation not in KEPT_INSIDE:
-        known = ", ".join(sorted((*KEPT_INSIDE, "xielu")))
-        raise NotModelled(f"activation {activation!r} is not modelled (known: {known})")
+        names = ", ".join(sorted((*KEPT_INSIDE, "xielu")))
+        raise NotModelled(f"activation {activation!r} is not modelled (known: {names})")
     if activation == "gelu_new" and not build.kernels.written_gelu:
         activation = "gelu"
     if activation == "gelu_new" and build.kernels.activation == "unfused":
@@ -142,7 +142,7 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
 
 
 def _cut_off(build: Builder, gate: Tensor, tokens: Size, prefix: str) -> Tensor:
-    """Return what exceeds the mean of its token by a multiple of the deviation (Gemma 3n); keeps its input and its output."""
+    """Return the gate above its threshold: the token's mean plus a multiple of the deviation (Gemma 3n). Keeps input and output."""
     output = Tensor(f"{prefix}.cut_off", gate.numel, gate.itemsize)
     deviation, multiple = build.tensor(f"{prefix}.deviation", tokens), build.tensor(f"{prefix}.multiple", 1)
     return build.elementwise(output.name, (gate,), output, keeps=(gate, deviation, multiple, output))

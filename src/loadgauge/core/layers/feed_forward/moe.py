@@ -26,7 +26,7 @@ OFFSET_BYTES = 4
 
 
 class Rows:
-    """How many copies of tokens a rank sends (`own`), its busiest peer receives (`received`) and computes (`computed`).
+    """Copies of tokens that a rank sends (`own`), its busiest peer receives (`received`) and computes (`computed`).
 
     With a capacity, an expert takes at most so many times its fair share, and the rest is dropped.
     """
@@ -66,10 +66,10 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
     else:
         local, latent, bias = build.local_tokens, spec.latent_size, spec.shared is not None and spec.shared.bias
         narrow = build.linear("mlp.latent_down", x, local, hidden_size, latent, bias=bias)
-        found = _experts(build, narrow, weights, order, spec, latent, rows)
+        from_experts = _experts(build, narrow, weights, order, spec, latent, rows)
         if spec.latent_norm is not None:
-            found = build.norm("mlp.latent_norm", found, spec.latent_norm, local, latent)
-        routed = build.linear("mlp.latent_up", found, local, latent, hidden_size, bias=bias)
+            from_experts = build.norm("mlp.latent_norm", from_experts, spec.latent_norm, local, latent)
+        routed = build.linear("mlp.latent_up", from_experts, local, latent, hidden_size, bias=bias)
     if spec.shared is None:
         return routed
     if shared is None:
@@ -139,8 +139,8 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
     each = 4 if fused or (spec.weights_float32 and weights.itemsize == 4) else build.dtypes.activation
     flat = Tensor("mlp.order.weights", rows.own, each)
     # Megatron sorts all T E places, takes the first T K and so keeps them all.
-    place = Tensor("mlp.order.place", every if fused else rows.own, index, "index")
-    build.operations.append(Operation("mlp.order", "elementwise", (weights,), (flat, order), keeps=(place,)))
+    indices = Tensor("mlp.order.place", every if fused else rows.own, index, "index")
+    build.operations.append(Operation("mlp.order", "elementwise", (weights,), (flat, order), keeps=(indices,)))
     return flat, order
 
 
@@ -354,8 +354,8 @@ def _grouped(
     if low is not None:
         if trainable and low.keeps:
             keeps = (build.quantised(source),)
-        taken, made = rows.computed * i, rows.computed * o
-        workspace = workspace + low.inside(taken, made, experts * i * o, trained=trainable, kept=low.keeps)
+        taken, produced = rows.computed * i, rows.computed * o
+        workspace = workspace + low.inside(taken, produced, experts * i * o, trained=trainable, kept=low.keeps)
     if view.lora is not None and view.lora.stored is not None and not stays:
         workspace = workspace + build.dtypes.activation * experts * i * o
     if grouped:

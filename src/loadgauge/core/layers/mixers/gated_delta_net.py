@@ -227,7 +227,7 @@ def _reference(build: Builder, spec: GatedDeltaNet, active: Tensor, beta: Tensor
     solved = []
     for name, right, width in (("new_values", write_values, value), ("read_keys", faded_keys, key)):
         output = exact(f"delta.{name}", padded * width)
-        one = padded * chunk * width  # substitution: half of the pairs, a multiply-add each
+        substitution = padded * chunk * width  # substitution: half of the pairs, a multiply-add each
         build.operations.append(
             Operation(
                 f"delta.{name}",
@@ -235,8 +235,8 @@ def _reference(build: Builder, spec: GatedDeltaNet, active: Tensor, beta: Tensor
                 (system, right),
                 (output,),
                 keeps=(system, output),
-                forward_flops=one,
-                input_gradient_flops=3 * one,
+                forward_flops=substitution,
+                input_gradient_flops=3 * substitution,
             )
         )
         solved.append(output)

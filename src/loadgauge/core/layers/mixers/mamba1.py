@@ -121,14 +121,14 @@ def _scan(
     build: Builder,
     spec: Mamba1,
     channels: Size,
-    made: tuple[Tensor, Tensor, Tensor],
+    projections: tuple[Tensor, Tensor, Tensor],
     inputs: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """The kernel: time step, scan, skip and gate, and what it keeps. Returns its gated output, and that before the gate.
 
     made: the joint projection, the convolution of it, the parameters; inputs: the step of each channel, what writes, what reads
     """
-    (joint, mixed, small), (step, write, read) = made, inputs
+    (joint, mixed, small), (step, write, read) = projections, inputs
     view, state, whole = build.view, spec.state_size, spec.norm is None
     size = view.tokens * channels
     efficiencies, exponential = (build.float32(f"mamba.{n}", channels * state) for n in ("decay", "decay_exponential"))

@@ -182,7 +182,7 @@ class Builder(Writer):
         shape = AdapterShape(rows, i, o, shards, bias)
         if tuned:
             x = before(self, name, adapter, x, shape)
-        kept, given = kept_input or x, x
+        kept, adapter_input = kept_input or x, x
         peft = lora is not None and lora.peft
         if (self.autocast or peft) and x.itemsize != self.dtypes.activation:
             # Autocast caches its 16-bit copies of weights, not of activations: each product makes and keeps its own.
@@ -199,7 +199,7 @@ class Builder(Writer):
                 # Autocast copies the float32 matrix for the product, and its backward reads the copy.
                 keeps = (*keeps, self.tensor(f"{name}.weight.cast", i * o))
         if lora is not None and base and lora.stored is not None and lora.stored.keeps_input:
-            keeps = (given,)
+            keeps = (adapter_input,)
         elif lora is not None and base and lora.keeps_inputs:
             keeps = (*keeps, x)
         if low is not None:
@@ -209,8 +209,10 @@ class Builder(Writer):
             elif low.keeps:
                 # Modules that share an input are one product to Transformer Engine, which quantises it once.
                 read_again = any(
-                    one.inputs and one.inputs[0].name == x.name and any(each.quantised for each in one.weights)
-                    for one in self.operations
+                    earlier.inputs
+                    and earlier.inputs[0].name == x.name
+                    and any(each.quantised for each in earlier.weights)
+                    for earlier in self.operations
                 )
             # Of a row-parallel matrix, `leave` counts the gathered gradient.
             if not (forward_comm and self.view.sequence_parallel):
@@ -253,16 +255,20 @@ class Builder(Writer):
         if fused:
             return out
         if four and peft:
-            out = quantised_result(self, name, out, given, x, copied=adapter in lora.targets)
+            out = quantised_result(self, name, out, adapter_input, x, copied=adapter in lora.targets)
         if (adapter or kind) not in lora.targets:
             return out
         if tuned:
-            return after(self, name, adapter, given, out, shape, around)
+            return after(self, name, adapter, adapter_input, out, shape, around)
         if lora.joint and adapter in JOINT:
             return out  # all of them at once: `joint_adapted`
         if peft and not called:
             return passed_by(self, name, out, shape)
-        return peft_adapted(self, name, given, out, shape, around) if peft else adapted(self, name, x, kept, out, shape)
+        return (
+            peft_adapted(self, name, adapter_input, out, shape, around)
+            if peft
+            else adapted(self, name, x, kept, out, shape)
+        )
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------
 

@@ -30,14 +30,14 @@ def with_gradients(operations: Sequence[Operation], *, reached: bool, autocast: 
     >>> [(each.gradients, each.into_inputs) for each in with_gradients((first, second), reached=False, autocast=False)]
     [(False, False), (True, False)]
     """
-    made = {tensor.name for operation in operations for tensor in operation.outputs}
+    produced = {tensor.name for operation in operations for tensor in operation.outputs}
     needing: set[str] = set()
     result = []
     for operation in operations:
         spares = frozenset(
             tensor.name
             for tensor in operation.inputs
-            if tensor.name not in needing and not (reached and tensor.name not in made)
+            if tensor.name not in needing and not (reached and tensor.name not in produced)
         )
         into = any(tensor.name not in spares and tensor.dtype != "index" for tensor in operation.inputs)
         own = (*operation.weights, *operation.borrows)
@@ -110,5 +110,5 @@ def spared_factor(operation: Operation, reached: Container[str]) -> set[str]:
     return set() if first.name in reached else {matrix.name, f"{matrix.name}.cast"}
 
 
-def _other(pair: tuple[Tensor, ...], one: Tensor) -> Tensor:
-    return next((tensor for tensor in pair if tensor.name != one.name), one)
+def _other(pair: tuple[Tensor, ...], than: Tensor) -> Tensor:
+    return next((tensor for tensor in pair if tensor.name != than.name), than)

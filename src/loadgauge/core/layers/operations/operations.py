@@ -21,10 +21,10 @@ PASSES = {
     "reduce_scatter": 1,
     "all_to_all": 1,
 }
-"""How often the bytes of the full tensor travel around a ring (times (n-1)/n)."""
+"""Number of times that the bytes of the full tensor travel around a ring (times (n-1)/n)."""
 
 Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index"]
-"""What a tensor is for, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
+"""Use of a tensor, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
 
 LYING = "entry.inputs", "entry.buffers", "entry.held"
 """Operations of captured layers that only stand for what lies there in the whole step, that of the optimizer too."""
@@ -33,7 +33,7 @@ OperationKind = Literal[
     "gemm", "router", "attention", "convolution", "scan", "solve", "norm", "elementwise", "residual_dropout", "lookup",
     "loss", "collective", "view", "quantise",
 ]  # fmt: skip
-"""What an operation does, as far as its time or memory depends on it.
+"""Kind of an operation, as far as its time or memory depends on it.
 
 `router`: the product that scores the experts; `residual_dropout`: the dropout of what is added to the residual stream,
 which some frameworks run in one kernel with the sum; `view`: moves nothing; `quantise`: makes the 8-bit or 4-bit copy
@@ -223,7 +223,7 @@ class Recompute(msgspec.Struct, frozen=True):
         return bool(self.checkpointed or self.discarded)
 
     def rerun(self, layer: Layer, *, part: bool = False) -> Recompute:
-        """Return what of a layer runs again: all of it, or of a checkpointed region the part that backward asks for.
+        """Return the operations of a layer that run again: all of it, or of a checkpointed region the part that backward asks for.
 
         part: it stops at the last tensor that backward needs, before the product that only reads it
         """
@@ -231,11 +231,11 @@ class Recompute(msgspec.Struct, frozen=True):
             return self
         needed: frozenset[str] = frozenset()
         for index, operation in reversed(tuple(enumerate(layer))):
-            made = {tensor.name for tensor in operation.inputs}
+            available = {tensor.name for tensor in operation.inputs}
             inside = operation.name in self.checkpointed and operation.keeps
             if inside:
-                own = any(tensor.name not in made for tensor in operation.keeps)
-                needed = frozenset(one.name for one in layer.operations[: index + own])
+                own = any(tensor.name not in available for tensor in operation.keeps)
+                needed = frozenset(earlier.name for earlier in layer.operations[: index + own])
                 break
         return Recompute(self.checkpointed & needed, self.discarded)
 
@@ -249,7 +249,7 @@ class Layer(msgspec.Struct, frozen=True):
     name: str
     operations: tuple[Operation, ...]
     profile: Profile | None = None
-    """What was seen alive while its code ran, where it was captured; None: it is walked (`estimate.memory.liveness`)."""
+    """Live tensors as recorded while its code ran; None: they follow from the operations (`estimate.memory.liveness`)."""
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)

@@ -92,7 +92,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def from_code(of: Any, part: str, view: View) -> Any:
-    """Return what was captured of a block or a model (`layer`; `embedding`, `head`, `held`); None where a family writes it.
+    """Return the captured writer of a block or a model (`layer`; `embedding`, `head`, `held`); None where a family writes it.
 
     of: `Block` or `ModelSpec`
     """

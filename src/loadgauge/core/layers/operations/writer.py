@@ -22,7 +22,7 @@ class Writer:
         self.dtypes = view.kernels.dtypes
         self.residual_itemsize = self.dtypes.activation if self.dtypes.residual is None else self.dtypes.residual
         self.wide_weights = self.residual_itemsize != self.dtypes.activation
-        """Whether autocast reads float32 weights."""
+        """True where autocast reads float32 weights."""
         lora = view.lora
         self.autocast = self.dtypes.residual is not None or (lora is not None and lora.casts)
         self.operations: list[Operation] = []

@@ -18,7 +18,7 @@ ENOUGH = 3
 DEAR = (1.35, 2.0, 4.0)
 """Times of a run, over its own, from which on a change comes after milder ones."""
 TAKES = {"framework": 1, "qlora": 1, "gpus": 2, "seq_len": 3}
-"""How many steps dearer a change is for what it takes: another framework, a base in 4 bits, GPUs, another job."""
+"""Price of a change in steps, for what it takes: another framework, a base in 4 bits, GPUs, another job."""
 SHORTEST = 512
 """Tokens of a sequence below which none is advised."""
 
@@ -73,18 +73,18 @@ def _try(setup: Setup, fields: dict[str, Any], why: str) -> Tried | None:
     own = _unsaid(trial.result)
     if not own or own.keys() & fields.keys():
         return trial
-    said = try_change(setup, {**fields, **own}, "; ".join(filter(None, (why, "the rest is as assumed"))))
-    return said if said is not None and said.result.memory.fits else trial
+    as_assumed = try_change(setup, {**fields, **own}, "; ".join(filter(None, (why, "the rest is as assumed"))))
+    return as_assumed if as_assumed is not None and as_assumed.result.memory.fits else trial
 
 
 def _price(trial: Tried, own: Estimate) -> int:
-    """How dear a change is: by the hours that it adds to a run, and by what else it takes."""
+    """Price of a change: by the hours that it adds to a run, and by what else it takes."""
     more = effort(trial.result, own)
     return sum(more > bound for bound in DEAR) + sum(TAKES.get(name, 0) for name in trial.fields)
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
-    """Return what an estimate assumes where another value would need more, as fields that say so."""
+    """Return, as fields of a job, the assumptions of an estimate whose other value would need more memory."""
     return {
         name: value
         for thing in result.memory.unsaid
@@ -105,7 +105,7 @@ def _pairs(setup: Setup, assumed: dict[str, Any], alone: list[Change], enough: i
     """Two changes together, where neither does it alone, the mildest first; a few are enough."""
     pairs: list[Tried] = []
     ranked = sorted(combinations(range(len(alone)), 2), key=lambda pair: (sum(pair), pair))
-    for first, second in ((alone[one], alone[other]) for one, other in ranked):
+    for first, second in ((alone[first_index], alone[other]) for first_index, other in ranked):
         if first.fields.keys() & second.fields.keys():
             continue
         both = _try(setup, assumed | first.fields | second.fields, f"{first.why}; {second.why}")

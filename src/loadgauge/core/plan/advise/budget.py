@@ -72,8 +72,8 @@ def _limit(name: str, value: str) -> float:
     if name == GROWTH:
         return positive_number(value.removesuffix("%")) / 100
     if name not in QUANTITIES:
-        known = [*QUANTITIES, GROWTH]
-        raise ConfigError(f"not NAME=VALUE with a NAME of {', '.join(known)}{suggest(name, known)}")
+        names = [*QUANTITIES, GROWTH]
+        raise ConfigError(f"not NAME=VALUE with a NAME of {', '.join(names)}{suggest(name, names)}")
     unit = QUANTITIES[name].unit
     if not unit:
         return positive_number(value)
@@ -98,19 +98,19 @@ class Figures(msgspec.Struct, frozen=True):
     unread: tuple[dict[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, given: Setup, result: Estimate) -> Figures:
+    def of(cls, setup: Setup, result: Estimate) -> Figures:
         """Read them from an estimate."""
         values = {"memory": result.memory.total}
         if result.time is not None:
             values["step"] = result.time.step
-        whole = given.budget(result)
+        whole = setup.budget(result)
         if whole is not None:
             values |= {"days": whole.days, "gpu-hours": whole.gpu_hours}
             if whole.cost is not None:
                 values["cost"] = whole.cost
         memory = result.memory
         asked = "" if memory.question is None else f"; {memory.question.words()}"
-        return cls(memory.verdict, memory.capacity, values, needs(memory), asked, tuple(given.unread(result)))
+        return cls(memory.verdict, memory.capacity, values, needs(memory), asked, tuple(setup.unread(result)))
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         return NO if self.problems else CANNOT_TELL if self.error else YES
 
     def change(self, name: str) -> float | None:
-        """How much a quantity grew over the base, as a share of it; None where one of the two is not known."""
+        """Growth of a quantity over the base, as a share of it; None where one of the two is not known."""
         if self.now is None or self.before is None or not (self.before.values.keys() & self.now.values.keys() & {name}):
             return None
         return self.now.values[name] / self.before.values[name] - 1
@@ -153,8 +153,8 @@ def figures(job: Job) -> Figures:
     >>> figures(Job(model="gpt2", gpu="rtx4090")).verdict
     'fits'
     """
-    given = resolve_job(job)
-    return Figures.of(given, given.estimate())
+    setup = resolve_job(job)
+    return Figures.of(setup, setup.estimate())
 
 
 def check(
@@ -175,23 +175,23 @@ def check(
     """
     try:
         now = figures(job)
-        missing = [one for one in limits if one != GROWTH and one not in now.values]
-        error = "; ".join(f"{one}: a budget of it needs {QUANTITIES[one].needs}" for one in missing)
+        missing = [quantity for quantity in limits if quantity != GROWTH and quantity not in now.values]
+        error = "; ".join(f"{quantity}: a budget of it needs {QUANTITIES[quantity].needs}" for quantity in missing)
     except Error as caught:
         return Checked(name=name, before=before, error=str(caught))
     problems = [*_fit(now, before, allow_tight=allow_tight)]
-    for one, most in limits.items():
-        if one in now.values and now.values[one] > most:
-            show = QUANTITIES[one].show
-            problems.append(f"{one} {show(now.values[one])} is over the budget of {show(most)}")
+    for quantity, most in limits.items():
+        if quantity in now.values and now.values[quantity] > most:
+            show = QUANTITIES[quantity].show
+            problems.append(f"{quantity} {show(now.values[quantity])} is over the budget of {show(most)}")
     checked = Checked(name=name, now=now, before=before, error=error)
     if GROWTH in limits:
-        for one in now.values:
-            more = checked.change(one)
+        for quantity in now.values:
+            more = checked.change(quantity)
             if more is not None and more > limits[GROWTH] and before is not None:
-                show = QUANTITIES[one].show
+                show = QUANTITIES[quantity].show
                 problems.append(
-                    f"{one} grew by {more:.1%}, from {show(before.values[one])} to {show(now.values[one])};"
+                    f"{quantity} grew by {more:.1%}, from {show(before.values[quantity])} to {show(now.values[quantity])};"
                     f" the budget is {limits[GROWTH] * 100:.4g} %"
                 )
     return msgspec.structs.replace(checked, problems=tuple(problems))
@@ -206,7 +206,7 @@ def _fit(now: Figures, before: Figures | None, *, allow_tight: bool) -> Iterable
         yield f"{now.verdict}: {gib(now.values['memory'], 1)} of {gib(now.capacity, 1)}{was}{now.question}"
 
 
-def exit_code(found: Iterable[Checked]) -> int:
+def exit_code(checks: Iterable[Checked]) -> int:
     """The exit code of several jobs: 1 where one fails, else 2 where one cannot be told, else 0."""
-    codes = {one.code for one in found}
+    codes = {checked.code for checked in checks}
     return NO if NO in codes else CANNOT_TELL if CANNOT_TELL in codes else YES

@@ -139,10 +139,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return usual_node(self.gpu)
 
 
-def changes(run: Run, kinds: Collection[Kind]) -> Iterator[Change]:
+def changes(run: Run, wanted: Collection[Kind]) -> Iterator[Change]:
     """Yield the applicable changes of some kinds: first those that reduce memory, the mildest first."""
     rules = (_between_steps, _of_layout, _of_states, _of_job, _links, _of_layout_for_speed, _for_speed)
-    return (change for rule in rules for change in rule(run) if change.kind in kinds)
+    return (change for rule in rules for change in rule(run) if change.kind in wanted)
 
 
 def _between_steps(run: Run) -> Iterator[Change]:

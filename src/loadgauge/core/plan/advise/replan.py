@@ -108,10 +108,10 @@ def _flags(change: Change) -> str:
 
 def _apply(case: Case, fields: dict[str, Any]) -> Case:
     """The case with some fields of `Job` changed; raises what the framework or the GPU has against it."""
-    for place, name in enumerate(("link_bandwidth", "nic_bandwidth")):
+    for tier, name in enumerate(("link_bandwidth", "nic_bandwidth")):
         if name in fields:
             links = list(case.cluster.links)
-            links[place] = msgspec.structs.replace(links[place], bandwidth=parse(fields[name])[0])
+            links[tier] = msgspec.structs.replace(links[tier], bandwidth=parse(fields[name])[0])
             return msgspec.structs.replace(case, cluster=msgspec.structs.replace(case.cluster, links=tuple(links)))
     sizes = {name: fields.get(name) for name in ("gpus", "global_batch", "seq_len")}
     changed = _training(case, fields)
@@ -129,7 +129,7 @@ def _others(case: Case, fields: dict[str, Any], changed: Training) -> Iterator[T
 
 
 def _training(case: Case, fields: dict[str, Any]) -> Training | None:
-    """How the changed job is trained; None where that does not change."""
+    """Training of the changed job; None where that does not change."""
     old = case.training
     if "precision" in fields:
         return _recast(case, fields["precision"])

@@ -148,11 +148,11 @@ class Best:
         # A little quicker than they may be, so that those seen already and their equals are among them.
         before = least * (1 - CLOSE)
         lowest = score(before, memory)
-        found = self.sure.contenders(lowest, memory, before)
-        return found & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else found
+        may_win = self.sure.contenders(lowest, memory, before)
+        return may_win & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else may_win
 
     def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
-        """Whether the exact time of a layout can matter: by its least time it might be among the best kept or on the front."""
+        """Return whether the exact time of each layout can matter: by its least time it may be among the best, or on the front."""
 
         def contenders(memory: Any, high: Any, least: Any) -> Any:
             sure, tight = self._split(memory, high, limit, capacity)
@@ -235,5 +235,5 @@ class Ranked:
 
     @property
     def moved(self) -> int:
-        """How many of those estimated changed places."""
+        """Number of the estimated layouts that changed ranks."""
         return sum(1 for rank, (_, number, _) in enumerate(self.done) if rank != number)

@@ -39,7 +39,7 @@ from loadgauge.core.plan.space.space import Grid, Space, Structure
 
 Pipeline: TypeAlias = "tuple[Any, ...]"
 ROUNDS, FEW = 3, 400
-"""How often combinations that look good are tried at most, and how many there have to be."""
+"""Most trials of combinations that look good, and the least number of combinations."""
 SMALL = 500_000
 """Combinations of a space that is not worth narrowing down."""
 MANY = 2000
@@ -52,15 +52,15 @@ class KnownGroup(Group, frozen=True, dict=True):
     """A group of ranks that remembers its place on the cluster."""
 
     def members(self, domain: int) -> Size:
-        """As in `Group`."""
+        """Return the value of `Group`, computed once for a domain."""
         return self._once("members", domain)
 
     def domains(self, domain: int) -> Size:
-        """As in `Group`."""
+        """Return the value of `Group`, computed once for a domain."""
         return self._once("domains", domain)
 
     def aligned(self, domain: int) -> Any:
-        """As in `Group`."""
+        """Return the value of `Group`, computed once for a domain."""
         return self._once("aligned", domain)
 
     def _once(self, name: str, domain: int) -> Any:
@@ -111,12 +111,16 @@ class BatchEvaluator:
         """
         families = self.families()
         every = (
-            one for by_pp in families.values() for lines in by_pp.values() for some in lines.values() for one in some
+            structure
+            for by_pp in families.values()
+            for lines in by_pp.values()
+            for some in lines.values()
+            for structure in some
         )
         numbers = {structure: number for number, structure in enumerate(every)}
         parts: list[tuple[GridEvaluator, bool, Classes | None]]
         if may is None or self.space.model.own.states_splits or self.space.size < SMALL:
-            parts = [(GridEvaluator(self, grid), one, None) for one in families for grid in self.space.grids(one)]
+            parts = [(GridEvaluator(self, grid), key, None) for key in families for grid in self.space.grids(key)]
         else:
             parts = self.narrowed(families, may, seed)
         done, count = 0, sum(len(families[spread]) for _, spread, _ in parts)
@@ -136,15 +140,17 @@ class BatchEvaluator:
                     except NotModelled as error:
                         self._left_out(evaluator.grid, error)
                         break
-                    yield from (one._replace(order=numbers[one.structure]) for one in some if isinstance(one, Batch))
-                    steps = [one for one in some if isinstance(one, Step)]
+                    yield from (
+                        batch._replace(order=numbers[batch.structure]) for batch in some if isinstance(batch, Batch)
+                    )
+                    steps = [step for step in some if isinstance(step, Step)]
                     if pp > 1 and classes is not None and any(step.first < self.numpy.inf for step in steps):
                         pending.append(steps)
                     else:
-                        yield from (one._replace(order=numbers[one.structure]) for one in finish(steps, wanted))
+                        yield from (batch._replace(order=numbers[batch.structure]) for batch in finish(steps, wanted))
         # What looks best is played first, so that less of the rest has to be.
         for steps in sorted(pending, key=lambda steps: min(step.first for step in steps)):
-            yield from (one._replace(order=numbers[one.structure]) for one in finish(steps, wanted))
+            yield from (batch._replace(order=numbers[batch.structure]) for batch in finish(steps, wanted))
 
     def families(self) -> Families:
         """The structures of the space."""
@@ -163,7 +169,9 @@ class BatchEvaluator:
         pools = []
         with self.numpy.errstate(all="ignore"):
             for spread, by_pp in families.items():
-                structures = {pp: [one for some in lines.values() for one in some] for pp, lines in by_pp.items()}
+                structures = {
+                    pp: [structure for some in lines.values() for structure in some] for pp, lines in by_pp.items()
+                }
                 for values in self.space.alike():
                     grid = Grid(self.space, values, spread)
                     each = [(part, LeastEvaluator(self, part)) for part in grid.parts()]
@@ -177,7 +185,7 @@ class BatchEvaluator:
                 left = [(spread, classes.kept(may)) for spread, classes in left]
         # Few combinations share what does not depend on the number of stages; where there are many, arrays stay short.
         several = [(spread, part) for spread, classes in left for part in classes.parts(MANY)]
-        return [(GridEvaluator(self, one.listed(one.grid.replicas)), spread, one) for spread, one in several]
+        return [(GridEvaluator(self, part.listed(part.grid.replicas)), spread, part) for spread, part in several]
 
     def _try(self, pools: list[Classes], may: May, seed: Callable[[Batch], None]) -> None:
         """Time some combinations that look good."""
@@ -188,7 +196,9 @@ class BatchEvaluator:
                 if same[0].pp != pp:
                     pp = same[0].pp
                     evaluator.start(pp)
-                tried.append([one for one in evaluator.evaluate(same, few, may, classes) if isinstance(one, Step)])
+                tried.append(
+                    [result for result in evaluator.evaluate(same, few, may, classes) if isinstance(result, Step)]
+                )
         for steps in sorted(filter(None, tried), key=lambda steps: min(step.first for step in steps)):
             for batch in finish(steps, few):
                 seed(batch)
@@ -257,12 +267,15 @@ class GridEvaluator:
             if may is not None and classes is not None and layout is not None:
                 places = self.left(structure, places, may, classes)
             left.append((structure, layout, valid, places))
-        self.among = {one.recompute: [p for s, _, _, p in left if s.recompute == one.recompute] for one, *_ in left}
+        self.among = {
+            structure.recompute: [p for s, _, _, p in left if s.recompute == structure.recompute]
+            for structure, *_ in left
+        }
         steps: list[Step | Batch] = []
         for structure, layout, valid, places in left:
             if layout is None or not len(places):
-                nothing = self.numpy.zeros(0)
-                steps.append(Batch(structure, self.grid, nothing, nothing, nothing, nothing, valid))
+                none, nothing = self.numpy.zeros(0, dtype="int64"), self.numpy.zeros(0)
+                steps.append(Batch(structure, self.grid, none, nothing, nothing, nothing, valid))
                 continue
             memory = self.memory(structure, layout)
             ends = self.nbytes(structure, memory, places)
@@ -363,17 +376,17 @@ class GridEvaluator:
                 return peaks(left, self.classes(structure, left, (1,))[0][1])
             numpy = self.numpy
             short = numpy.minimum(memory.layout.num_microbatches, 4 * structure.pp)
-            found: dict[object, Peak] = {}
+            by_group: dict[object, Peak] = {}
             numbers = tuple(map(int, numpy.unique(self.points(structure).of(short))))
             for some, kept in self.classes(structure, left, numbers):
                 more = peaks(left.under(SomeBatches.of(left.layout, max(some))), kept)
-                found = joined(found, more, numpy.isin(short, some)) if len(some) < len(numbers) else more
-            return found
+                by_group = joined(by_group, more, numpy.isin(short, some)) if len(some) < len(numbers) else more
+            return by_group
 
-        found: dict[object, Peak] = self.of_pipeline.once(("peaks", key), make)
+        by_group: dict[object, Peak] = self.of_pipeline.once(("peaks", key), make)
         if memory.shares and memory.layout.zero < 2:
-            found = self.of_pipeline.once(("peaks", key, "whole"), lambda: without_layers(found))
-        return found
+            by_group = self.of_pipeline.once(("peaks", key, "whole"), lambda: without_layers(by_group))
+        return by_group
 
     def classes(
         self, structure: Structure, memory: ArrayMemory, numbers: tuple[int, ...]
@@ -420,7 +433,7 @@ class GridEvaluator:
         return self.numpy.maximum(nbytes, (nbytes - value) * margins.spread.high + high)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
-        """Return what lies outside PyTorch's allocator, and the most that may, as open arrays [bytes]."""
+        """Return the bytes outside PyTorch's allocator, and their upper bound, as open arrays."""
 
         def make() -> tuple[Any, Any]:
             beside = non_pytorch_memory(layout, self.whole.cluster.gpu)

@@ -116,7 +116,7 @@ class ArrayMemory(MemoryModel):
         return self.operations.once(("ends", self.layout.ends_together), super().end_layers)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> ChunkBytes:
-        """Return what one micro-batch keeps on a chunk [bytes]."""
+        """Return the bytes that one micro-batch keeps on a chunk."""
         key = "chunk", chunk.first, chunk.last, tuple(self.counts(stage, chunk.start, chunk.stop).items())
         return self.shared_bytes.once(key, super().of_chunk, stage, chunk)
 
@@ -204,12 +204,12 @@ class ArrayStage(StageAtWork):
         _, index, inverse = numpy.unique(flat, axis=1, return_index=True, return_inverse=True)
         inverse = inverse.reshape(picks.shape[1:])
         return [
-            Choice(inverse == number, {ByIdentity(self.works[n]): float(sizes[n].reshape(-1)[place]) for n in every})
-            for number, place in enumerate(index)
+            Choice(inverse == number, {ByIdentity(self.works[n]): float(sizes[n].reshape(-1)[index_of]) for n in every})
+            for number, index_of in enumerate(index)
         ]
 
     def gathered(self, point: At) -> Size:
-        """As in `StageAtWork` [bytes], computed once for stages with the same weights."""
+        """Return the gathered copies of `StageAtWork` [bytes], computed once for stages with the same weights."""
         return self.memory.gathered(self.stage, point)
 
     def nbytes(self, work: Work) -> Size:

@@ -28,7 +28,7 @@ from loadgauge.core.estimate.schedule.orders import (
 ELEMENTS = 200_000
 """Of the tables of times, at most: they stay in the processor's cache."""
 MAKES = {F: "F", PAIR_END: "F", B: "B", BW: "B", PAIR_BW: "B"}
-"""What work of each kind hands on: activations or their gradient."""
+"""Direction in which each kind of work hands on: F, activations to the next stage; B, gradients to the one before."""
 COSTS = {F: 0, PAIR_F: 0, B: 1, W: 2, BW: 3, PAIR_BW: 3, PAIR_WAIT: 4, PAIR_END: 4}
 """Whose time each kind takes: forward, gradient of the input, of the weights, both, none."""
 KINDS = 5
@@ -66,7 +66,7 @@ def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits
     lengths = [len(rows) for rows in order.rows]
     begins = [0, *accumulate(lengths)]
     # Entries of all stages in one line; -1: nothing to wait for.
-    kinds, numbers = (
+    work, numbers = (
         numpy.concatenate([numpy.array(column, dtype="int64") for column in columns])
         for columns in (order.rows, order.microbatches)
     )
@@ -85,23 +85,23 @@ def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits
             costs[stage, row] = (stage * order.chunks + chunk) * KINDS + COSTS[kind]
             leaves[stage, row] = sends(kind, stage, chunk)
     of_stage = numpy.repeat(numpy.arange(stages), lengths)
-    wanted, makes, costs, leaves = (table[of_stage, kinds] for table in (wanted, makes, costs, leaves))
+    wanted, makes, costs, leaves = (table[of_stage, work] for table in (wanted, makes, costs, leaves))
     making = numpy.flatnonzero(makes >= 0)
     output[makes[making], numbers[making]] = making
     sources = numpy.where(wanted >= 0, output[wanted, numbers], -1)
-    before = numpy.arange(len(kinds)) - 1
+    before = numpy.arange(len(work)) - 1
     before[begins[:-1]] = -1
     levels = numpy.array(_levels(sources.tolist(), begins))
     sorted_by_level = numpy.argsort(levels, kind="stable")
-    place = numpy.empty(len(kinds) + 1, dtype="int64")
-    place[sorted_by_level] = numpy.arange(1, len(kinds) + 1)
-    place[-1] = 0
-    before, sources = place[before[sorted_by_level]], place[sources[sorted_by_level]]
+    rank = numpy.empty(len(work) + 1, dtype="int64")
+    rank[sorted_by_level] = numpy.arange(1, len(work) + 1)
+    rank[-1] = 0
+    before, sources = rank[before[sorted_by_level]], rank[sources[sorted_by_level]]
     costs, leaves = costs[sorted_by_level], leaves[sorted_by_level].astype("float64")[:, None]
-    starts = [*numpy.flatnonzero(numpy.diff(levels[sorted_by_level], prepend=-1)).tolist(), len(kinds)]
-    ends = place[numpy.array(begins[1:]) - 1]
+    starts = [*numpy.flatnonzero(numpy.diff(levels[sorted_by_level], prepend=-1)).tolist(), len(work)]
+    ends = rank[numpy.array(begins[1:]) - 1]
     # The last level that reads an entry; what a stage ends with is kept.
-    last = numpy.zeros(len(kinds) + 1, dtype="int64")
+    last = numpy.zeros(len(work) + 1, dtype="int64")
     for read in (before, sources):
         numpy.maximum.at(last, read, levels[sorted_by_level])
     last[ends] = len(starts)
@@ -189,7 +189,7 @@ def play(
     schedule: str,
     stages: int,
     batches: int,
-    kinds: Sequence[int],
+    shapes: Sequence[int],
     forward: Any,
     backward: Any,
     weight: Any,
@@ -204,9 +204,9 @@ def play(
     """
     import numpy
 
-    order = waits(schedule, stages, batches, len(kinds) // stages if schedule == "interleaved" else None)
+    order = waits(schedule, stages, batches, len(shapes) // stages if schedule == "interleaved" else None)
     total = numpy.empty(forward.shape[1])
-    places = numpy.array([kind * KINDS + cost for kind in kinds for cost in range(KINDS)])
+    places = numpy.array([kind * KINDS + cost for kind in shapes for cost in range(KINDS)])
     rows = [places[level.cost] for level in order.levels]
     widest = max(len(cost) for cost in rows)
     step = max(1, ELEMENTS // (2 * order.rows + 2 * widest + KINDS * len(forward)))
@@ -238,7 +238,7 @@ def play(
 
 
 def least(
-    schedule: str, stages: int, batches: Any, kinds: Sequence[int], forward: Any, backward: Any, send: Any
+    schedule: str, stages: int, batches: Any, shapes: Sequence[int], forward: Any, backward: Any, send: Any
 ) -> Any:
     """Return a lower bound of a schedule's duration for each layout [s], without simulating it.
 
@@ -250,8 +250,8 @@ def least(
     """
     import numpy
 
-    chunks = len(kinds) // stages
-    make_ups = [tuple(kinds[stage * chunks : (stage + 1) * chunks]) for stage in range(stages)]
+    chunks = len(shapes) // stages
+    make_ups = [tuple(shapes[stage * chunks : (stage + 1) * chunks]) for stage in range(stages)]
     lasts = {make_up: stage for stage, make_up in enumerate(make_ups)}
     splits, both = schedule not in ("1f1b", "gpipe", "interleaved"), schedule == "dualpipe"
     work = forward + backward

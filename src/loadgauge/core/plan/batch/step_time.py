@@ -96,7 +96,7 @@ class ArrayStep(StepModel):
     def _links_at(self, links: Links) -> Links:
         if links is NOTHING:
             return links
-        ahead, all_ahead, back, all_back = (self._read_once(one) for one in links)
+        ahead, all_ahead, back, all_back = (self._read_once(link) for link in links)
         return ahead, all_ahead, back, all_back
 
     def under(self, memory: ArrayMemory, places: Places | None) -> ArrayStep:
@@ -143,7 +143,7 @@ class PipelineTimes:
                 if of_it not in chunks:
                     chunks[of_it] = time.chunk(of_it, stage, chunk)
         rows = {of_it: row for row, of_it in enumerate(chunks)}
-        self.on_network = tuple(one[3] for one in chunks.values())
+        self.on_network = tuple(parts[3] for parts in chunks.values())
         self.kinds = tuple(rows[of_it] for make in makes for of_it in make)
         """Of each chunk of each stage, its row in the times."""
         self.make_ups = makes
@@ -154,7 +154,7 @@ class PipelineTimes:
         self.stages = [stages[index] for index in sorted(firsts.values())]
         shape = len(points)
         self.times = numpy.array(
-            [[numpy.broadcast_to(one[part], shape) for one in chunks.values()] for part in range(3)]
+            [[numpy.broadcast_to(parts[part], shape) for parts in chunks.values()] for part in range(3)]
         )
         self.batches = points.read_once(memo.once("batches", lambda: time.layout.num_microbatches))
         self.send: Any = points.read_once(memo.once(("send", structure.schedule), time.send_seconds))
@@ -176,7 +176,7 @@ class PipelineTimes:
             total = added(total, self.on_network[self.rows[of_it]])
         if total is NOTHING:
             return total
-        ahead, all_ahead, back, all_back = (spread(one) for one in total)
+        ahead, all_ahead, back, all_back = (spread(link) for link in total)
         return ahead, all_ahead, back, all_back
 
     def back(self, places: Places) -> Any:
@@ -330,7 +330,7 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
     groups: dict[tuple[int, ...], list[PipelineTimes]] = {}
     for times in distinct:
         groups.setdefault(times.kinds, []).append(times)
-    for kinds, alike in groups.items():
+    for shapes, alike in groups.items():
         structure = alike[0].structure
         forward, backward, weight = (
             numpy.concatenate([times.times[n][:, times.needed] for times in alike], axis=1) for n in range(3)
@@ -349,7 +349,7 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
                 structure.schedule,
                 structure.pp,
                 int(number),
-                kinds,
+                shapes,
                 forward[:, mine],
                 backward[:, mine],
                 weight[:, mine],

@@ -104,7 +104,7 @@ def space_for(
 
 
 def _common(layout: Layout) -> Layout:
-    """Return what all layouts of a space have in common with one."""
+    """Return the parts that all layouts of a space share with one."""
     return Layout(cp_comm=layout.cp_comm, order=layout.order, expert_imbalance=layout.expert_imbalance, seq_len=1)
 
 

@@ -37,7 +37,7 @@ class Places:
         return array.reshape(-1)[self.index(tuple(length > 1 for length in array.shape))]
 
     def read_once(self, value: Size) -> Any:
-        """As `of`, cached by array; the result is shared and must not be written into."""
+        """Return what `of` returns, cached by array: do not write into it."""
         return self._read.once(ByIdentity(value), self.of, value)
 
     def index(self, axes: tuple[bool, ...]) -> Any:
@@ -123,7 +123,7 @@ class Constraints:
         return self._possible.once(("mask", within), of_sizes)
 
     def valid(self, structure: Structure) -> int:
-        """Return how many layouts of a structure are valid; what is shared is cached until `forget`."""
+        """Return the number of valid layouts of a structure; what is shared is cached until `forget`."""
         within = structure.pp, structure.sequence_parallel, structure.zero > 0
         numbers = self._possible.once(("numbers", within), lambda: self.mask(structure).sum(axis=2))
         runs = self.of_schedule(structure)

@@ -51,8 +51,8 @@ def read_axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
             raise ConfigError(f"must be NAME=VALUE,VALUE, got {text[:60]!r}", key="sweep")
         field = fields().get(name)
         if field is None or field.group in ("file", "posttrain"):
-            known = [one.replace("_", "-") for one, each in fields().items() if each.group not in ("file", "posttrain")]
-            raise ConfigError(f"no flag of a job is called {flag[:40]!r}{suggest(flag, known)}", key="sweep")
+            flags = [key.replace("_", "-") for key, each in fields().items() if each.group not in ("file", "posttrain")]
+            raise ConfigError(f"no flag of a job is called {flag[:40]!r}{suggest(flag, flags)}", key="sweep")
         if name in axes:
             raise ConfigError(f"{flag} is swept twice; give all its values at once", key="sweep")
         words = [word.strip() for word in values.split(";" if ";" in values else ",")]
@@ -89,16 +89,16 @@ def _ranges(words: Sequence[str], name: str) -> Iterator[str]:
                 raise ConfigError(f"{word} has more than {MOST_CELLS:,} values")
 
 
-def _progress(known: list[int], word: str, name: str) -> Any:
-    """Return what leads from one value of a range to the next: a sum, or where the last three say so a product."""
-    if len(known) == 1:
+def _progress(values: list[int], word: str, name: str) -> Any:
+    """Return the step from one value of a range to the next: a sum, or where the last three say so a product."""
+    if len(values) == 1:
         return lambda value: value + 1
-    *_, one, two = known
-    if two <= one:
-        raise ConfigError(f"{word} does not go on from {one}")
-    if one > 0 and two % one == 0 and (len(known) == 2 or known[-3] * two == one * one):
-        return lambda value: value * (two // one)
-    return lambda value: value + two - one
+    *_, before, two = values
+    if two <= before:
+        raise ConfigError(f"{word} does not go on from {before}")
+    if before > 0 and two % before == 0 and (len(values) == 2 or values[-3] * two == before * before):
+        return lambda value: value * (two // before)
+    return lambda value: value + two - before
 
 
 def _number(text: str, name: str) -> int:
@@ -130,17 +130,17 @@ def swept(job: Job, axes: dict[str, tuple[Any, ...]]) -> Iterator[Row]:
     >>> [row["outcome"] for row in rows]
     ['fits', 'does not fit']
     """
-    for cell, one in cells(job, axes):
+    for cell, swept_job in cells(job, axes):
         try:
-            found = _found(one)
+            cell_values = _found(swept_job)
         except Error as error:
-            found = {"outcome": CANNOT_TELL, "error": " ".join(str(error).split())}
-        yield {**cell, **found, "command": one.command()}
+            cell_values = {"outcome": CANNOT_TELL, "error": " ".join(str(error).split())}
+        yield {**cell, **cell_values, "command": swept_job.command()}
 
 
 def _found(job: Job) -> Row:
-    given = resolve_job(job)
-    result = given.estimate()
+    setup = resolve_job(job)
+    result = setup.estimate()
     memory, time = result.memory, result.time
     row: Row = {
         "outcome": memory.verdict,
@@ -158,7 +158,7 @@ def _found(job: Job) -> Row:
         row["missing"] = max(0.0, float(memory.high - memory.capacity))
     if time is not None:
         row |= {name: getattr(time, name) for name in TIMES[:4]}
-        budget = given.budget(result)
+        budget = setup.budget(result)
         if budget is not None:
             plain = budget.to_dict()
             row |= {"days": plain["days"], "cost": plain["cost"]}

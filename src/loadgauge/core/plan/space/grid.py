@@ -43,7 +43,7 @@ Row = dict[str, Any]
 """A result: a value for each column."""
 Kind = Literal["text", "whole", "number", "truth"]
 KINDS: dict[str, Kind] = {"whole": "whole", "positive": "number", "price": "number", "switch": "truth"}
-"""What a column holds, by the kind of its field; any other is text."""
+"""Type of a column by the kind of its field; all others are text."""
 Check = Callable[[Any], Value]
 """Reads one value of a key as the command line would, and gives it back as it would be typed; or raises `ConfigError`."""
 
@@ -103,13 +103,13 @@ def _axes(
 ) -> dict[str, list[Value]]:
     """The values of each key of one table."""
     axes: dict[str, list[Value]] = {}
-    for word, given in table.items():
+    for word, content in table.items():
         name, where = word.replace("-", "_"), _where(file, text, word, number)
         if name not in flags:
             raise ConfigError(f"unknown key{_hint(name, flags)}", key=word, file=where)
         if name in axes:
             raise ConfigError("is there twice", key=word, file=where)
-        values = given if isinstance(given, list) else [given]
+        values = content if isinstance(content, list) else [content]
         if not values:
             raise ConfigError("is an empty list, and so leaves no cell", key=word, file=where)
         for value in values:
@@ -154,7 +154,7 @@ class Workers(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many cells to submit at a time."""
+        """Number of cells to submit at a time."""
         ...
 
     def submit(self, number: int, cell: Cell) -> None:

@@ -28,7 +28,7 @@ ELEMENTS = 200_000
 WORD = 32
 """Bits of a size."""
 SIZES = (*COMBINED, "replicas")
-"""What the open arrays hold."""
+"""Sizes that the open arrays hold."""
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,15 +111,15 @@ class Grid:
         sizes = {name: numpy.repeat(column, batches) for name, column in self.rows.items()}
         return {**sizes, "micro_batch": numpy.tile(self.micro_batches, rows)}
 
-    def at(self, place: int) -> dict[str, int]:
+    def at(self, index: int) -> dict[str, int]:
         """Return the sizes at a place of the flattened arrays, as whole numbers by the names in `SIZES`."""
-        row, batch, replica = map(int, self.numpy.unravel_index(place, self.dims))
+        row, batch, replica = map(int, self.numpy.unravel_index(index, self.dims))
         sizes = {name: int(column[row]) for name, column in self.rows.items()}
         return {"micro_batch": int(self.micro_batches[batch]), **sizes, "replicas": int(self.replicas[replica])}
 
-    def layout(self, structure: Structure, place: int) -> Layout:
+    def layout(self, structure: Structure, index: int) -> Layout:
         """The layout of a structure at a place of the arrays, in whole numbers."""
-        return self.space.layout(structure, dict(self.at(place)))
+        return self.space.layout(structure, dict(self.at(index)))
 
     def parts(self) -> Iterator[Grid]:
         """The grid in pieces of at most `ELEMENTS` layouts, so that a search needs little memory."""
@@ -207,7 +207,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     # -- structures -----------------------------------------------------------------------------------------------------
 
     def splits(self, pp: int, parts: int) -> tuple[tuple[int, ...] | None, ...]:
-        """How layers may be split over pp stages of `parts` chunks: evenly (None), else by the best split; empty for no way."""
+        """Ways to split layers over pp stages of `parts` chunks: evenly (None), else by the best split; empty for no way."""
         if self.stage_layers is not None:
             return (self.stage_layers,) if len(self.stage_layers) == pp else ()
         layers = self.model.num_hidden_layers

@@ -97,8 +97,8 @@ def balanced(model: ModelSpec, stages: int, seq_len: int) -> tuple[int, ...]:
     (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
     """
     view = View.of(seq_len, 1)
-    kinds = [block_layer(block, model.hidden_size, view) for block in model.blocks]
-    work = [float(layer.forward_flops + layer.backward_flops) for layer in kinds]
+    layers = [block_layer(block, model.hidden_size, view) for block in model.blocks]
+    work = [float(layer.forward_flops + layer.backward_flops) for layer in layers]
     ends = [embedding_layer(model, view), head_layer(model, view)]
     begin, end = (float(layer.forward_flops + layer.backward_flops) for layer in ends)
     return best_split([work[kind] for kind in model.pattern], stages, begin, end)

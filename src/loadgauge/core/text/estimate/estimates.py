@@ -30,7 +30,7 @@ class Swept(Answer, frozen=True, kw_only=True):
     def of(
         cls, cells: list[Row], axes: Mapping[str, Sequence[Any]], *, allow_tight: bool = False, **more: Any
     ) -> Swept:
-        """Return the answer that cells are; its code is 0 where one of them fits."""
+        """Return the answer of a sweep's cells; its code is 0 where one of them fits."""
         outcomes = {row["outcome"] for row in cells} - {CANNOT_TELL}
         code = min((exit_code(word, allow_tight=allow_tight) for word in outcomes), default=NO)
         failed = "" if outcomes else f"no cell of the sweep is a run: {cells[0]['error']}"
@@ -40,7 +40,7 @@ class Swept(Answer, frozen=True, kw_only=True):
 
     def plot(self, file: Path, figure: str) -> None:
         if figure != "all":
-            raise ConfigError("is of one estimate; a sweep has one figure", key="figure")
+            raise ConfigError("works for one estimate; a sweep has one figure", key="figure")
         need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
 
 

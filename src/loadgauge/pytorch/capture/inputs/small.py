@@ -17,7 +17,7 @@ def shallow(config: Any, layers: int) -> Any:
 
 
 def cut(tree: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Return the keys of a config, changed in place to so many layers."""
+    """Set the depth of a config, given as nested keys, to `layers` in place, and return it."""
     old = {tree[key] for key in DEPTHS if isinstance(tree.get(key), int)}
     for key, value in tree.items():
         if key == "per_layer_config" and isinstance(value, dict):

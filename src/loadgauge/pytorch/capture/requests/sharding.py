@@ -36,7 +36,7 @@ BASE = "base_layer"
 
 
 def any_number(path: str) -> str:
-    """A path as plans write it.
+    """Return the path of a parameter with `*` in the place of each index, as the plans of transformers have it.
 
     >>> any_number("model.layers.12.mlp.experts.3.up")
     'model.layers.*.mlp.experts.*.up'

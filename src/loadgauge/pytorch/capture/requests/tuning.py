@@ -118,7 +118,8 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
             raise ConfigError(f"{asked.targets!r} is no regular expression: {error}", key="lora_targets") from None
         if asked.layers:
             raise ConfigError(
-                "goes with names of layers, not with a regular expression, which can say which", key="lora_layers"
+                "needs names of layers in --lora-targets; a regular expression can name the layers itself",
+                key="lora_layers",
             )
         if not any(pattern.fullmatch(name) for name in possible):
             raise ConfigError(

@@ -201,7 +201,7 @@ def as_eager() -> Iterator[None]:
 
 
 def symbolic_tensors(symbols: Symbols) -> contextlib.AbstractContextManager[SymbolicMode]:
-    """As `fake_tensors`, with sizes that may be symbols.
+    """Yield the mode of `fake_tensors`, with sizes that may be symbols.
 
     The Python dispatcher takes the symbolic rules of operators that C++ would ask for plain numbers.
     """

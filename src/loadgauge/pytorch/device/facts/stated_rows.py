@@ -64,7 +64,7 @@ class StatedRows:
             return bound if bound < elements else elements  # of a symbol, this is a guard
         if again and len(set(stated)) > 1:
             raise NotModelled(
-                f"{at} has other rows each time and is computed again in backward: which are meant is not known"
+                f"{at} selects other rows each time it runs, and backward runs it again: which rows backward sees is not known"
             )
         reached = self._reached.get(at, 0)
         self._reached[at] = reached + (not again)

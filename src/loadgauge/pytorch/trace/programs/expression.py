@@ -66,7 +66,7 @@ class Inputs(msgspec.Struct, frozen=True):
         for name in used:
             shape = self.of(name)
             if any(size < 0 for size in shape) or math.prod(shape) > most:
-                raise ConfigError(f"shape: {shape} is not from 0 to {most:,} elements")
+                raise ConfigError(f"shape: {shape} must have 0 to {most:,} elements")
 
     def made(self, used: set[str]) -> dict[str, torch.Tensor]:
         """Creates the tensors that are used, with random values. Raises ConfigError for an unusable shape or dtype."""
