@@ -91,7 +91,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def answer(
-    found: Captured,
+    captured: Captured,
     sizes: dict[str, int],
     seconds: float,
     *,
@@ -100,38 +100,38 @@ def answer(
     assumed: tuple[str, ...] = (),
 ) -> Answer:
     """Return what a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
-    allocated = found.allocated(**sizes)
-    lines = [f"FLOPs of {name}: no formula is known" for name in found.uncounted]
-    if any(one.name.startswith("aten::_cudnn_rnn") for one in found.operations):
+    allocated = captured.allocated(**sizes)
+    lines = [f"FLOPs of {name}: no formula is known" for name in captured.uncounted]
+    if any(operation.name.startswith("aten::_cudnn_rnn") for operation in captured.operations):
         lines.append(NOT_COUNTED)
     if gpu is None:
         lines.append("memory beside tensors: CUDA's context, idle blocks of the allocator (--gpu adds them)")
     return Answer(
-        target=found.target,
+        target=captured.target,
         sizes=sizes,
-        parameters=sum(found.parameters.values()),
-        kept=Formula(str(found.kept_formula), found.kept_bytes(**sizes)),
-        flops=Formula(str(found.flops_formula), found.flops(**sizes)),
-        holds=found.where,
-        numbers_only=found.plain,
-        peak=found.peak(**sizes),
+        parameters=sum(captured.parameters.values()),
+        kept=Formula(str(captured.kept_formula), captured.kept_bytes(**sizes)),
+        flops=Formula(str(captured.flops_formula), captured.flops(**sizes)),
+        holds=captured.where,
+        numbers_only=captured.plain,
+        peak=captured.peak(**sizes),
         allocated=allocated,
-        phases=found.by_phase(**sizes),
-        at_peak=found.at_peak(**sizes),
-        values=found.values,
-        branches=found.branches,
-        assumed=(*assumed, *found.assumed),
+        phases=captured.by_phase(**sizes),
+        at_peak=captured.at_peak(**sizes),
+        values=captured.values,
+        branches=captured.branches,
+        assumed=(*assumed, *captured.assumed),
         not_counted=tuple(lines),
-        operations=len(found.operations) - found.second,
-        torch=found.torch,
+        operations=len(captured.operations) - captured.second,
+        torch=captured.torch,
         seconds=seconds,
         cached=cached,
         needed=None if gpu is None else _needed(allocated, gpu),
-        pictures=found.pictures,
-        subject=found.subject.replace("one picture", f"{len(found.pictures)} pictures")
-        if found.pictures[1:]
-        else found.subject,
-        sound=(sizes[SOUND] / SAMPLES, found.of_sound) if found.of_sound else None,
+        pictures=captured.pictures,
+        subject=captured.subject.replace("one picture", f"{len(captured.pictures)} pictures")
+        if captured.pictures[1:]
+        else captured.subject,
+        sound=(sizes[SOUND] / SAMPLES, captured.of_sound) if captured.of_sound else None,
     )
 
 

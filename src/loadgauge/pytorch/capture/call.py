@@ -138,18 +138,20 @@ def expressed(text: str) -> Callable[..., Any]:
     import torch
 
     makers: dict[str, Any] = {name: getattr(torch, name) for name in MAKERS} | {"dict": dict}
-    words = makers | {name: one for name, one in vars(torch).items() if isinstance(one, torch.dtype)}
+    words = makers | {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
     bad = ConfigError(f"must be such as randn(b, 3, 224, 224), of {', '.join(makers)}, got {text[:60]!r}", key="inputs")
     try:
         tree = ast.parse(text.replace("torch.", ""), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise bad from None
     nodes = list(ast.walk(tree))
-    calls = all(isinstance(one.func, ast.Name) and one.func.id in makers for one in nodes if isinstance(one, ast.Call))
-    if not calls or not all(isinstance(one, _PLAIN) for one in nodes) or len(text) > LONGEST:
+    calls = all(
+        isinstance(node.func, ast.Name) and node.func.id in makers for node in nodes if isinstance(node, ast.Call)
+    )
+    if not calls or not all(isinstance(node, _PLAIN) for node in nodes) or len(text) > LONGEST:
         raise bad
-    named = sorted((one for one in nodes if isinstance(one, ast.Name)), key=lambda one: one.col_offset)
-    sizes = dict.fromkeys(one.id for one in named if one.id not in words)
+    named = sorted((word for word in nodes if isinstance(word, ast.Name)), key=lambda word: word.col_offset)
+    sizes = dict.fromkeys(word.id for word in named if word.id not in words)
     maker: Callable[..., Any] = eval(f"lambda {', '.join(sizes)}: {ast.unparse(tree)}", {"__builtins__": {}, **words})
     return maker
 
@@ -175,41 +177,41 @@ def module_of(
 
     def build(device: str) -> Any:
         with torch.device(device):
-            made = target()
+            target_result = target()
         if step is not None:
-            return made
-        if not isinstance(made, torch.nn.Module):
-            own = isinstance(made, tuple | list | dict)
+            return target_result
+        if not isinstance(target_result, torch.nn.Module):
+            own = isinstance(target_result, tuple | list | dict)
             more = (
                 "; several, with their optimizers, are trained by a step: loadgauge capture --step FILE:STEP"
                 if own
                 else ""
             )
-            raise ConfigError(f"must make a torch.nn.Module, made {type(made).__name__}{more}", key="target")
-        return made.train()
+            raise ConfigError(f"must make a torch.nn.Module, made {type(target_result).__name__}{more}", key="target")
+        return target_result.train()
 
-    def given(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call_arguments(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with torch.device(device):
-            found = inputs(**{own.get(name, name): size for name, size in sizes.items()})
-        if isinstance(found, dict):
-            return (), found
-        return (found if isinstance(found, tuple) else (found,)), {}
+            arguments = inputs(**{own.get(name, name): size for name, size in sizes.items()})
+        if isinstance(arguments, dict):
+            return (), arguments
+        return (arguments if isinstance(arguments, tuple) else (arguments,)), {}
 
-    return Sized(build, given, loss or mean_loss, run, tuple(own), step, usual=usual)
+    return Sized(build, call_arguments, loss or mean_loss, run, tuple(own), step, usual=usual)
 
 
 def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:
     """A training with rows stated as for `capture`. Raises ConfigError for what is neither numbers of them nor "most"."""
     from loadgauge.pytorch.device.facts.stated_rows import MOST
 
-    found: dict[str, tuple[int, ...] | str] = {}
-    for line, given in ({"": rows} if isinstance(rows, str) else rows).items():
-        numbers = (given,) if isinstance(given, int) else given if isinstance(given, str) else tuple(given)
-        whole = not isinstance(numbers, str) and all(type(one) is int and one >= 0 for one in numbers)
+    counts: dict[str, tuple[int, ...] | str] = {}
+    for line, count in ({"": rows} if isinstance(rows, str) else rows).items():
+        numbers = (count,) if isinstance(count, int) else count if isinstance(count, str) else tuple(count)
+        whole = not isinstance(numbers, str) and all(type(number) is int and number >= 0 for number in numbers)
         if not numbers or not (numbers == MOST or whole):
-            raise ConfigError(f"must be numbers of rows or {MOST}, got {given!r}", key="rows")
-        found[line] = numbers
-    return msgspec.structs.replace(job, rows={**job.rows, **found}) if found else job
+            raise ConfigError(f"must be numbers of rows or {MOST}, got {count!r}", key="rows")
+        counts[line] = numbers
+    return msgspec.structs.replace(job, rows={**job.rows, **counts}) if counts else job
 
 
 def frozen(job: Sized, words: Sequence[str]) -> Sized:

@@ -48,15 +48,15 @@ class Captures:
 
         Raises ConfigError where the code itself fails at these sizes.
         """
-        found = next((one for one in self.known if one.holds(**sizes)), None)
-        if found is None:
+        captured = next((capture for capture in self.known if capture.holds(**sizes)), None)
+        if captured is None:
             try:
-                found = capture(self.job, self.target, sizes)
+                captured = capture(self.job, self.target, sizes)
             except Exception as error:  # whatever stops symbols: a plain run tells whether it is the code's own fault
-                found = self._plainly(sizes, first_line(error)[:200])
-            found = msgspec.structs.replace(found, pictures=self.pictures)
-            self.known.append(found)
-        return found
+                captured = self._plainly(sizes, first_line(error)[:200])
+            captured = msgspec.structs.replace(captured, pictures=self.pictures)
+            self.known.append(captured)
+        return captured
 
     def _plainly(self, sizes: Mapping[str, int], why: str) -> Captured:
         try:
@@ -86,15 +86,15 @@ def recorded(
 
     try:
         run = record(job, symbols.sizes, symbols, around or few.within)
-        found = _captured(run, target, job.names, dict(sizes), symbols)
-        others = [one for one in others_of(sizes, found.guards) if found.holds(**one)] or [dict(sizes)]
+        captured = _captured(run, target, job.names, dict(sizes), symbols)
+        others = [other for other in others_of(sizes, captured.guards) if captured.holds(**other)] or [dict(sizes)]
         other = others[0]
         if few.few is not None:
-            other = next((one for one in others if distinct(run, few, value(one))), other)
+            other = next((sizes_too for sizes_too in others if distinct(run, few, value(sizes_too))), other)
         plain = record(job, other, around=around)
         if few.few is not None:
             run = compose(run, plain, few, value(other))
-            found = _captured(run, target, job.names, dict(sizes), symbols)
+            captured = _captured(run, target, job.names, dict(sizes), symbols)
     except TooMuch:
         raise
     except Exception:  # of the module with few layers: the whole one may do
@@ -102,19 +102,22 @@ def recorded(
             raise
         symbols = Symbols(dict(sizes))
         run = record(job, symbols.sizes, symbols)
-        found = _captured(run, target, job.names, dict(sizes), symbols)
-        if plain is None or not found.holds(**other):
-            other = next((one for one in others_of(sizes, found.guards) if found.holds(**one)), dict(sizes))
+        captured = _captured(run, target, job.names, dict(sizes), symbols)
+        if plain is None or not captured.holds(**other):
+            other = next(
+                (other_sizes for other_sizes in others_of(sizes, captured.guards) if captured.holds(**other_sizes)),
+                dict(sizes),
+            )
             plain = record(job, other)
-    compare(found, plain, other)
-    return found, run, symbols
+    compare(captured, plain, other)
+    return captured, run, symbols
 
 
 def capture_at(job: Sized, target: str, sizes: Mapping[str, int], why: str = "") -> Captured:
     """Capture a training at one set of sizes; its formulas are numbers, and hold there alone. why: there are no others"""
-    found = _captured(record(job, sizes), target, job.names, dict(sizes), None)
+    captured = _captured(record(job, sizes), target, job.names, dict(sizes), None)
     return msgspec.structs.replace(
-        found, guards=tuple(f"({name} == {value})" for name, value in sizes.items()), plain=why
+        captured, guards=tuple(f"({name} == {value})" for name, value in sizes.items()), plain=why
     )
 
 
@@ -127,7 +130,7 @@ def others_of(sizes: Mapping[str, int], guards: Sequence[str] = ()) -> Iterator[
     moving = [name for name, value in sizes.items() if value != 1 and f"({name} == {value})" not in guards]
     for more in OTHERS:
         for sign, step in itertools.product((1, -1), (1, 2)):
-            changed = {name: sizes[name] + (sign * more if place else step) for place, name in enumerate(moving)}
+            changed = {name: sizes[name] + (sign * more if index else step) for index, name in enumerate(moving)}
             if len(moving) == 1:
                 changed = {name: sizes[name] + sign * more for name in moving}
             if all(value > 1 for value in changed.values()):
@@ -137,12 +140,12 @@ def others_of(sizes: Mapping[str, int], guards: Sequence[str] = ()) -> Iterator[
 def reason(error: Exception) -> str:
     """Why code did not run, with its line, and the line before it that decided by a value which nobody knows."""
     line, asked, stated = stopped_at(error), getattr(error, ASKED, ""), ""
-    what = first_line(error)[:200]
+    cause = first_line(error)[:200]
     if isinstance(error, DynamicOutputShapeException):
-        stated = ROWS if any(one in what for one in ("nonzero", "masked_select")) else ""
-        what = f"the size of what {what} gives depends on values"
-    places = [one for one in (line, asked and f"{asked} decided by a value that is not known") if one]
-    return f"{what} ({'; '.join(places)}){stated}" if places else what
+        stated = ROWS if any(word in cause for word in ("nonzero", "masked_select")) else ""
+        cause = f"the size of what {cause} gives depends on values"
+    places = [part for part in (line, asked and f"{asked} decided by a value that is not known") if part]
+    return f"{cause} ({'; '.join(places)}){stated}" if places else cause
 
 
 def stopped_at(error: BaseException) -> str:
@@ -152,17 +155,17 @@ def stopped_at(error: BaseException) -> str:
     return f"{own[-1].f_code.co_filename}:{lines[id(own[-1])]}" if own else ""
 
 
-def compare(found: Captured, plain: Recorded, sizes: Mapping[str, int]) -> None:
+def compare(captured: Captured, plain: Recorded, sizes: Mapping[str, int]) -> None:
     """Raise Differs unless formulas give the bytes of every event, the kept bytes and the FLOPs of a plain run.
 
     Several releases after one another, as where a graph is let go, may come in another order: they are compared at their end.
     """
-    names, others = [one.name for one in found.operations], [op.name for op in plain.ops]
+    names, others = [operation.name for operation in captured.operations], [op.name for op in plain.ops]
     if names != others:
         pairs = itertools.zip_longest(names, others, fillvalue="none")
-        place, (one, two) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
-        raise Differs(f"operation {place} is {one} with symbols and {two} at {dict(sizes)}")
-    live, changes = 0, found.changes(**sizes)
+        index, (symbolic, two) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise Differs(f"operation {index} is {symbolic} with symbols and {two} at {dict(sizes)}")
+    live, changes = 0, captured.changes(**sizes)
     mine = list(itertools.accumulate(changes))
     if len(mine) != len(plain.changes):
         raise Differs(f"{len(mine)} events with symbols and {len(plain.changes)} at {dict(sizes)}")
@@ -171,11 +174,11 @@ def compare(found: Captured, plain: Recorded, sizes: Mapping[str, int]) -> None:
         if live != mine[event] and not (_releases(plain.changes, event) and _releases(changes, event)):
             op = op_name(plain.stream.records[plain.ids[event]].op)
             raise Differs(f"{op}: {mine[event]} bytes live with symbols, {live} at {dict(sizes)}")
-    for known, ran in zip(found.operations, plain.ops, strict=True):
-        if known.flops is not None and known.flops.at(sizes) != ran.flops:
-            raise Differs(f"{ran.name}: {known.flops.at(sizes)} FLOP with symbols, {ran.flops} at {dict(sizes)}")
-    if found.kept_bytes(**sizes) != sum(plain.kept):
-        raise Differs(f"{found.kept_bytes(**sizes)} bytes kept with symbols, {sum(plain.kept)} at {dict(sizes)}")
+    for operation, ran in zip(captured.operations, plain.ops, strict=True):
+        if operation.flops is not None and operation.flops.at(sizes) != ran.flops:
+            raise Differs(f"{ran.name}: {operation.flops.at(sizes)} FLOP with symbols, {ran.flops} at {dict(sizes)}")
+    if captured.kept_bytes(**sizes) != sum(plain.kept):
+        raise Differs(f"{captured.kept_bytes(**sizes)} bytes kept with symbols, {sum(plain.kept)} at {dict(sizes)}")
 
 
 def _releases(changes: Sequence[Any], event: int) -> bool:
@@ -186,19 +189,21 @@ def _releases(changes: Sequence[Any], event: int) -> bool:
 def _captured(
     run: Recorded, target: str, names: tuple[str, ...], sizes: dict[str, int], symbols: Symbols | None
 ) -> Captured:
-    known: dict[Any, Formula] = {}
+    formulas: dict[Any, Formula] = {}
     of_names = {} if symbols is None else symbols.names
 
     def size(expression: Any) -> Formula:
-        if expression not in known:
-            known[expression] = Formula.of(expression, of_names)
-        return known[expression]
+        if expression not in formulas:
+            formulas[expression] = Formula.of(expression, of_names)
+        return formulas[expression]
 
     stream = run.stream
     phases = [name for _, name in stream.phases]
     storages = tuple(
-        Storage(stream.category(number), op_name(one.op), one.module, phases[one.phase - 1] if one.phase else "")
-        for number, one in enumerate(stream.records)
+        Storage(
+            stream.category(number), op_name(record.op), record.module, phases[record.phase - 1] if record.phase else ""
+        )
+        for number, record in enumerate(stream.records)
     )
     first, operations = 0, []
     for op in run.ops:
@@ -213,7 +218,7 @@ def _captured(
         operations=tuple(operations),
         storages=storages,
         events=tuple((number, size(change)) for number, change in zip(run.ids, run.changes, strict=True)),
-        kept=tuple(size(one) for one in run.kept),
+        kept=tuple(size(nbytes) for nbytes in run.kept),
         guards=() if symbols is None else tuple(dict.fromkeys(written(guard, of_names) for guard in symbols.guards)),
         values=run.values,
         branches=run.branches,

@@ -112,8 +112,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         last: tuple[dict[str, int], list[int]] | None = self.__dict__.get("_changes")
         if last is None or last[0] != sizes:  # an answer asks for those of the same sizes several times
             different = {id(size): size for _, size in self.events}
-            known = {key: int(size.at(sizes)) for key, size in different.items()}
-            last = self.__dict__["_changes"] = sizes, [known[id(size)] for _, size in self.events]
+            values = {key: int(size.at(sizes)) for key, size in different.items()}
+            last = self.__dict__["_changes"] = sizes, [values[id(size)] for _, size in self.events]
         return last[1]
 
     def at_peak(self, **sizes: int) -> dict[str, int]:
@@ -122,8 +122,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         live = list(accumulate(changes))
         last = live.index(max(live)) + 1 if live else 0
         alive = zip(self.events[:last], changes[:last], strict=True)
-        found = sums((self.storages[number].category, change) for (number, _), change in alive)
-        return {name: size for name, size in sorted(found.items(), key=lambda one: -one[1]) if size}
+        by_category = sums((self.storages[number].category, change) for (number, _), change in alive)
+        return {name: size for name, size in sorted(by_category.items(), key=lambda item: -item[1]) if size}
 
     def allocated(self, block: int = BLOCK, **sizes: int) -> int:
         """The peak with each storage rounded up to blocks, as CUDA's allocator does. Raises NotModelled outside the guards."""
@@ -141,8 +141,8 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         """Bytes live after every event. Raises NotModelled outside the guards."""
         import numpy  # not at the top: an answer from the disk needs none, and it takes a tenth of a second
 
-        found: np.ndarray[Any, Any] = numpy.cumsum(numpy.array(self.changes(**sizes), dtype=numpy.int64))
-        return found
+        bytes_alive: np.ndarray[Any, Any] = numpy.cumsum(numpy.array(self.changes(**sizes), dtype=numpy.int64))
+        return bytes_alive
 
     def peak(self, **sizes: int) -> int:
         """The most bytes live at once in the two steps. Raises NotModelled outside the guards."""
@@ -151,12 +151,12 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     def by_phase(self, **sizes: int) -> dict[str, int]:
         """The most bytes live at once in each phase of the two steps. Raises NotModelled outside the guards."""
         live = list(accumulate(self.changes(**sizes)))
-        found: dict[str, int] = {}
+        highest: dict[str, int] = {}
         ends = [*(first for first, _ in self.phases[1:]), len(self.events)]
         for (first, phase), end in zip(self.phases, ends, strict=True):
             if end > first:
-                found[phase] = max(found.get(phase, 0), *live[first:end])
-        return found
+                highest[phase] = max(highest.get(phase, 0), *live[first:end])
+        return highest
 
     def flops(self, **sizes: int) -> int:
         """FLOPs of one step, a multiply-add as 2. Raises NotModelled outside the guards."""
@@ -166,7 +166,7 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     def kept_bytes(self, **sizes: int) -> int:
         """Bytes kept from forward to backward beside parameters and inputs. Raises NotModelled outside the guards."""
         self.check(**sizes)
-        return sum(int(one.at(sizes)) for one in self.kept)
+        return sum(int(nbytes.at(sizes)) for nbytes in self.kept)
 
     @cached_property
     def kept_formula(self) -> Formula:
@@ -176,12 +176,12 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def flops_formula(self) -> Formula:
         """The FLOPs of one step, as one sum."""
-        return _total(one.flops for one in self.operations[self.second :] if one.flops is not None)
+        return _total(operation.flops for operation in self.operations[self.second :] if operation.flops is not None)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Operations whose FLOPs no formula is known for."""
-        return tuple(sorted({one.name for one in self.operations if one.flops is None}))
+        return tuple(sorted({operation.name for operation in self.operations if operation.flops is None}))
 
 
 def _total(sizes: Iterable[Formula]) -> Formula:
@@ -201,9 +201,9 @@ class Column(msgspec.Struct, Generic[T], frozen=True):
     @classmethod
     def of(cls, values: Iterable[T]) -> Column[T]:
         """The column of some values. ``Column.of("aba").rows == [0, 1, 0]``"""
-        known: dict[T, int] = {}
-        rows = [known.setdefault(value, len(known)) for value in values]
-        return cls(list(known), rows)
+        numbers: dict[T, int] = {}
+        rows = [numbers.setdefault(value, len(numbers)) for value in values]
+        return cls(list(numbers), rows)
 
     def values(self) -> tuple[T, ...]:
         """The values, equal ones as one object. Raises ConfigError where a row points at none.
@@ -231,29 +231,29 @@ class Packed(msgspec.Struct, frozen=True):
     kept: Column[Formula]
 
     @classmethod
-    def of(cls, one: Captured) -> Packed:
+    def of(cls, captured: Captured) -> Packed:
         """A capture as columns."""
 
         def column(name: str) -> Column[Any]:
-            return Column.of(getattr(op, name) for op in one.operations)
+            return Column.of(getattr(op, name) for op in captured.operations)
 
         return cls(
-            msgspec.structs.replace(one, operations=(), storages=(), events=(), kept=()),
+            msgspec.structs.replace(captured, operations=(), storages=(), events=(), kept=()),
             column("name"),
             column("module"),
             column("phase"),
             column("flops"),
-            [op.first for op in one.operations],
-            [op.last for op in one.operations],
-            Column.of(one.storages),
-            [number for number, _ in one.events],
-            Column.of(size for _, size in one.events),
-            Column.of(one.kept),
+            [op.first for op in captured.operations],
+            [op.last for op in captured.operations],
+            Column.of(captured.storages),
+            [number for number, _ in captured.events],
+            Column.of(size for _, size in captured.events),
+            Column.of(captured.kept),
         )
 
     def sizes(self) -> list[Formula]:
         """Every formula of it, once."""
-        return [one for of in (self.changes, self.kept, self.flops) for one in of.kinds if one is not None]
+        return [formula for of in (self.changes, self.kept, self.flops) for formula in of.kinds if formula is not None]
 
     def captured(self) -> Captured:
         """The capture. Raises ConfigError where columns have other lengths than others, or point at nothing."""

@@ -35,7 +35,7 @@ def recognised(lister: Any) -> dict[str, str]:
             seen[any_number(finder.path(at))] += 1
     styles: dict[int, str] = {}
     for at, columns in finder.pairs():
-        if any(styles.get(one, "colwise") != "colwise" for one in columns):
+        if any(styles.get(column, "colwise") != "colwise" for column in columns):
             continue
         styles[at] = "rowwise"
         styles.update(dict.fromkeys(columns, "colwise"))
@@ -58,12 +58,12 @@ class _Finder:
 
     def path(self, at: int) -> str:
         """The module of an operation."""
-        found: str = self.lister.forward[at][1].module
-        return found
+        module_path: str = self.lister.forward[at][1].module
+        return module_path
 
     def _weights(self, at: int) -> list[Any]:
         lister, op = self.lister, self.lister.forward[at][1]
-        return [one for number in op.reads if (one := lister.run.weights.get(lister.casts.get(number, number)))]
+        return [weight for number in op.reads if (weight := lister.run.weights.get(lister.casts.get(number, number)))]
 
     def _others(self, at: int) -> list[int]:
         lister, op = self.lister, self.lister.forward[at][1]
@@ -72,7 +72,7 @@ class _Finder:
     def _data(self, at: int) -> int | None:
         if self._short(at) not in PRODUCTS:
             return None
-        matrices = [one.name for one in self._weights(at) if len(one.shape) == 2]
+        matrices = [weight.name for weight in self._weights(at) if len(weight.shape) == 2]
         others = self._others(at)
         return others[0] if matrices == [f"{self.path(at)}.weight"] and len(others) == 1 else None
 
@@ -86,11 +86,11 @@ class _Finder:
             columns: set[int] = set()
             if not self._back(data, between, columns) or not columns:
                 continue
-            if any(lister.segment[one] != lister.segment[at] for one in columns):
+            if any(lister.segment[column] != lister.segment[at] for column in columns):
                 continue
-            made = {number for one in (*columns, *between) for number in lister.forward[one][1].makes}
-            readers = {place for number in made for place in lister.readers.get(number, ())}
-            if readers <= between | columns | {at} and not any(self.linear[one] in made for one in columns):
+            results = {number for node in (*columns, *between) for number in lister.forward[node][1].makes}
+            readers = {reader for number in results for reader in lister.readers.get(number, ())}
+            if readers <= between | columns | {at} and not any(self.linear[column] in results for column in columns):
                 yield at, columns
 
     def _back(self, start: int, between: set[int], columns: set[int]) -> bool:
@@ -109,8 +109,8 @@ class _Finder:
             if not self._weighted(number):
                 continue  # a table or a mask, alike on every rank
             short = self._short(at)
-            known = short in ELEMENTS or "attention" in short or (short in OVER_KEYS and self._of_scores(at))
-            if self._weights(at) or not known:
+            elementwise = short in ELEMENTS or "attention" in short or (short in OVER_KEYS and self._of_scores(at))
+            if self._weights(at) or not elementwise:
                 return False
             between.add(at)
             waiting += self._others(at)
@@ -136,6 +136,6 @@ class _Finder:
         if not hasattr(self, "_known"):
             self._known: set[int] = set()
             for at, (_, op) in enumerate(self.lister.forward):
-                if self._weights(at) or any(one in self._known for one in op.reads):
+                if self._weights(at) or any(read in self._known for read in op.reads):
                     self._known.update(op.makes)
         return number in self._known

@@ -123,34 +123,39 @@ class OnDemand(Written):
         Raises ConfigError or NotModelled where it cannot be.
         """
         file = self.file(regime)
-        known = self.documents.get(regime)
+        document = self.documents.get(regime)
         for again in (False, True):  # another process may have written the file since
             if again:
-                known = read(file, Document, _check) or known
-            for listing in () if known is None else known.listings:
+                document = read(file, Document, _check) or document
+            for listing in () if document is None else document.listings:
                 if listing.holds(sizes):
-                    assert known is not None
-                    self.documents[regime] = known
+                    assert document is not None
+                    self.documents[regime] = document
                     self.last[regime] = listing
-                    return known, listing
+                    return document, listing
         sharded = not regime.autocast and regime.weight == 2  # what FSDP makes of autocast over float32 weights
-        alike = known is not None or (not self.tuned.whole and bool(self.documents))
-        alike = alike or (sharded and any(one.autocast and one.weight == 4 for one in self.documents))
+        alike = document is not None or (not self.tuned.whole and bool(self.documents))
+        alike = alike or (
+            sharded and any(regime_held.autocast and regime_held.weight == 4 for regime_held in self.documents)
+        )
         if not asked and (not alike or self.more >= self.most):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
-        found = self._captured(regime, sizes)
+        captured = self._captured(regime, sizes)
         self.more += not asked
-        holding = [one for one in found.listings if one.holds(sizes)]
+        holding = [listing for listing in captured.listings if listing.holds(sizes)]
         if not holding:
-            shown = ", ".join(f"{name}={sizes[name]}" for name in found.listings[0].names)
+            shown = ", ".join(f"{name}={sizes[name]}" for name in captured.listings[0].names)
             raise NotModelled(f"{self.target} {OWN}, whose formulas do not hold for {shown}")
-        if known is not None and known.pattern == found.pattern:
-            found.listings = [*known.listings, *(one for one in found.listings if one not in known.listings)]
-        self.documents[regime] = found
-        if found.files or not self.script:
-            write(file, found)
+        if document is not None and document.pattern == captured.pattern:
+            captured.listings = [
+                *document.listings,
+                *(listing for listing in captured.listings if listing not in document.listings),
+            ]
+        self.documents[regime] = captured
+        if captured.files or not self.script:
+            write(file, captured)
         self.last[regime] = holding[0]
-        return found, holding[0]
+        return captured, holding[0]
 
     def _captured(self, regime: Regime, sizes: Mapping[str, int]) -> Document:
         needs_capture()
@@ -162,7 +167,7 @@ class OnDemand(Written):
 
         begun = time.perf_counter()
         shown = sys.stderr if self.script else None
-        given = {
+        arguments = {
             "how": msgspec.to_builtins(regime),
             "inputs": self.inputs,
             "sizes": {name: int(size) for name, size in sizes.items()},
@@ -173,13 +178,13 @@ class OnDemand(Written):
         if self.where == "here":
             from loadgauge.pytorch.capture.requests.list_request import list_request
 
-            found = list_request(request, **given)
+            document = list_request(request, **arguments)
         else:
-            found = named_in_child(
-                "loadgauge.pytorch.capture.requests.list_request:list_request", Document, request, shown, **given
+            document = named_in_child(
+                "loadgauge.pytorch.capture.requests.list_request:list_request", Document, request, shown, **arguments
             )
         self.took, self.cached = self.took + time.perf_counter() - begun, False
-        return found
+        return document
 
     @property
     def known(self) -> list[Listing]:
@@ -189,18 +194,26 @@ class OnDemand(Written):
     @property
     def notes(self) -> list[str]:  # type: ignore[override]
         """Return what an answer must say: values that the code reads, where there are no formulas, and what stands beside it."""
-        found = [
-            f"what hangs on a value that the code reads ({line}): it got 1" for one in self.known for line in one.values
+        lines = [
+            f"what hangs on a value that the code reads ({line}): it got 1"
+            for document in self.known
+            for line in document.values
         ]
-        found += [
-            f"sizes other than these, of which each is captured apart ({one.plain})" for one in self.known if one.plain
+        lines += [
+            f"sizes other than these, of which each is captured apart ({document.plain})"
+            for document in self.known
+            if document.plain
         ]
-        found += [f"sound: the model takes {one.unheard}, and ran on tokens alone" for one in self.known if one.unheard]
-        found += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
+        lines += [
+            f"sound: the model takes {document.unheard}, and ran on tokens alone"
+            for document in self.known
+            if document.unheard
+        ]
+        lines += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
         left = f" ({cached}; --encoders all counts them)" if (cached := self.encoders.cached) else ""
         if self.library and (left or not self.encoders.words):
-            found.append(f"what encodes texts and pictures: latents and embeddings are taken as cached{left}")
-        return list(dict.fromkeys(found))
+            lines.append(f"what encodes texts and pictures: latents and embeddings are taken as cached{left}")
+        return list(dict.fromkeys(lines))
 
     def embedding(self, view: View) -> Layer:
         """Return what runs before the first block, with the encoders that stay on the card."""
@@ -217,7 +230,7 @@ class OnDemand(Written):
     @property
     def any_listing(self) -> Listing:
         """One of the listings, whose parameters are those of all."""
-        whole = [one for regime, one in self.documents.items() if regime == regime.whole]
+        whole = [document for regime, document in self.documents.items() if regime == regime.whole]
         return (whole or list(self.documents.values()))[0].listings[0]
 
     @property
@@ -229,7 +242,9 @@ class OnDemand(Written):
     @property
     def splits(self) -> Splits:
         """Over which ranks it may be split."""
-        return next((one.splits for regime, one in self.documents.items() if regime == regime.whole), Splits())
+        return next(
+            (document.splits for regime, document in self.documents.items() if regime == regime.whole), Splits()
+        )
 
     def find(self, view: View, sizes: Mapping[str, Any]) -> Listing:
         """The listing for a view at some sizes; of arrays, that for the largest."""
@@ -285,9 +300,9 @@ class OnDemand(Written):
 
     def groups(self, batches: Sequence[int]) -> list[tuple[int, ...]]:
         """Micro-batches by the listing that holds for them: one sequence is apart; where there are numbers alone, each size."""
-        if any(one.plain for one in self.known):
+        if any(document.plain for document in self.known):
             return [(batch,) for batch in batches]
-        parts = tuple(one for one in batches if one == 1), tuple(one for one in batches if one != 1)
+        parts = tuple(batch for batch in batches if batch == 1), tuple(batch for batch in batches if batch != 1)
         return [part for part in parts if part]
 
     @property
@@ -298,7 +313,7 @@ class OnDemand(Written):
     @property
     def labels(self) -> tuple[str, ...]:  # type: ignore[override]
         """The paths of the blocks that stand for its kinds."""
-        return tuple(self.any_listing.places[place] for place in self.chosen)
+        return tuple(self.any_listing.places[index] for index in self.chosen)
 
     @property
     def unit(self) -> str:  # type: ignore[override]
@@ -307,11 +322,11 @@ class OnDemand(Written):
 
     def besides(self, length: int) -> str:
         """Return what a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
-        found = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
+        parts = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
         if "s" in self.names and "n" in self.names:
             tokens = self.any_listing.of_sound
-            found.append(f"{self.seconds:g} s of sound" + (f", in place of {tokens:,} of its tokens" if tokens else ""))
-        return " and ".join(found)
+            parts.append(f"{self.seconds:g} s of sound" + (f", in place of {tokens:,} of its tokens" if tokens else ""))
+        return " and ".join(parts)
 
     @property
     def has_experts(self) -> bool:  # type: ignore[override]
@@ -332,18 +347,18 @@ class OnDemand(Written):
         """Ranks that one expert is divided over."""
         return int(self.splits.within_experts(tp, ep))
 
-    def _layer(self, view: View, which: str, place: int = 0) -> Layer:
+    def _layer(self, view: View, which: str, index: int = 0) -> Layer:
         sizes, own = self.sizes(view), self.tuned.adapts and view.lora is None
         alone = same(view.tokens, 1)  # of 1 token: parameters alone
         listing = self.any_listing if alone else self.find(view, sizes)
         sizes, ragged = (dict(listing.sizes), None) if alone else (sizes, self.ragged(view, listing))
-        found = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[place]
+        segment = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[index]
         ranks = {"tp": view.tp, "ep": view.ep}
-        if ragged is not None or not all(isinstance(one, int) for one in sizes.values()):
-            return found.layer(sizes, ranks, ragged, own=own)
-        key = id(found), own, tuple(sizes.values())
+        if ragged is not None or not all(isinstance(size, int) for size in sizes.values()):
+            return segment.layer(sizes, ranks, ragged, own=own)
+        key = id(segment), own, tuple(sizes.values())
         if key not in self._made:
-            self._made[key] = found, found.layer(sizes, ranks, own=own)  # held, as its number would be another's
+            self._made[key] = segment, segment.layer(sizes, ranks, own=own)  # held, as its number would be another's
         return self._made[key][1]
 
     def head(self, view: View) -> Layer:
@@ -383,7 +398,7 @@ def _check(document: Document) -> None:
     for listing in document.listings:
         check_sizes(listing.names, listing.formulas(), listing.guards)
     most = min((len(listing.blocks) for listing in document.listings), default=0)
-    if any(not 0 <= one < most for one in document.pattern) or not unchanged(document.files):
+    if any(not 0 <= index < most for index in document.pattern) or not unchanged(document.files):
         raise ConfigError("not a captured list")
 
 
@@ -392,10 +407,10 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
     document, _ = family.document(regime.whole, sizes)
     first: dict[Any, int] = {}
     like = {
-        place: first.setdefault(tuple(listing.blocks[place] for listing in document.listings), place)
-        for place in dict.fromkeys(document.pattern)
+        index: first.setdefault(tuple(listing.blocks[index] for listing in document.listings), index)
+        for index in dict.fromkeys(document.pattern)
     }
-    pattern = [like[place] for place in document.pattern]
+    pattern = [like[index] for index in document.pattern]
     chosen = tuple(dict.fromkeys(pattern))
     family.chosen = chosen
     family.name = document.name if family.script else family.target
@@ -410,7 +425,7 @@ def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> Mode
         hidden_size=document.hidden_size,
         vocab_size=document.vocab_size,
         blocks=blocks,
-        pattern=tuple(chosen.index(one) for one in pattern),
+        pattern=tuple(chosen.index(index) for index in pattern),
         tie_word_embeddings=document.tied,
         max_position_embeddings=longest,
         dtype=document.dtype,
@@ -493,11 +508,11 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         family.document(split, sizes)
     took = "kept from before" if family.cached else f"{family.took:.0f} s"
     document, listing = family.document(regime, sizes)
-    given = (f"each sequence has {document.given}",) if document.given else ()
+    per_sequence = (f"each sequence has {document.given}",) if document.given else ()
     unit = (f"its tokens are {family.unit}",) if family.unit != "tokens" else ()
     own = listing.assumed[:SHOWN] if family.script else ()
     own += (COMPILED,) if family.script and job.compile else ()
-    lines = ("captured from its own code, " + took, *((why,) if why else ()), *given, *own, *unit)
+    lines = ("captured from its own code, " + took, *((why,) if why else ()), *per_sequence, *own, *unit)
     return Found(spec, "; ".join(lines))
 
 

@@ -39,10 +39,10 @@ def _named_size(text: str) -> tuple[str, int]:
 
 def _pictures(text: str) -> tuple[tuple[int, int], ...]:
     """Read width and height of pictures [pixels], with commas between. Raises `ConfigError`."""
-    found = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", one.strip()) for one in text.split(",")]
-    if not all(found) or len(found) > MOST:
+    matches = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size.strip()) for size in text.split(",")]
+    if not all(matches) or len(matches) > MOST:
         raise ConfigError(f"must be such as 1024x768,512x512, got {text[:40]!r}")
-    return tuple((int(one[1]), int(one[2])) for one in found if one)
+    return tuple((int(match[1]), int(match[2])) for match in matches if match)
 
 
 @click.command("capture", cls=Spoken)
@@ -100,7 +100,7 @@ def command(
     rows: tuple[tuple[str, tuple[int, ...] | str], ...],
     audio: float | None,
     cache: bool,
-    **given: Any,
+    **fields: Any,
 ) -> Answer:
     """Return what does a training step of TARGET take, as formulas of its sizes, from its own code?
 
@@ -124,7 +124,7 @@ def command(
 
     begun = time.perf_counter()
     card = None if gpu is None else find_gpu(gpu)
-    job = Job(model=target, **given)
+    job = Job(model=target, **fields)
     inputs = _inputs_of_script(job, inputs, step, layers)
     if (named := "--picture: is" if picture else "--head, --audio: are" if head or audio else "") and is_script(target):
         raise click.UsageError(f"{named} for a MODEL; a module of one's own has the --inputs that are given")
@@ -145,10 +145,10 @@ def command(
     if is_library(keys):
         defaults = {"b": 1} | usual_sizes(keys, target)
         defaults = {name: value for name, value in defaults.items() if name not in sizes}
-    found, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture or (), freeze, head, rows)
-    whole = sized(found.names, sizes, found.sizes if is_script(job.model) else defaults)
+    captured, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture or (), freeze, head, rows)
+    whole = sized(captured.names, sizes, captured.sizes if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun
-    result = answer(found, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, found, step, freeze))
+    result = answer(captured, whole, seconds, cached=cached, gpu=card, assumed=_assumed(job, captured, step, freeze))
     verdict: Verdict = "unknown" if result.needed is None else result.needed.verdict
     return Answer(
         form="capture.step",
@@ -171,7 +171,7 @@ def _captured(
     inputs: str,
     step: str,
     layers: int | None,
-    given: dict[str, int],
+    own_sizes: dict[str, int],
     defaults: dict[str, int],
     keep: bool,
     pictures: tuple[tuple[int, int], ...] = (),
@@ -185,38 +185,38 @@ def _captured(
     from loadgauge.pytorch.capture.inputs.target import config_keys, processor_keys, sized
     from loadgauge.pytorch.capture.lists import store
 
-    file, known = None, []
+    file, stored = None, []
     if not is_script(job.model):
         keys = config_keys(job.model)
         if keep:
             # A script may import anything: what it does is not known without running it.
             decide = {name: value for name in CaptureFlags.__annotations__ if (value := getattr(job, name)) is not None}
             if job.global_batch is not None:
-                decide["micro_batch"] = given.get("b", 1)
+                decide["micro_batch"] = own_sizes.get("b", 1)
             if is_library(keys):
                 decide["library"] = store.version_of(str(keys.get("library", "diffusers")))
-            decide |= {name: one for name, one in (("freeze", freeze), ("head", head), ("rows", rows)) if one}
+            decide |= {name: value for name, value in (("freeze", freeze), ("head", head), ("rows", rows)) if value}
             if pictures:
                 decide |= {"pictures": pictures, "processor": processor_keys(job.model)}
             file = store.place(keys, decide | {"layers": layers})
-            known = store.load(file)
-    for one in known:
-        if one.holds(**sized(one.names, given, defaults)):
-            return msgspec.structs.replace(one, target=job.model), True
+            stored = store.load(file)
+    for capture in stored:
+        if capture.holds(**sized(capture.names, own_sizes, defaults)):
+            return msgspec.structs.replace(capture, target=job.model), True
     needs_torch("capture")
     from loadgauge.pytorch.trace.subprocess import Request, named_in_child
 
     request = Request(job, layers=layers)
     # What the script prints is not part of the answer.
     shown = sys.stderr if is_script(job.model) else None
-    found = named_in_child(
+    captured = named_in_child(
         "loadgauge.pytorch.capture.requests.list_request:capture_request",
         Captured,
         request,
         shown,
         inputs=inputs,
         step=step,
-        given=given,
+        given=own_sizes,
         defaults=defaults,
         pictures=pictures,
         freeze=freeze,
@@ -224,8 +224,8 @@ def _captured(
         rows=rows,
     )
     if file is not None:
-        store.save(file, [*known, found])
-    return found, False
+        store.save(file, [*stored, captured])
+    return captured, False
 
 
 def _inputs_of_script(job: Job, inputs: str, step: str, layers: int | None) -> str:
@@ -245,13 +245,17 @@ def _inputs_of_script(job: Job, inputs: str, step: str, layers: int | None) -> s
     return inputs
 
 
-def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
+def _assumed(job: Job, captured: Captured, step: str = "", freeze: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return what was not said, and is taken for granted."""
     from loadgauge.pytorch.capture.inputs.libraries import is_library, usual_precision
     from loadgauge.pytorch.capture.inputs.target import config_keys
     from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 
-    contrasted = all(name.startswith("model.") for name in found.parameters) and set(found.names) == {"b", "s", "t"}
+    contrasted = all(name.startswith("model.") for name in captured.parameters) and set(captured.names) == {
+        "b",
+        "s",
+        "t",
+    }
     own = is_script(job.model)
     if step:
         return ("step: what --step runs, with the losses and optimizers it makes",)
@@ -265,14 +269,14 @@ def _assumed(job: Job, found: Captured, step: str = "", freeze: tuple[str, ...] 
     if freeze:
         lines.append(f"not trained: parameters whose names contain {' or '.join(freeze)}")
     if own:
-        sizes = [name for name in found.names if name not in ("b", "s")]
-        return (*lines, *(f"{name}: {found.sizes[name]}, unless --size {name}=NUMBER" for name in sizes))
-    if "t" in found.names:
-        what = "of the decoder" if not contrasted else "of the second text"
-        lines.append(f"t, the tokens {what}: as many as s, unless --size t=NUMBER")
-    if "n" in found.names:
+        sizes = [name for name in captured.names if name not in ("b", "s")]
+        return (*lines, *(f"{name}: {captured.sizes[name]}, unless --size {name}=NUMBER" for name in sizes))
+    if "t" in captured.names:
+        side = "of the decoder" if not contrasted else "of the second text"
+        lines.append(f"t, the tokens {side}: as many as s, unless --size t=NUMBER")
+    if "n" in captured.names:
         lines.append(f"n, the samples of a sound: {SAMPLES:,} a second, {SECONDS} s unless --audio SECONDS")
         lines.append("drawn at random: no frames are masked (SpecAugment), no layers skipped (layerdrop)")
-    if "u" in found.names:
+    if "u" in captured.names:
         lines.append(f"u, the tokens of a transcript: {SPOKEN} a second, unless --size u=NUMBER")
     return tuple(lines)

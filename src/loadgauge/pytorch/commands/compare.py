@@ -27,7 +27,7 @@ from loadgauge.pytorch.commands.torch_options import job_options
     "--measure", type=click.Choice(("cpu", "cuda")), help="Run two real steps there too (the model must fit)."
 )
 @answering("the three columns", document="bytes, FLOP and plain counts")
-def command(target: str, device: str, layers: int | None, measure: str | None, **given: Any) -> Answer:
+def command(target: str, device: str, layers: int | None, measure: str | None, **fields: Any) -> Answer:
     """Three ways to know what TARGET takes: by formula, by tracing PyTorch, by running it. TARGET is a MODEL.
 
     Every difference over 1 % is attributed to operations.
@@ -41,7 +41,7 @@ def command(target: str, device: str, layers: int | None, measure: str | None, *
     from loadgauge.pytorch.trace.subprocess import Request, in_child
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
-    job = Job(model=target, **given)
+    job = Job(model=target, **fields)
     TorchRun.of(job)  # raises in this process
     comparison = in_child(compare_request, Request(job, device, layers), measure=measure or "", timed=0)
     return Answer(

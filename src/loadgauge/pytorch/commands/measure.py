@@ -28,7 +28,7 @@ PEAKS = {"fp32": "tf32", "bf16-pure": "bf16", "bf16-autocast": "bf16", "fp16-aut
 @click.option("--steps", type=Whole(0, 1000), default=3, show_default=True, help="Steps to time.")
 @click.option("--gpu", metavar="GPU", help="Whose peak FLOP/s MFU is a share of (`loadgauge gpus` lists them).")
 @answering("the peak, and what it is made of")
-def command(target: str, device: str, layers: int | None, steps: int, gpu: str | None, **given: Any) -> Answer:
+def command(target: str, device: str, layers: int | None, steps: int, gpu: str | None, **fields: Any) -> Answer:
     """Train TARGET for some steps, and measure them: peak and what stays, by module; seconds, FLOP/s, MFU.
 
     TARGET is a MODEL, with random weights, or script.py:function (see `loadgauge trace`). The steps that are timed run
@@ -44,7 +44,7 @@ def command(target: str, device: str, layers: int | None, steps: int, gpu: str |
     from loadgauge.pytorch.trace.subprocess import Request, in_child
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
-    job = Job(model=target, **given)
+    job = Job(model=target, **fields)
     precision = TorchRun.of(job).training.precision.name
     peak = None if gpu is None else find_gpu(gpu).peak(PEAKS[precision])
     request = Request(job, device, layers)

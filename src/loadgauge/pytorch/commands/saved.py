@@ -47,7 +47,7 @@ SHAPE = Read(_sizes, "sizes")
     "--cases", is_flag=True, help="The seven cases of article 5, instead of an expression: kept / peak in tensors."
 )
 @answering("the bytes that are kept", document="bytes and elements")
-def command(expression: str | None, cases: bool, **given: Any) -> Answer:
+def command(expression: str | None, cases: bool, **flags: Any) -> Answer:
     """What does a PyTorch EXPRESSION of x, y, z, torch, nn and F keep for backward, and how much does it hold at once?
 
     EXPRESSION may also be file.py:name, a function, module or autograd.Function of one to three tensors. Every saved field of
@@ -72,11 +72,11 @@ def command(expression: str | None, cases: bool, **given: Any) -> Answer:
     from loadgauge.pytorch.trace.programs.expression import Inputs, held_by_expression, saved_by_expression
 
     inputs = Inputs(
-        shape=given["shape"],
-        dtype=given["dtype"],
-        constant=tuple(name.strip() for name in given["constant"].split(",") if name.strip()),
-        shapes={name: given[name] for name in ("x", "y", "z") if given[name] is not None},
-        device=given["device"],
+        shape=flags["shape"],
+        dtype=flags["dtype"],
+        constant=tuple(name.strip() for name in flags["constant"].split(",") if name.strip()),
+        shapes={name: flags[name] for name in ("x", "y", "z") if flags[name] is not None},
+        device=flags["device"],
     )
     saved = saved_by_expression(expression, inputs)
     try:
@@ -111,8 +111,8 @@ def _cases() -> Answer:
     from loadgauge.evidence.articles.autograd import CASES, held
 
     rows = [
-        {"case": case, "what": what, "kept": held(case, peak=False), "peak": held(case, peak=True)}
-        for case, what in CASES.items()
+        {"case": case, "what": description, "kept": held(case, peak=False), "peak": held(case, peak=True)}
+        for case, description in CASES.items()
     ]
     head = "Tensors beside the inputs and the result: kept until backward / most at once in forward"
     lines = [f"  {row['case']}  {row['kept']:g}/{row['peak']:g}  {row['what']}" for row in rows]

@@ -31,7 +31,7 @@ from loadgauge.pytorch.commands.torch_options import job_options, script_output,
 @click.option("--viewer", metavar="FILE", default="", help="Write a snapshot for pytorch.org/memory_viz.")
 @answering("the peak, and what is alive at it", document="bytes, FLOP and plain counts")
 def command(
-    target: str, device: str, layers: int | None, viewer: str, rank: int, keep: str | None, **given: Any
+    target: str, device: str, layers: int | None, viewer: str, rank: int, keep: str | None, **fields: Any
 ) -> Answer:
     """Run two training steps of TARGET on tensors without memory, and report what they would take.
 
@@ -56,7 +56,7 @@ def command(
 
     if viewer and not Path(viewer).resolve().parent.is_dir():
         raise click.UsageError(f"--viewer: no such folder: {Path(viewer).parent}")
-    job, kept = Job(model=target, **given), kept_operations(keep)
+    job, kept = Job(model=target, **fields), kept_operations(keep)
     gpus = job.gpus or 1
     split = ", ".join(f"--{name.replace('_', '-')}" for name in SPLIT if getattr(job, name) not in (None, False))
     if split and (is_script(target) or gpus == 1):

@@ -56,9 +56,9 @@ def command(file: str, gpu_index: int, model: str | None, **flags: Any) -> Diagn
 def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
     """The run that the flags describe; None where no model is named."""
     if model is None:
-        given = [name for name, value in flags.items() if value not in (None, False)]
-        if given:
-            raise click.UsageError(f"--{given[0].replace('_', '-')} describes a run, which needs --model")
+        flags_set = [name for name, value in flags.items() if value not in (None, False)]
+        if flags_set:
+            raise click.UsageError(f"--{flags_set[0].replace('_', '-')} describes a run, which needs --model")
         return None
     if flags["gpu"] is None and flags["memory"] is None:
         raise click.UsageError("--model needs --gpu or --memory, to say what would fit")
@@ -82,5 +82,5 @@ def _read(file: str, gpu_index: int) -> Diagnosis:
         from loadgauge.pytorch.why.diagnose import read_trace
 
         return of_recording(read_trace(text, path))
-    found: OfError = msgspec.structs.replace(answer(text), file=file)
-    return found
+    diagnosis: OfError = msgspec.structs.replace(answer(text), file=file)
+    return diagnosis

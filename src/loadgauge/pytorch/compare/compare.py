@@ -168,14 +168,14 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
     for name, chosen in (("peak of forward and backward", False), ("peak of the optimizer step", True)):
         moments = [moment for moment in parts.moments if (moment.phase is Phase.STEP) == chosen]
         moment = max(moments, key=lambda moment: moment.total - moment.parts["outside"])
-        place = _peak_of(stream, chosen)
-        at = stream.moment(place)
+        event = _peak_of(stream, chosen)
+        at = stream.moment(event)
         own = {part: moment.parts[part] for part in STATES.values()}
         rest = moment.total - moment.parts["outside"] - sum(own.values())
         measured = None if taken is None else taken.step_peak if chosen else taken.backward_peak
         row = Row(name, "bytes", moment.total - moment.parts["outside"], at.total, measured)
-        causes = functools.partial(_at_peak, own, rest, stream, place)
-        more = functools.partial(_measured_causes, stream, place, taken) if taken and not chosen else None
+        causes = functools.partial(_at_peak, own, rest, stream, event)
+        more = functools.partial(_measured_causes, stream, event, taken) if taken and not chosen else None
         rows.append((row, causes, more))
     predicted = max(moment.total - moment.parts["outside"] for moment in parts.moments)
     peak = Row("peak", "bytes", predicted, trace.peak.total, None if taken is None else taken.peak)
@@ -225,9 +225,9 @@ def saved_lines(traced: Recorded) -> list[Line]:
         if tensor.storage in seen or tensor.owner not in ("", "inputs"):
             continue
         seen.add(tensor.storage)
-        place, part = place_of(tensor.module)
+        layer, part = place_of(tensor.module)
         result.append(
-            Line(place, part, f"{tensor.node} keeps {tensor.field}{_in(tensor.module)}", tensor.storage_nbytes)
+            Line(layer, part, f"{tensor.node} keeps {tensor.field}{_in(tensor.module)}", tensor.storage_nbytes)
         )
     return result
 
@@ -315,8 +315,8 @@ def by_part(listed: Sequence[Line], done: Sequence[Line]) -> list[Cause]:
             names[line[:2]] += [line.op] if sign < 0 or not names[line[:2]] else []
     return _causes(
         [
-            (Line(place, part, ", ".join(names[place, part]), abs(rest)), 1 if rest > 0 else -1)
-            for (place, part), rest in sums.items()
+            (Line(layer, part, ", ".join(names[layer, part]), abs(rest)), 1 if rest > 0 else -1)
+            for (layer, part), rest in sums.items()
             if rest
         ]
     )
@@ -337,18 +337,18 @@ def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
 
 def _peak_of(stream: Stream, step: bool) -> int:
     """The event with most live bytes in (or outside) the optimizer's steps."""
-    best, place, live, current = -1, 0, 0, 0
+    best, highest, live, current = -1, 0, 0, 0
     starts = [*stream.phases, (len(stream.ids) + 1, "")]
     for event, change in enumerate(stream.changes):
         while current + 1 < len(starts) and starts[current + 1][0] <= event:
             current += 1
             if event and (starts[current][1] == STEP) == step and live > best:
-                best, place = live, event - 1  # what a phase finds at its beginning
+                best, highest = live, event - 1  # what a phase finds at its beginning
         live += change
         name = starts[current][1] if starts[current][0] <= event else ""
         if name and (name == STEP) == step and live > best:
-            best, place = live, event
-    return place
+            best, highest = live, event
+    return highest
 
 
 def _highest(stream: Stream, category: str) -> int:
@@ -360,15 +360,15 @@ def _highest(stream: Stream, category: str) -> int:
     return highest
 
 
-def _at_peak(own: dict[str, float], rest: float, stream: Stream, place: int) -> list[Cause]:
+def _at_peak(own: dict[str, float], rest: float, stream: Stream, event: int) -> list[Cause]:
     """States that one side has more of; beyond them, the operations whose temporaries and inputs the trace holds."""
-    moment = stream.moment(place)
+    moment = stream.moment(event)
     causes = []
     for category, part in STATES.items():
         more = moment.categories.get(category, 0) - own[part]
         if more:
             causes.append(Cause(category, "model states", int(more)))
-    others = [piece for piece in stream.pieces(place) if piece.category not in STATES]
+    others = [piece for piece in stream.pieces(event) if piece.category not in STATES]
     more = sum(piece.nbytes for piece in others) - rest
     # Of what is held at the moment, temporaries first: the rest is among `saved for backward`.
     for piece in sorted(others, key=lambda piece: (piece.category != TEMPORARIES, -piece.nbytes)):
@@ -390,12 +390,12 @@ def _merged(causes: list[Cause]) -> list[Cause]:
     return sorted(result, key=lambda cause: -abs(cause.amount))
 
 
-def _measured_causes(stream: Stream, place: int, taken: MeasuredSteps) -> list[Cause]:
+def _measured_causes(stream: Stream, event: int, taken: MeasuredSteps) -> list[Cause]:
     """Allocations that only one of the two peaks has, where the measurement tells them."""
     if not taken.held:
         return []
     mine = []
-    for piece in stream.pieces(place):
+    for piece in stream.pieces(event):
         if piece.category not in (WEIGHTS, INPUTS):
             name = f"{piece.op} ({piece.category}), traced"
             mine += [Line(*place_of(piece.module), name, piece.nbytes // piece.count)] * piece.count
@@ -451,9 +451,9 @@ class Formula:
     def saved(self) -> list[Line]:
         """The tensors kept for backward [bytes], each at the operation that keeps it first."""
         result = []
-        for place, layer, again in self.layers():
+        for layer_index, layer, again in self.layers():
             for op, tensor in kept_by(layer, again):
-                result.append(Line(place, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
+                result.append(Line(layer_index, _part(op), f"{op} keeps {tensor.name}", int(tensor.nbytes)))
         masks = int(mask_bytes(self.spec, self.view)) if self.policy.mode == "full" else 0
         if masks:
             result.append(Line(END, "attention", "checkpoints keep the mask", masks))
@@ -462,12 +462,14 @@ class Formula:
     def flops(self) -> list[Line]:
         """FLOPs of a step by operation, recomputation included."""
         result = []
-        for place, layer, again in self.layers():
+        for layer_index, layer, again in self.layers():
             for operation in layer:
                 runs = 2 if operation.name in again else 1
                 flops = operation.forward_flops * runs + operation.backward_flops + operation.rerun_flops
                 if flops:
-                    result.append(Line(place, _part(operation.name), operation.name, int(flops * self.run.accumulate)))
+                    result.append(
+                        Line(layer_index, _part(operation.name), operation.name, int(flops * self.run.accumulate))
+                    )
         return result
 
 

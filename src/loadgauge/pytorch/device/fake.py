@@ -99,7 +99,7 @@ class FakeMode(FakeTensorMode):
         if func is _CONVOLUTION and channels_together(*args[:2]):
             return self._together(out)
         if func is _OF_CONVOLUTION and channels_together(*args[1:3]):
-            return (*(one if one is None else self._together(one) for one in out[:2]), out[2])
+            return (*(result if result is None else self._together(result) for result in out[:2]), out[2])
         return out
 
     def _together(self, tensor: Any) -> Any:
@@ -158,40 +158,45 @@ class FakeMode(FakeTensorMode):
 
     def _of_columns(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The plan of an operation on lists of tensors, from one of each kind, as parameters have few; None if it has none."""
-        lists = [one for one in args if type(one) is list or type(one) is tuple]
+        lists = [argument for argument in args if type(argument) is list or type(argument) is tuple]
         if not lists or kwargs or not func._schema.name.startswith("aten::_foreach_"):
             return None
         count = len(lists[0])
-        if any(len(one) != count for one in lists):
+        if any(len(column) != count for column in lists):
             return None
-        kinds: list[Any] = []
+        keys: list[Any] = []
         for column in zip(*lists, strict=True):
             parts: list[Any] = []
             if not self._describe(column, parts, []):
                 return None
-            kinds.append(tuple(parts))
-        firsts = {kind: at for at, kind in reversed(list(enumerate(kinds)))}
+            keys.append(tuple(parts))
+        firsts = {kind: at for at, kind in reversed(list(enumerate(keys)))}
         if 2 * len(firsts) > count:
             return None
-        few = [[one[at] for at in firsts.values()] if type(one) is list or type(one) is tuple else one for one in args]
+        few = [
+            [column[at] for at in firsts.values()] if type(column) is list or type(column) is tuple else column
+            for column in args
+        ]
         out = self._uncached(func, types, few, {})
         if out is None:
             return None, (_OTHER, None)
-        given = [one for part in few if type(part) is list for one in part if isinstance(one, FakeTensor)]
-        kind, steps = self._plan(out, given) or (None, ())
+        tensors = [tensor for part in few if type(part) is list for tensor in part if isinstance(tensor, FakeTensor)]
+        kind, steps = self._plan(out, tensors) or (None, ())
         if kind is None or any(step[0] != _FRESH for step in steps):
             return None
         of = dict(zip(firsts, steps, strict=True))
-        return kind, [of[one] for one in kinds]
+        return kind, [of[index] for index in keys]
 
     def _plan(self, out: Any, tensors: list[Any]) -> Any:
         """How to make such a result again; None where it cannot be."""
         several = isinstance(out, tuple | list)
-        if any(getattr(one, "layout", torch.strided) is not torch.strided for one in (out if several else (out,))):
+        if any(
+            getattr(result, "layout", torch.strided) is not torch.strided for result in (out if several else (out,))
+        ):
             return None
         result, fresh = [], 0
-        storages = {tensor.untyped_storage()._cdata: place for place, tensor in enumerate(tensors)}
-        made = {
+        storages = {tensor.untyped_storage()._cdata: index for index, tensor in enumerate(tensors)}
+        results = {
             tensor.untyped_storage()._cdata for tensor in (out if several else (out,)) if isinstance(tensor, FakeTensor)
         }
         for tensor in out if several else (out,):
@@ -200,7 +205,7 @@ class FakeMode(FakeTensorMode):
                 return None
             fresh += step[0] == _FRESH
             result.append(step)
-        if fresh != len(made - storages.keys()):  # two results in one new storage
+        if fresh != len(results - storages.keys()):  # two results in one new storage
             return None
         return (list if isinstance(out, list) else tuple, result) if several else (None, result[0])
 
@@ -216,9 +221,9 @@ class FakeMode(FakeTensorMode):
                 return (_SAME, number)
         storage = result.untyped_storage()
         shape, stride, offset = tuple(result.shape), result.stride(), result.storage_offset()
-        place = storages.get(storage._cdata)
-        if place is not None:
-            return (_VIEW, place, shape, stride, offset) if result.dtype == tensors[place].dtype else None
+        index = storages.get(storage._cdata)
+        if index is not None:
+            return (_VIEW, index, shape, stride, offset) if result.dtype == tensors[index].dtype else None
         extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if result.numel() else 0
         if offset or storage.nbytes() != extent * result.element_size():
             return None
@@ -254,12 +259,12 @@ def new_fake(mode: FakeTensorMode, template: dict[str, Any], meta: torch.Tensor,
     """`FakeTensor(mode, meta, device)`, without its checks. template: what all of a mode's have alike, empty at first"""
     if not template:
         template.update(vars(FakeTensor(mode, meta, device)))
-    made = _subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-    torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # copy.deepcopy asks for it
-    state = made.__dict__
+    fake = _subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)  # copy.deepcopy asks for it
+    state = fake.__dict__
     state.update(template)
     state["_fake_device"] = device
-    return made
+    return fake
 
 
 def channels_together(x: Any, weight: Any) -> bool:
@@ -284,8 +289,8 @@ def product_shape(a: Any, b: Any, ends: Any) -> list[int]:
     return [a.shape[0], b.shape[2]] if b.dim() == 3 else [ends.shape[0], a.shape[0], b.shape[1]]
 
 
-def _like(one: Any) -> dict[str, Any]:
-    return {"dtype": one.dtype, "device": one.fake_device}
+def _like(tensor: Any) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "device": tensor.fake_device}
 
 
 _empty = torch._C._VariableFunctions.empty_strided

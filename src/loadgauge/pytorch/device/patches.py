@@ -92,8 +92,8 @@ def no_random_values() -> Iterator[None]:
     """
 
     def drawing(usual: Any) -> Any:
-        def draw(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
-            result: torch.Tensor = tensor if isinstance(tensor, FakeTensor) else usual(tensor, *given, **named)
+        def draw(tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+            result: torch.Tensor = tensor if isinstance(tensor, FakeTensor) else usual(tensor, *arguments, **named)
             return result
 
         return draw
@@ -127,12 +127,12 @@ def default_dtype(dtype: torch.dtype | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def casting_on(place: str) -> Iterator[None]:
+def casting_on(device: str) -> Iterator[None]:
     """Autocast of CUDA is of the simulated device, `place`, and so are questions about it that name CUDA or no device."""
     asked, dtype, autocast = torch.is_autocast_enabled, torch.get_autocast_dtype, torch.autocast.__init__
 
     def named(device_type: str | None) -> str:
-        return place if device_type in (None, "cuda") else str(device_type)
+        return device if device_type in (None, "cuda") else str(device_type)
 
     def cast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         autocast(self, named(device_type), *args, **kwargs)

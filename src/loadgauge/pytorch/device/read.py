@@ -28,9 +28,9 @@ class Read:
 
     def item(self, tensor: Any, facts: Facts) -> Any:
         """The value of a tensor with one element: what is known of it, else a number made up."""
-        known = facts.item(tensor, asking)
-        if known is not UNKNOWN:
-            return known
+        fact = facts.item(tensor, asking)
+        if fact is not UNKNOWN:
+            return fact
         frame = program()
         line = place(frame)
         if line and tensor.dtype is torch.bool:
@@ -98,7 +98,7 @@ def _decides(frame: Any) -> bool:
     return bool(words) and (words[0] in ("if", "elif", "while", "assert") or "if" in words)
 
 
-def _follow(frame: Any, line: str, found: dict[str, int]) -> None:
+def _follow(frame: Any, line: str, jumps: dict[str, int]) -> None:
     """Note the next line that a frame runs, which tells what side of a branch was taken."""
     if sys.gettrace() is not None or frame.f_trace is not None:  # a debugger's
         return
@@ -106,7 +106,7 @@ def _follow(frame: Any, line: str, found: dict[str, int]) -> None:
 
     def step(at: Any, event: str, _: Any) -> Any:
         if event == "line" and at.f_lineno != first:
-            found[line] = at.f_lineno
+            jumps[line] = at.f_lineno
         if event != "line" or at.f_lineno != first:
             at.f_trace = None
             sys.settrace(None)
@@ -126,13 +126,13 @@ _OPTIMIZERS = str(Path(_TORCH) / "optim") + os.sep
 _OWN = str(Path(__file__).parents[2]) + os.sep
 
 
-def branches(found: dict[str, int]) -> tuple[str, ...]:
+def branches(jumps: dict[str, int]) -> tuple[str, ...]:
     """Lines that decided by a value, and where they went on.
 
     >>> branches({"model.py:12": 13})
     ('model.py:12 went on at line 13',)
     """
-    return tuple(f"{line} went on at line {to}" for line, to in found.items())
+    return tuple(f"{line} went on at line {to}" for line, to in jumps.items())
 
 
 PASSED = "what is checked here is taken to be right: the line only stops the program"
@@ -154,34 +154,34 @@ def _checks(filename: str) -> dict[int, bool | None]:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return {}
-    found: dict[int, bool | None] = {}
+    lines: dict[int, bool | None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
-            _wanted(node.test, True, found)
+            _wanted(node.test, True, lines)
         elif isinstance(node, ast.If):
             first, second = _stops(node.body), _stops(node.orelse)
             if first != second:
-                _wanted(node.test, second, found)
+                _wanted(node.test, second, lines)
         elif isinstance(node, ast.Call) and _is_assert(node) and node.args:
-            _wanted(node.args[0], True, found)
-    return found
+            _wanted(node.args[0], True, lines)
+    return lines
 
 
-def _wanted(test: ast.expr, value: bool, found: dict[int, bool | None]) -> None:
+def _wanted(test: ast.expr, value: bool, lines: dict[int, bool | None]) -> None:
     """Note what the parts of a condition must be for all of it to be a value."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        _wanted(test.operand, not value, found)
+        _wanted(test.operand, not value, lines)
     elif isinstance(test, ast.BoolOp):
         for part in test.values:
-            _wanted(part, value, found)
+            _wanted(part, value, lines)
     elif not (isinstance(test, ast.Constant)):
         for line in range(test.lineno, (test.end_lineno or test.lineno) + 1):
-            found[line] = value if found.get(line, value) == value else None
+            lines[line] = value if lines.get(line, value) == value else None
 
 
 def _stops(body: list[ast.stmt]) -> bool:
     """Return whether statements end by raising, and leave in no other way before."""
-    if not body or any(isinstance(one, _LEAVES) for statement in body[:-1] for one in ast.walk(statement)):
+    if not body or any(isinstance(node, _LEAVES) for statement in body[:-1] for node in ast.walk(statement)):
         return False
     last = body[-1]
     if isinstance(last, ast.Raise):

@@ -160,14 +160,14 @@ def fake_tensors(mode: Any = None, *inside: contextlib.AbstractContextManager[An
     from torch.optim import optimizer
 
     supported = optimizer._foreach_supported_types
-    kinds = list(supported)
+    devices = list(supported)
     try:
         supported.append(FakeTensor)  # else optimizers would not take their usual way
         with contextlib.ExitStack() as stack, torch.autograd.set_multithreading_enabled(False):
-            made = stack.enter_context(mode or FakeMode())
+            fake_mode = stack.enter_context(mode or FakeMode())
             patches = (no_packed_sequences, no_random_values, modules_that_move, numbers_as_text, padded_to_symbols)
             for more in (*inside, *(patch() for patch in patches)):
                 stack.enter_context(more)
-            yield made
+            yield fake_mode
     finally:
-        supported[:] = kinds
+        supported[:] = devices

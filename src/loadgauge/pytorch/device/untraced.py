@@ -66,9 +66,11 @@ def _flash_backward(records: Iterable[Record]) -> int:
     """Its largest workspace, by the rules of mha_bwd in flash_api.cpp: an accumulator of four bytes for each element of
     the queries, rows rounded up to 128 and head widths to 32, with one number a row; and where several query heads share
     a key head, a gradient of keys and values for each query head. Its own results are in the trace."""
-    made = [record for record in records if len(record.shape) == 4 and "flash_attention_backward" in op_name(record.op)]
+    gradients = [
+        record for record in records if len(record.shape) == 4 and "flash_attention_backward" in op_name(record.op)
+    ]
     largest = 0
-    for of_q, of_k, _ in zip(*[iter(made)] * 3, strict=False):  # a call's results, in this order
+    for of_q, of_k, _ in zip(*[iter(gradients)] * 3, strict=False):  # a call's results, in this order
         batch, heads, rows, width = (int(size) for size in of_q.shape)
         accumulated = 4 * batch * heads * (-(-rows // 128) * 128) * (-(-width // 32) * 32 + 1)
         shared = heads // int(of_k.shape[1])

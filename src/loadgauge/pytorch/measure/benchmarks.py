@@ -147,10 +147,10 @@ class Saved:
         self.made = f"{device} {card} {torch.__version__}"
         if path is not None and path.exists():
             try:
-                made, parts = msgspec.json.decode(path.read_bytes(), type=tuple[str, dict[str, list[Timing]]])
+                version, parts = msgspec.json.decode(path.read_bytes(), type=tuple[str, dict[str, list[Timing]]])
             except msgspec.DecodeError:
                 return
-            if made == self.made:
+            if version == self.made:
                 self.parts = parts
 
     def add(self, part: str, taken: list[Timing]) -> list[Timing]:

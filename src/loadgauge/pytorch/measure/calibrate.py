@@ -92,27 +92,27 @@ def fit_efficiencies(
     link: float | None = None,
 ) -> Calibration:
     """Fit the efficiencies with which an estimate reproduces these times."""
-    known = msgspec.structs.replace(
+    rates = msgspec.structs.replace(
         efficiencies(gpu),
         multiprocessors=multiprocessors,
         launch=_of(taken, "launch", lambda timing: timing.seconds),
         throttle=1.0,
         nvls=0.0,
     )
-    fit, error = _products([timing for timing in taken if timing.kind == "matmul"], known, peak, bandwidth)
-    known = msgspec.structs.replace(known, **fit)
-    found: dict[str, object] = {"launch": known.launch, **fit}
-    whole = Machine(peak=peak, bandwidth=bandwidth, efficiencies=known)
+    fit, error = _products([timing for timing in taken if timing.kind == "matmul"], rates, peak, bandwidth)
+    rates = msgspec.structs.replace(rates, **fit)
+    figures: dict[str, object] = {"launch": rates.launch, **fit}
+    whole = Machine(peak=peak, bandwidth=bandwidth, efficiencies=rates)
     long = [timing for timing in taken if timing.kind == "sustained"]
     if long:
-        found["throttle"] = min(1.05, median([_product(timing, whole) / timing.seconds for timing in long]))
-    attention = dict(known.attention)
+        figures["throttle"] = min(1.05, median([_product(timing, whole) / timing.seconds for timing in long]))
+    attention = dict(rates.attention)
     for kernel in ATTENTION:
         ahead, back = ([timing for timing in taken if timing.kind == kind] for kind in (kernel, f"{kernel}_backward"))
         if ahead and back:
             attention[kernel] = Both(_attention(ahead, whole, kernel, 0), _attention(back, whole, kernel, 1))
-    memory = dict(known.memory)
-    moved = [timing.nbytes / (timing.seconds - known.launch) / bandwidth for timing in taken if timing.kind in STREAMS]
+    memory = dict(rates.memory)
+    moved = [timing.nbytes / (timing.seconds - rates.launch) / bandwidth for timing in taken if timing.kind in STREAMS]
     memory["elementwise"] = Both(min(1.0, median(moved)), min(1.0, median(moved)))
     norms = [
         [timing.nbytes / timing.seconds / bandwidth for timing in taken if timing.kind == kind]
@@ -120,26 +120,26 @@ def fit_efficiencies(
     ]
     if all(norms):
         memory["norm-eager"] = Both(min(1.0, median(norms[0])), min(1.0, median(norms[1])))
-    found |= {"attention": attention, "memory": memory}
+    figures |= {"attention": attention, "memory": memory}
     eights = [timing for timing in taken if timing.kind == "matmul-fp8"]
     if eights and fp8_peak is not None:
-        found["fp8_matmul"] = median([eight.flops / eight.seconds / fp8_peak for eight in eights])
+        figures["fp8_matmul"] = median([eight.flops / eight.seconds / fp8_peak for eight in eights])
     wires = {
-        kind: _wire([timing for timing in taken if timing.kind == kind], kind, known, link) for kind in COLLECTIVES
+        kind: _wire([timing for timing in taken if timing.kind == kind], kind, rates, link) for kind in COLLECTIVES
     }
     measured = {kind: wire for kind, wire in wires.items() if wire is not None}
     if measured:
-        found["wires"] = known.wires | measured
+        figures["wires"] = rates.wires | measured
     fitted = msgspec.structs.replace(
-        known,
+        rates,
         gpu=gpu or device,
         basis="measured",
         how="",
         date=_today(),
         figures={},
-        **found,
+        **figures,
     )
-    beside = {"multiprocessors", "gpu", "basis", "how", "date", "figures", "nvls", *found}
+    beside = {"multiprocessors", "gpu", "basis", "how", "date", "figures", "nvls", *figures}
     return Calibration(
         efficiencies=fitted,
         timings=tuple(taken),
@@ -162,7 +162,7 @@ def _of(taken: Sequence[Timing], kind: str, value: Callable[[Timing], float]) ->
 
 
 def _products(
-    products: Sequence[Timing], known: Efficiencies, peak: float, bandwidth: float
+    products: Sequence[Timing], efficiencies: Efficiencies, peak: float, bandwidth: float
 ) -> tuple[dict[str, float], float]:
     """`matmul`, `wave` and `small_k` with the least mean |log(fit / measured)|; and that."""
     if not products:
@@ -170,11 +170,11 @@ def _products(
     best: tuple[float, dict[str, float]] = (math.inf, {})
     for wave in WAVES:
         for small_k in SMALL_K:
-            fit = {"matmul": known.matmul, "wave": wave, "small_k": float(small_k)}
+            fit = {"matmul": efficiencies.matmul, "wave": wave, "small_k": float(small_k)}
             for _ in range(4):  # the share and which products are bound by memory decide each other
-                logs = _logs(products, msgspec.structs.replace(known, **fit), peak, bandwidth)
+                logs = _logs(products, msgspec.structs.replace(efficiencies, **fit), peak, bandwidth)
                 fit["matmul"] = min(1.5, fit["matmul"] * math.exp(median(logs)))
-            error = sum(map(abs, _logs(products, msgspec.structs.replace(known, **fit), peak, bandwidth))) / len(
+            error = sum(map(abs, _logs(products, msgspec.structs.replace(efficiencies, **fit), peak, bandwidth))) / len(
                 products
             )
             if error < best[0]:
@@ -182,8 +182,8 @@ def _products(
     return best[1], best[0]
 
 
-def _logs(products: Iterable[Timing], known: Efficiencies, peak: float, bandwidth: float) -> list[float]:
-    machine = Machine(peak=peak, bandwidth=bandwidth, efficiencies=known)
+def _logs(products: Iterable[Timing], efficiencies: Efficiencies, peak: float, bandwidth: float) -> list[float]:
+    machine = Machine(peak=peak, bandwidth=bandwidth, efficiencies=efficiencies)
     return [math.log(_product(product, machine) / product.seconds) for product in products]
 
 
@@ -194,9 +194,9 @@ def _product(product: Timing, machine: Machine) -> float:
 
 def _attention(taken: Sequence[Timing], machine: Machine, kernel: str, way: int) -> float:
     """The share of the peak with which the form gives these times, forward (way 0) or backward."""
-    known = machine.efficiencies
-    known = msgspec.structs.replace(known, attention=known.attention | {kernel: Both(1.0, 1.0)})
-    at_peak = msgspec.structs.replace(machine, efficiencies=known, attention=kernel)
+    efficiencies = machine.efficiencies
+    efficiencies = msgspec.structs.replace(efficiencies, attention=efficiencies.attention | {kernel: Both(1.0, 1.0)})
+    at_peak = msgspec.structs.replace(machine, efficiencies=efficiencies, attention=kernel)
     shares = []
     for timing in taken:
         b, s, a, d = (timing.sizes[letter] for letter in "bsad")
@@ -218,14 +218,14 @@ def _attention(taken: Sequence[Timing], machine: Machine, kernel: str, way: int)
     return median(shares)
 
 
-def _wire(taken: Sequence[Timing], kind: str, known: Efficiencies, link: float | None) -> Wire | None:
+def _wire(taken: Sequence[Timing], kind: str, efficiencies: Efficiencies, link: float | None) -> Wire | None:
     """How long a collective takes inside a domain, from its times by size; None where there is no second rank or link.
 
     One number of ranks does not tell a start from the steps between them: the steps stay what they are.
     """
     if not taken or taken[0].sizes["ranks"] < 2 or link is None:
         return None
-    ranks, step = taken[0].sizes["ranks"], known.wires[kind].step
+    ranks, step = taken[0].sizes["ranks"], efficiencies.wires[kind].step
     small = min(taken, key=lambda timing: timing.sizes["bytes"])
 
     def error(wire: Wire) -> float:
@@ -249,7 +249,7 @@ def _wire(taken: Sequence[Timing], kind: str, known: Efficiencies, link: float |
 
 def text(calibration: Calibration) -> str:
     """The efficiencies as TOML, which `spec.calibration` reads."""
-    known = calibration.efficiencies
+    efficiencies = calibration.efficiencies
     lines = [
         f"# What kernels achieve on {calibration.device}, by `loadgauge calibrate`: PyTorch {calibration.torch},"
         f" CUDA {calibration.cuda or 'none'}.",
@@ -262,10 +262,10 @@ def text(calibration: Calibration) -> str:
     tables = ("attention", "memory", "wires")
     for name in Efficiencies.__struct_fields__:
         if name not in (*tables, "figures", "how"):
-            value = getattr(known, name)
+            value = getattr(efficiencies, name)
             lines.append(f"{name} = {_value(value)}")
     for name in tables:
-        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in getattr(known, name).items())]
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in getattr(efficiencies, name).items())]
     return "\n".join([*lines, ""])
 
 

@@ -60,8 +60,8 @@ def events(stopped: profile) -> list[Event]:
     result = []
     while waiting:
         event, op, module, until = waiting.pop()
-        what, fields = event.typed
-        if what == kind:
+        event_kind, fields = event.typed
+        if event_kind == kind:
             result.append(Event(event.start_time_ns, fields.ptr or 0, fields.alloc_size, op, module, until))
             continue
         name = event.name

@@ -192,9 +192,9 @@ class Watch:
             peak = self.counters.peak()
             self._left = [*self._left, self.counters.allocated()][-GROWING - 1 :]
         elif self._recorder is not None:
-            found, before = self._recorder.result(), self._states.highest
+            peaks, before = self._recorder.result(), self._states.highest
             # The recorder sees what the step adds to what was there: weights, and the optimizer's states.
-            peak = max(found.backward, found.step) + before.get(WEIGHTS, 0) + before.get(OPTIMIZER, 0)
+            peak = max(peaks.backward, peaks.step) + before.get(WEIGHTS, 0) + before.get(OPTIMIZER, 0)
             self._recorder = None
         if peak is not None:
             self.peak = max(self.peak or 0, peak)
@@ -244,6 +244,6 @@ class Watch:
             self._once("grows", f"{text} (often a loss that is kept with its graph: `loss.item()`)")
 
     def _once(self, kind: str, text: str) -> None:
-        if not any(one.startswith(f"{kind}: ") for one in self.warnings):
+        if not any(warning.startswith(f"{kind}: ") for warning in self.warnings):
             self.warnings.append(f"{kind}: {text}")
             self._say(f"loadgauge: WARNING: {text}")

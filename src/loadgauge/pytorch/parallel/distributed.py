@@ -87,7 +87,7 @@ def _patches(observer: Observer) -> Iterator[tuple[Any, str, Any]]:
     yield dist, "init_process_group", lambda *_, **__: None
     yield dist, "destroy_process_group", lambda *_, **__: None
     yield dist, "all_gather_object", _everybodys
-    yield dist, "gather_object", lambda one, value=None, *_, **__: None if value is None else _everybodys(value, one)
+    yield dist, "gather_object", lambda item, value=None, *_, **__: None if value is None else _everybodys(value, item)
     yield dist, "broadcast_object_list", lambda *_, **__: None
     yield dist, "monitored_barrier", lambda *_, **__: None
     for name in MESH:
@@ -99,9 +99,9 @@ def _patches(observer: Observer) -> Iterator[tuple[Any, str, Any]]:
     mesh = vars(DeviceMesh).get("mesh")
     if isinstance(mesh, property) and mesh.fget is not None:
         yield DeviceMesh, "mesh", property(_with_values(mesh.fget))
-    made = _with_values(meshes.init_device_mesh)
-    yield meshes, "init_device_mesh", made
-    yield dist, "init_device_mesh", made
+    patched = _with_values(meshes.init_device_mesh)
+    yield meshes, "init_device_mesh", patched
+    yield dist, "init_device_mesh", patched
     # DTensor works out the sharding of an operation by running it on the shapes of the whole.
     yield (
         ShardingPropagator,
@@ -148,9 +148,9 @@ class _Work:
         return getattr(self._work, name)
 
 
-def _everybodys(value: list[Any], one: Any, *_: Any, **__: Any) -> None:
+def _everybodys(value: list[Any], item: Any, *_: Any, **__: Any) -> None:
     """Take this rank's value for other ranks."""
-    value[:] = [one] * len(value)
+    value[:] = [item] * len(value)
 
 
 def _hooked(original: Any, observer: Observer) -> Any:
@@ -201,13 +201,13 @@ def _pipeline() -> Iterator[tuple[Any, str, Any]]:
     if modes is None:
         return
 
-    def given(self: Any, stages: Any, *_: Any, **__: Any) -> None:
+    def static_shapes(self: Any, stages: Any, *_: Any, **__: Any) -> None:
         for stage_ in stages:
             stage_._inference_mode = modes.STATIC
 
     for kind in vars(schedules).values():
         if isinstance(kind, type) and "_warmup_p2p" in vars(kind):
-            yield kind, "_warmup_p2p", given
+            yield kind, "_warmup_p2p", static_shapes
 
 
 def _with_values(original: Callable[..., Any]) -> Callable[..., Any]:

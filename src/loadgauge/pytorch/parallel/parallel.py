@@ -37,12 +37,12 @@ class ParallelJob:
 
     def __init__(self, config: Any, run: TorchRun, target: str = "") -> None:
         self.config, self.run, self.layout, self.place = config, run, run.layout, run.place
-        layout, place = self.layout, self.place
+        layout, position = self.layout, self.place
         if layout.pp > 1:
             chunk_layers(config, layout)  # raises where the layers do not divide
         self.target = target or type(config).__name__
         self.assumed = {
-            "rank": f"{run.rank} of {layout.gpus}: tp {place.tp}, data {place.data}, pp {place.pp}",
+            "rank": f"{run.rank} of {layout.gpus}: tp {position.tp}, data {position.data}, pp {position.pp}",
             "data parallel": self._data_parallel(),
             "loss": "transformers' own" + (", logits shared over the vocabulary" if layout.tp > 1 else ""),
             "optimizer": OPTIMIZER.format(run.training.optimizer.name),
@@ -62,10 +62,10 @@ class ParallelJob:
         if self.layout.zero == 0:
             return "DDP, buckets of 25 MiB; gradients of micro-batches are added up before they are sent"
         rest = "the embedding, the head with its norm, and the rest" if self._apart else "the rest"
-        what = f"fully_shard on each layer and on {rest}" + (
+        data_parallel = f"fully_shard on each layer and on {rest}" + (
             "" if self.layout.zero == 3 else ", not shared again after forward"
         )
-        return what if self.layout.replicas == 1 else f"{what}, {self.layout.replicas} replicas"
+        return data_parallel if self.layout.replicas == 1 else f"{data_parallel}, {self.layout.replicas} replicas"
 
     @contextlib.contextmanager
     def prepared(self, mode: FakeMode | None, device: str) -> Iterator[Callable[[Any], None]]:
@@ -153,9 +153,9 @@ class ParallelJob:
             keywords["reshard_after_forward"] = False
         if self.run.training.precision.autocast:
             keywords["mp_policy"] = MixedPrecisionPolicy(param_dtype=self.run.computed, reduce_dtype=torch.float32)
-        kinds = set(model._no_split_modules or ())
+        block_types = set(model._no_split_modules or ())
         for module in list(model.modules()):
-            if type(module).__name__ in kinds:
+            if type(module).__name__ in block_types:
                 fully_shard(module, **keywords)
         if self._apart:
             embedding, tail = ends(model)
@@ -234,7 +234,7 @@ def chunk_layers(config: Any, layout: Layout) -> dict[int, range]:
     if stages is None and layers % chunks:
         raise LayoutError(f"{layers} layers do not divide by {chunks} chunks: say how many each has (stage_layers)")
     spans = layout.chunks_of(text)
-    return {place: range(*spans[stage][chunk]) for place, (stage, chunk) in enumerate(layout.routes[0])}
+    return {chunk_index: range(*spans[stage][chunk]) for chunk_index, (stage, chunk) in enumerate(layout.routes[0])}
 
 
 def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
@@ -261,9 +261,9 @@ def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
         inner = copy.copy(base)
         inner._modules = dict(base._modules)
         inner.config = copy.copy(base.config)
-        kinds = getattr(inner.config, "layer_types", None)
-        if kinds:
-            inner.config.layer_types = [kinds[layer] for layer in own]
+        layer_types = getattr(inner.config, "layer_types", None)
+        if layer_types:
+            inner.config.layer_types = [layer_types[layer] for layer in own]
         inner.config.num_hidden_layers = len(own)
         layers = nn.ModuleList()
         for layer in own:
@@ -289,7 +289,7 @@ class Chunk(nn.Module):
         self.first, self.last = number == 0, number == chunks - 1
         self._no_split_modules = model._no_split_modules
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Run the layers of the chunk.
 
         given: token ids (batch, positions) on the first chunk, else hidden states (batch, positions, hidden_size); returns
@@ -297,7 +297,7 @@ class Chunk(nn.Module):
         """
         with self.autocast():
             output: Any = self.model(
-                **{"input_ids" if self.first else "inputs_embeds": given, "position_ids": self.positions}
+                **{"input_ids" if self.first else "inputs_embeds": inputs, "position_ids": self.positions}
             )
         result: torch.Tensor = output.logits if self.last else output
         return result
@@ -316,14 +316,14 @@ def pipeline(
     chunks = run.layout.pp * run.layout.chunks
     stages = []
     for number, model in zip(run.chunks, models, strict=True):
-        given = hidden.detach().requires_grad_() if number else ids[: hidden.shape[0]]
+        stage_input = hidden.detach().requires_grad_() if number else ids[: hidden.shape[0]]
         stages.append(
             pipelining.PipelineStage(
                 model,
                 number,
                 chunks,
                 ids.device,
-                input_args=(given,),
+                input_args=(stage_input,),
                 output_args=(hidden.detach().requires_grad_(),),
                 group=group,
             )

@@ -172,16 +172,16 @@ class Allocator:
 
     def _fitting(self, size: int, of: Pool) -> Block | None:
         pool = self.pools[of]
-        place = bisect.bisect_left(pool, (size, 0), key=lambda entry: entry[:2])
-        if place == len(pool):
+        index = bisect.bisect_left(pool, (size, 0), key=lambda entry: entry[:2])
+        if index == len(pool):
             return None
-        block = pool[place][2]
+        block = pool[index][2]
         if not self.expandable:
             if size < self.max_split <= block.size:
                 return None
             if size >= self.max_split and block.size >= size + LARGE_SEGMENT:
                 return None
-        del pool[place]
+        del pool[index]
         return block
 
     def _from_driver(self, size: int, pool: Pool) -> Block:

@@ -53,7 +53,7 @@ def _dot(a: Any, b: Any, *_: Any, **__: Any) -> Any:
 
 def _recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> Any:
     """At every position, each weight matrix of every layer and direction once."""
-    return whole(2 * math.prod(x[:-1]) * sum(one.numel() for one in weights if one.dim() == 2))
+    return whole(2 * math.prod(x[:-1]) * sum(weight.numel() for weight in weights if weight.dim() == 2))
 
 
 def _recurrent_backward(x: Any, weights: Any, *_: Any, **__: Any) -> Any:

@@ -116,8 +116,8 @@ class Observer:
         """Return the name of the module whose forward made a node of the graph, by the node's sequence number."""
         if node < 0:
             return ""
-        place = bisect.bisect_right(self._switches, node, key=lambda switch: switch[0]) - 1
-        return self._switches[place][1] if place >= 0 else ""
+        index = bisect.bisect_right(self._switches, node, key=lambda switch: switch[0]) - 1
+        return self._switches[index][1] if index >= 0 else ""
 
     # -- operations ----------------------------------------------------------------------------------------------------
 

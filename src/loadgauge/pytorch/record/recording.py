@@ -98,13 +98,13 @@ def recording(
     tensors: makes the tensors without memory; default: those of plain sizes
     by_operation: write down every operation; no circles of garbage are freed between them then
     """
-    place = where(device)
+    device_type = where(device)
     cuda_kernels.ATTENTION.clear()
     begun = time.perf_counter()
     with (
         fake_tensors() if tensors is None else tensors as mode,
-        job.prepared(mode, place) as step,
-        observing(place, stacks) as observer,
+        job.prepared(mode, device_type) as step,
+        observing(device_type, stacks) as observer,
         contextlib.ExitStack() as more,
     ):
         if gpus is not None:
@@ -135,16 +135,16 @@ def views(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
     if func is torch.ops.aten._unsafe_view.default:  # does not say so
         return True
-    made = [] if schema is None else schema.returns
-    return bool(made) and all(one.alias_info is not None and not one.alias_info.is_write for one in made)
+    returns = [] if schema is None else schema.returns
+    return bool(returns) and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
 def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     tracker = observer.tracker
 
     def storages(tree: Any) -> tuple[int, ...]:
-        found = (tracker.take(leaf, "external") for leaf in leaves((tree,)) if isinstance(leaf, torch.Tensor))
-        return tuple(dict.fromkeys(number for number in found if number is not None))
+        numbers = (tracker.take(leaf, "external") for leaf in leaves((tree,)) if isinstance(leaf, torch.Tensor))
+        return tuple(dict.fromkeys(number for number in numbers if number is not None))
 
     count = formula(func)
     flops = 0 if count is None else None if isinstance(count, str) else count(args, kwargs, out)
@@ -153,7 +153,7 @@ def _op(observer: Observer, func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     shapes = (
         ()
         if count is None or isinstance(count, str)
-        else tuple(tuple(one.shape) for one in leaves(args) if isinstance(one, torch.Tensor))
+        else tuple(tuple(tensor.shape) for tensor in leaves(args) if isinstance(tensor, torch.Tensor))
     )
     return Op(
         op_name(func),
@@ -195,11 +195,11 @@ def _convolved(func: Any, args: Any) -> tuple[int, bool]:
 
 def _causal(func: Any, args: Any, kwargs: Any) -> bool:
     """Return whether an operation is told to look at the past alone."""
-    names = [one.name for one in func._schema.arguments] if hasattr(func, "_schema") else []
+    names = [argument.name for argument in func._schema.arguments] if hasattr(func, "_schema") else []
     if "is_causal" not in names:
         return False
-    place = names.index("is_causal")
-    return bool(args[place] if place < len(args) else (kwargs or {}).get("is_causal", False))
+    position = names.index("is_causal")
+    return bool(args[position] if position < len(args) else (kwargs or {}).get("is_causal", False))
 
 
 @contextlib.contextmanager

@@ -19,20 +19,20 @@ def nbytes_of(tensor: torch.Tensor) -> Any:
     return whole(tensor.numel() * tensor.element_size())
 
 
-def leaves(tree: Any, found: list[Any] | None = None) -> list[Any]:
+def leaves(tree: Any, tensors: list[Any] | None = None) -> list[Any]:
     """What lies in lists, tuples and dictionaries: PyTorch's `tree_leaves`, which asks more, for the arguments of operations.
 
     >>> leaves(((1, [2, None]), {"a": 3}))
     [1, 2, None, 3]
     """
-    found = [] if found is None else found
-    for one in tree.values() if type(tree) is dict else tree:
-        kind = type(one)
-        if kind is list or kind is tuple or kind is dict or (isinstance(one, tuple | list) and kind is not torch.Size):
-            leaves(one, found)
+    tensors = [] if tensors is None else tensors
+    for leaf in tree.values() if type(tree) is dict else tree:
+        kind = type(leaf)
+        if kind is list or kind is tuple or kind is dict or (isinstance(leaf, tuple | list) and kind is not torch.Size):
+            leaves(leaf, tensors)
         else:
-            found.append(one)
-    return found
+            tensors.append(leaf)
+    return tensors
 
 
 def present(nbytes: Any) -> bool:
@@ -67,8 +67,8 @@ class Usage(msgspec.Struct, frozen=True):
 
         results: tensors that the block has made itself, in any nesting; no input, and no view of one
         """
-        made = sum(storage_bytes(results).values())
-        return self.persistent - made, self.peak - made
+        results_bytes = sum(storage_bytes(results).values())
+        return self.persistent - results_bytes, self.peak - results_bytes
 
 
 def storage_bytes(values: Any) -> dict[int, int]:

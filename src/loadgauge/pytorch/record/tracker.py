@@ -129,7 +129,7 @@ class Tracker(TorchDispatchMode):
         if func is _CLONE and args[0].layout is torch.sparse_coo:
             parts, size = (args[0]._indices(), args[0]._values()), args[0].shape
             func, kwargs = _SPARSE, None
-            args = (*(parts if _taken_over(args[0]) else (one.clone() for one in parts)), size)
+            args = (*(parts if _taken_over(args[0]) else (part.clone() for part in parts)), size)
         out = self._run(func, args, kwargs)
         if self.suspended or torch._C._get_dispatch_mode(_FAKE) is not self._fake:
             return out
@@ -152,11 +152,11 @@ class Tracker(TorchDispatchMode):
         alone = made_alone(func, args, kwargs)
         if alone is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        made = [_EMPTY_LIKE(args[0]) for _ in range(sum(alone))]
-        for one in made:
-            self.take(one, func)
+        workspaces = [_EMPTY_LIKE(args[0]) for _ in range(sum(alone))]
+        for workspace in workspaces:
+            self.take(workspace, func)
         out = func(*args, **kwargs) if kwargs else func(*args)
-        return _AS_STRIDED(made[0], (), ()) if alone[1] else out
+        return _AS_STRIDED(workspaces[0], (), ()) if alone[1] else out
 
     def _number(self, tensor: Any) -> int | None:
         try:
@@ -432,9 +432,9 @@ def in_place(func: Any, args: Any, records: list[Record], number: int | None) ->
 
 def made_alone(func: Any, args: Any, kwargs: Any) -> tuple[int, bool] | None:
     """How many tensors as large as its input an operation makes and drops, and whether its result keeps the storage of one."""
-    found = _ALONE.get(func)
-    if found is None or func is aten.logsumexp.default:
-        return found
-    place = 3 if func is aten.binary_cross_entropy.default else 2
-    reduction = args[place] if len(args) > place else (kwargs or {}).get("reduction", 1)
-    return found if reduction else None
+    alone = _ALONE.get(func)
+    if alone is None or func is aten.logsumexp.default:
+        return alone
+    position = 3 if func is aten.binary_cross_entropy.default else 2
+    reduction = args[position] if len(args) > position else (kwargs or {}).get("reduction", 1)
+    return alone if reduction else None

@@ -17,9 +17,9 @@ LONGEST = 400
 """Characters of a formula or a list that are shown; `--json` has all."""
 
 
-def write(given: Answer, target: Paper, *, brief: bool = False) -> None:
+def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write what a capture says; brief: the peak, and what is alive at it."""
-    answer: Captured = given.shown
+    answer: Captured = wrapped.shown
     at = ", ".join(f"{name} = {value:,}" for name, value in answer.sizes.items())
     needed = answer.needed
     if needed is None:
@@ -60,7 +60,8 @@ def write(given: Answer, target: Paper, *, brief: bool = False) -> None:
     if answer.values:
         heading(target, "The program reads values of tensors here; it got 1, and what hangs on it is not known")
         points(
-            target, [line for line in answer.values if not any(one.startswith(f"{line} ") for one in answer.branches)]
+            target,
+            [line for line in answer.values if not any(branch.startswith(f"{line} ") for branch in answer.branches)],
         )
         points(target, [f"{line}: one side was taken" for line in answer.branches])
     heading(target, "Assumed, and not counted")
@@ -93,16 +94,16 @@ def _together(assumed: Sequence[str]) -> list[str]:
     ['by the user', 'all rows: b/boxes.py:3, b/heads.py:7']
     """
     lines: dict[str, list[str]] = {}
-    for one in assumed:
-        found = re.match(r"(\S.*?\.py:\d+): (.*)", one)
-        lines.setdefault(found[2] if found else one, []).extend([found[1]] if found else [])
+    for line in assumed:
+        match = re.match(r"(\S.*?\.py:\d+): (.*)", line)
+        lines.setdefault(match[2] if match else line, []).extend([match[1]] if match else [])
     return [
-        what
+        assumption
         if not places
-        else f"{places[0]}: {what}"
+        else f"{places[0]}: {assumption}"
         if len(places) == 1
-        else f"{what}: {', '.join('/'.join(place.split('/')[-2:]) for place in places)}"
-        for what, places in lines.items()
+        else f"{assumption}: {', '.join('/'.join(path.split('/')[-2:]) for path in places)}"
+        for assumption, places in lines.items()
     ]
 
 

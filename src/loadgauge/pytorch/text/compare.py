@@ -63,10 +63,10 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
 
 
 def _range(hidden: Hidden) -> str:
-    place = "in the allocator" if hidden.where == "allocated" else "outside the allocator"
+    where = "in the allocator" if hidden.where == "allocated" else "outside the allocator"
     if hidden.low == hidden.high:
-        return place
-    return f"{place}; from {_number(hidden.low, 'bytes')} to {_number(hidden.high, 'bytes')}"
+        return where
+    return f"{where}; from {_number(hidden.low, 'bytes')} to {_number(hidden.high, 'bytes')}"
 
 
 def _number(value: float | None, unit: str) -> str:

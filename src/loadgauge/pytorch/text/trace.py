@@ -42,9 +42,9 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     trace, viewer = answer.shown
     peak = trace.peak
     when = peak.phase or "preparation"
-    place = " of CPU memory" if trace.device == "cpu" else ""
+    memory = " of CPU memory" if trace.device == "cpu" else ""
     steps = f"step {_step_of_peak(trace)} of {trace.steps}" if trace.steps else "no optimizer step was taken"
-    target.print(f"PEAK  {gib(trace.allocated)}{place} in {when}, at {peak.op}{_inside(peak.module)} ({steps})")
+    target.print(f"PEAK  {gib(trace.allocated)}{memory} in {when}, at {peak.op}{_inside(peak.module)} ({steps})")
     if "subject" in trace.assumed:
         target.print(f"Run on {trace.assumed['subject']}")
     if "device" in trace.assumed:
@@ -90,8 +90,8 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     if trace.hidden:
         heading(target, "Not seen by any tracer; to be added on a GPU")
         for line in trace.hidden:
-            place = "outside the allocator; " if line.where == "beside" else ""
-            points(target, [f"{line.name}: {line.nbytes / 2**20:,.0f} MiB ({place}{line.basis})"])
+            outside = "outside the allocator; " if line.where == "beside" else ""
+            points(target, [f"{line.name}: {line.nbytes / 2**20:,.0f} MiB ({outside}{line.basis})"])
     heading(target, "Assumed, and not counted")
     points(target, [f"{name}: {value}" for name, value in trace.assumed.items()])
     points(target, [f"not counted: {note}" for note in trace.not_counted])
@@ -125,8 +125,8 @@ def _saved_line(trace: Trace) -> str:
     if not trace.saved and alive:
         return f"saved for a backward that never ran: {gib(alive)} at the peak (torch.no_grad() keeps nothing)"
     modules = len(trace.kept)
-    place = f" in {modules} module{'s' if modules > 1 else ''}" if modules else ""
-    return f"saved for backward by the largest graph: {gib(trace.saved_nbytes)}{place}; {gib(alive)} alive at the peak"
+    inside = f" in {modules} module{'s' if modules > 1 else ''}" if modules else ""
+    return f"saved for backward by the largest graph: {gib(trace.saved_nbytes)}{inside}; {gib(alive)} alive at the peak"
 
 
 def _merged(trace: Trace) -> list[Any]:

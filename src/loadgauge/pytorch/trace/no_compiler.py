@@ -129,8 +129,8 @@ class _Submodules(MetaPathFinder):
 
 def _alone(name: str, path: Any) -> bool:
     """Return whether a submodule imports none of the others."""
-    found = PathFinder.find_spec(name, path)
-    file = None if found is None else found.origin
+    spec = PathFinder.find_spec(name, path)
+    file = None if spec is None else spec.origin
     return file is not None and file.endswith(".py") and not _OTHERS.search(Path(file).read_text("utf-8"))
 
 

@@ -129,7 +129,7 @@ def saved_by(
     result: Any,
     owners: Mapping[int, str] | None = None,
     packed: Sequence[weakref.ref[Packed]] = (),
-    made: Mapping[int, str] | None = None,
+    makers: Mapping[int, str] | None = None,
 ) -> Saved:
     """Return what an existing result keeps for backward. `owners` names storages by `key`; `made`: the parts of an expression that
     made them.
@@ -147,9 +147,9 @@ def saved_by(
 
     def keep(tensor: torch.Tensor, node: str, field: str) -> None:
         storage = numbers.setdefault(key(tensor), len(numbers) + 1)
-        one = described(tensor, node, field, storage, owner_of.get(key(tensor), ""))
-        source = "" if one.owner else (made or {}).get(key(tensor), "")
-        tensors.append(msgspec.structs.replace(one, made_by=source) if source else one)
+        saved = described(tensor, node, field, storage, owner_of.get(key(tensor), ""))
+        source = "" if saved.owner else (makers or {}).get(key(tensor), "")
+        tensors.append(msgspec.structs.replace(saved, made_by=source) if source else saved)
 
     for node in sorted(nodes(outputs), key=_order):
         for field in fields(node):
@@ -243,8 +243,10 @@ class Hidden(NamedTuple):
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """The tensors from which the checkpointed region is recomputed in backward."""
-        given = getattr(self.region, "get_inputs", None)
-        return tuple(tensor for tensor in given() if isinstance(tensor, torch.Tensor)) if callable(given) else ()
+        inputs_of = getattr(self.region, "get_inputs", None)
+        return (
+            tuple(tensor for tensor in inputs_of() if isinstance(tensor, torch.Tensor)) if callable(inputs_of) else ()
+        )
 
 
 def nodes(roots: Iterable[torch.Tensor]) -> Iterator[Any]:

@@ -113,8 +113,8 @@ def named_in_child(work: str, result: type[T], request: Request, shown: TextIO |
             raise NotModelled(f"PyTorch ended the trace (exit code {code}): {last[:500]}")
         reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
     if reply.kind:
-        kinds = {kind.__name__: kind for kind in (ConfigError, LayoutError, NotModelled)}
-        error = kinds.get(reply.kind, Error)(reply.error)
+        errors = {kind.__name__: kind for kind in (ConfigError, LayoutError, NotModelled)}
+        error = errors.get(reply.kind, Error)(reply.error)
         if isinstance(error, ConfigError):
             error.key = reply.key  # its text has it already
         raise error

@@ -244,14 +244,14 @@ def parse_flags(text: str) -> tuple[Job, tuple[str, ...], int | None]:
     3
     """
     words = text.split()
-    given: dict[str, Any] = {
+    flags: dict[str, Any] = {
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=False)
     }
     try:
-        layers, keep = given.pop("layers", None), kept_operations(given.pop("keep", None))
-        if unknown := set(given) - {*STEP}:
+        layers, keep = flags.pop("layers", None), kept_operations(flags.pop("keep", None))
+        if unknown := set(flags) - {*STEP}:
             raise ConfigError(f"unknown: {min(unknown)[:40]}")
-        job = msgspec.convert({"model": "", **given}, Job, strict=False)
+        job = msgspec.convert({"model": "", **flags}, Job, strict=False)
         TorchRun.of(job, keep=keep)
         return job, keep, None if layers is None else int(layers)
     except (msgspec.ValidationError, ValueError) as error:

@@ -69,7 +69,7 @@ def record(
 def _read(job: Traceable, device: str, run: Recording) -> Recorded:
     observer, seconds, facts = run.observer, run.seconds, run.mode.facts.assumed
     read = {"values": ", ".join(run.mode.read.values), "branches": ", ".join(branches(run.mode.read.branches))}
-    read |= {f"assumed at {line}": what for line, what in facts.items()}
+    read |= {f"assumed at {line}": assumption for line, assumption in facts.items()}
     observer.finish()
     stream = observer.stream
     peak = stream.peak()
@@ -96,7 +96,7 @@ def _read(job: Traceable, device: str, run: Recording) -> Recorded:
         attention=dict(cuda_kernels.ATTENTION),
         hidden=hidden(stream.records, groups) if device == "cuda" else (),
         advice=advise(stream, observer.kinds, live, observer.multiplied),
-        assumed=job.assumed | {name: what for name, what in read.items() if what},
+        assumed=job.assumed | {name: assumption for name, assumption in read.items() if assumption},
         not_counted=_not_counted(device, observer),
         events=len(stream.ids),
         seconds=seconds,
@@ -168,14 +168,14 @@ def _nothing(event: int, number: int, live: int) -> None:
     """Walks without looking."""
 
 
-def advise(stream: Stream, kinds: Mapping[str, str], live: Sequence[int], multiplied: Set[int]) -> tuple[Advice, ...]:
+def advise(stream: Stream, classes: Mapping[str, str], live: Sequence[int], multiplied: Set[int]) -> tuple[Advice, ...]:
     """Finds operators that would save fewer activations, largest saving first.
 
     live: numbers of the storages that are live at the peak. `kinds`: class of each module; `multiplied`: storages
     that a multiplication keeps."""
     kept = [stream.records[number] for number in live if stream.category(number) == SAVED]
     result = []
-    norms = [record for record in kept if "rmsnorm" in kinds.get(record.module, "").lower()]
+    norms = [record for record in kept if "rmsnorm" in classes.get(record.module, "").lower()]
     result.append(_of_norms([norm for norm in norms if op_name(norm.op) != "external"]))
     factors = (stream.records[number] for number in live if number in multiplied)
     gates = [record for record in factors if op_name(record.op) == "aten::silu"]
@@ -201,8 +201,8 @@ def _of_norms(records: Sequence[Record]) -> Advice | None:
         ((record.module, record.phase), record) for record in records if record.shape and record.shape[-1] > 1
     )
     modules, saves = [], 0
-    for (module, _), made in groups.items():
-        *inner, result = made
+    for (module, _), results in groups.items():
+        *inner, result = results
         wider = any(record.nbytes > result.nbytes for record in inner)
         less = sum(record.nbytes for record in inner) - (result.nbytes if wider else 0)
         if less > 0:

@@ -123,10 +123,10 @@ class OfError(Diagnosis, frozen=True, kw_only=True):
         figures = {
             name: value for name, value in msgspec.to_builtins(error).items() if name not in ("stated", "engine")
         }
-        found = {} if self.place is None else {"place": msgspec.to_builtins(self.place)}
+        where = {} if self.place is None else {"place": msgspec.to_builtins(self.place)}
         if self.place is not None and self.setup is not None:
-            found["place"]["same_size"] = self.same_size(self.setup)
-        named = {"cause": error.cause, "headline": error.headline, "held": error.held, **found}
+            where["place"]["same_size"] = self.same_size(self.setup)
+        named = {"cause": error.cause, "headline": error.headline, "held": error.held, **where}
         more = {"elsewhere": error.elsewhere, "notes": list(self.notes)}
         return {**named, "remedies": list(self.remedies), **figures, **more} | super().to_dict()
 

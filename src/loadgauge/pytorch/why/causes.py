@@ -136,8 +136,8 @@ def bare(text: str) -> tuple[Bare, int] | None:
     >>> bare("torchrun: failed (exitcode: -9) local_rank: 1")[0].cause
     "the host's memory"
     """
-    found = ((one, re.search(one.pattern, text)) for one in BARE)
-    return next(((one, match.start()) for one, match in found if match), None)
+    matches = ((message, re.search(message.pattern, text)) for message in BARE)
+    return next(((message, match.start()) for message, match in matches if match), None)
 
 
 def tool(text: str) -> str:

@@ -84,10 +84,10 @@ class Parts(msgspec.Struct, kw_only=True):
     idle: int = 0
     free: int = 0
 
-    def add(self, purpose: str, nbytes: int, place: tuple[str, ...] = ()) -> None:
+    def add(self, purpose: str, nbytes: int, frames: tuple[str, ...] = ()) -> None:
         """Adds bytes to a purpose (a field of this class); `place`: the stack of an activation."""
         if purpose == "kept":
-            self.kept[place] += nbytes
+            self.kept[frames] += nbytes
         else:
             setattr(self, purpose, getattr(self, purpose) + nbytes)
         self.gathers += purpose == "gathered"
@@ -221,15 +221,15 @@ def _plain(parts: Parts) -> Iterable[Cause]:
         {"scores": 0.0},
     )
     activations = parts.activations
-    kinds = _kept_per_layer(parts.kept)
-    if activations and not parts.checkpointed and kinds > 1:
+    per_layer = _kept_per_layer(parts.kept)
+    if activations and not parts.checkpointed and per_layer > 1:
         yield Cause(
             "activations, without checkpointing",
             activations,
-            activations - activations // kinds,
-            f"{gib(activations)} are activations: {kinds} tensors of each layer",
+            activations - activations // per_layer,
+            f"{gib(activations)} are activations: {per_layer} tensors of each layer",
             "checkpoint the layers",
-            {"kept": 1 / kinds},
+            {"kept": 1 / per_layer},
         )
     tokens = activations + parts.loss + parts.scores + parts.working
     yield Cause(
@@ -434,8 +434,8 @@ def _older(trace: Trace, parts: Parts) -> int:
         return 0
     of_layers = min(beyond, parts.activations)
     share = of_layers / max(1, parts.activations)
-    for place in parts.kept:
-        parts.kept[place] = round(parts.kept[place] * (1 - share))
+    for frames in parts.kept:
+        parts.kept[frames] = round(parts.kept[frames] * (1 - share))
     of_loss = min(beyond - of_layers, parts.loss)
     parts.loss -= of_loss
     return of_layers + of_loss

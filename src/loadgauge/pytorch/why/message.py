@@ -354,7 +354,7 @@ LENGTH = 2000
 """Letters of an error."""
 
 
-def around(text: str, place: int) -> tuple[str, str]:
+def around(text: str, position: int) -> tuple[str, str]:
     """Return what the process that wrote at `place` wrote before that line, and from it on, without prefixes.
 
     Lines of other ranks between them are left out; lines without a prefix belong to all.
@@ -362,9 +362,9 @@ def around(text: str, place: int) -> tuple[str, str]:
     >>> around("[rank0]: a\\n[rank1]: b\\n[rank1]: c", 25)
     ('b\\n', 'c')
     """
-    begin = text.rfind("\n", 0, place) + 1
+    begin = text.rfind("\n", 0, position) + 1
     mark = _split(text[begin : begin + LENGTH].partition("\n")[0])[0]
-    before, after = text[max(0, begin - REACH) : begin], text[begin : place + LENGTH]
+    before, after = text[max(0, begin - REACH) : begin], text[begin : position + LENGTH]
     return plain(before, mark), plain(after, mark)
 
 
@@ -375,7 +375,7 @@ def plain(text: str, mark: str = "") -> str:
     '  loss.backward()'
     """
     lines = (_split(line) for line in text.split("\n"))
-    return "\n".join(rest for found, rest in lines if not mark or found in ("", mark))
+    return "\n".join(rest for mark_of_line, rest in lines if not mark or mark_of_line in ("", mark))
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -59,39 +59,39 @@ def check(data: bytes) -> None:
     Traceback (most recent call last):
     loadgauge.core.base.errors.ConfigError: entry 536,870,911 of its memo, of which 0 are filled
     """
-    place, size, filled, whole = 0, len(data), 0, _WHOLE
-    while place < size:
-        code = data[place]
+    offset, size, filled, whole = 0, len(data), 0, _WHOLE
+    while offset < size:
+        code = data[offset]
         length = whole[code]
         if length:
-            place += length
+            offset += length
             continue
         if code == _MEMOIZE:
             filled += 1
-            place += 1
+            offset += 1
         elif code in _PUTS:
             width = _PUTS[code]
-            filled = _put(int.from_bytes(data[place + 1 : place + 1 + width], "little"), filled)
-            place += 1 + width
+            filled = _put(int.from_bytes(data[offset + 1 : offset + 1 + width], "little"), filled)
+            offset += 1 + width
         elif code == _FRAME:
-            _within(int.from_bytes(data[place + 1 : place + 9], "little"), size - place - 9)
-            place += 9
+            _within(int.from_bytes(data[offset + 1 : offset + 9], "little"), size - offset - 9)
+            offset += 9
         elif code == _STOP:
             return
         elif code not in _COUNTED:
-            raise ConfigError(f"byte {place:,} is no opcode of a pickle")
+            raise ConfigError(f"byte {offset:,} is no opcode of a pickle")
         elif width := _COUNTED[code]:
-            count = int.from_bytes(data[place + 1 : place + 1 + width], "little")
-            _within(count, size - place - 1 - width)
-            place += 1 + width + count
+            count = int.from_bytes(data[offset + 1 : offset + 1 + width], "little")
+            _within(count, size - offset - 1 - width)
+            offset += 1 + width + count
         else:
-            end = data.find(b"\n", place)
+            end = data.find(b"\n", offset)
             if code == _PUT:
-                number = data[place + 1 : end].strip()
+                number = data[offset + 1 : end].strip()
                 filled = _put(int(number) if number.isdigit() and len(number) < 20 else 1 << 62, filled)
             if code in _TWO_LINES and end >= 0:
                 end = data.find(b"\n", end + 1)
-            place = size if end < 0 else end + 1
+            offset = size if end < 0 else end + 1
 
 
 def _put(number: int, filled: int) -> int:

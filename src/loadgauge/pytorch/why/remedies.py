@@ -43,13 +43,13 @@ class Replay:
         self.limit = totals.reserved + totals.free if failures else 0
         self.events = events[: failures[-1] + 1] if failures else events
         self.kinds: dict[int, str] = {}
-        known: dict[int, str] = {}  # alike events often have one list of frames
+        kinds_of_frames: dict[int, str] = {}  # alike events often have one list of frames
         for number, event in enumerate(self.events):
             if event["action"] in ("alloc", "oom"):
                 frames = event.get("frames") or []
-                if id(frames) not in known or not frames:
-                    known[id(frames)] = kind(Block(event["size"], frames, number))
-                self.kinds[number] = held.get(number) or known[id(frames)]
+                if id(frames) not in kinds_of_frames or not frames:
+                    kinds_of_frames[id(frames)] = kind(Block(event["size"], frames, number))
+                self.kinds[number] = held.get(number) or kinds_of_frames[id(frames)]
 
     def peak(self, scale: Mapping[str, float], expandable: bool = False) -> tuple[int, bool | None]:
         """The highest allocation [bytes] where each purpose takes this share of what it took, and whether the simulated
@@ -63,18 +63,18 @@ def _served(
     allocator: Allocator,
     before: Iterable[tuple[int, Block]],
     events: Sequence[Any],
-    kinds: Mapping[int, str],
+    kinds_of_blocks: Mapping[int, str],
     scale: Mapping[str, float],
 ) -> bool:
     """Return whether an allocator serves all that is asked for, the failing request too; each by the share of its purpose."""
     live: dict[int, int] = {}
     try:
-        for place, (address, block) in enumerate(before):
-            allocator.allocate(-2 - place, round(block.nbytes * scale.get("weights", 1.0)))
-            live[address] = -2 - place
+        for index, (address, block) in enumerate(before):
+            allocator.allocate(-2 - index, round(block.nbytes * scale.get("weights", 1.0)))
+            live[address] = -2 - index
         for number, event in enumerate(events):
             if event["action"] == "alloc" or (event["action"] == "oom" and number == len(events) - 1):
-                allocator.allocate(number, round(event["size"] * scale.get(kinds[number], 1.0)))
+                allocator.allocate(number, round(event["size"] * scale.get(kinds_of_blocks[number], 1.0)))
                 live[event.get("addr", -1)] = number
             elif event["action"] == "free_completed" and event["addr"] in live:
                 allocator.release(live.pop(event["addr"]))

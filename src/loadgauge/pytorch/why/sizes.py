@@ -30,8 +30,8 @@ def by_size(tried: int, result: Estimate, backward: bool) -> str:
     """
     if tried <= TELLING:
         return ""
-    found = dict.fromkeys(words for words, nbytes in _sizes(result, backward) if _asked(nbytes, tried))
-    return "the size of " + ", or of ".join(list(found)[:SHOWN]) if found else ""
+    names = dict.fromkeys(words for words, nbytes in _sizes(result, backward) if _asked(nbytes, tried))
+    return "the size of " + ", or of ".join(list(names)[:SHOWN]) if names else ""
 
 
 def _asked(nbytes: float, tried: int) -> bool:

@@ -237,12 +237,12 @@ def _own(frames: list[Any]) -> str:
     def pytorch(frame: Any) -> bool:
         return PYTORCH.search(frame["filename"]) is not None
 
-    kinds: list[Callable[[Any], bool]] = [
+    tests: list[Callable[[Any], bool]] = [
         lambda frame: not library(frame) and not traced(frame),
         lambda frame: library(frame) and not pytorch(frame),
         traced,
     ]
-    for fits in kinds:
+    for fits in tests:
         for frame in frames:
             if fits(frame):
                 return _short(line_of(frame))
@@ -257,5 +257,5 @@ def _short(line: str) -> str:
 def line_of(frame: Any) -> str:
     """A stack frame as text: `function (file:line)`."""
     line = frame.get("line", 0)
-    place = f"{frame['filename']}:{line}" if line else str(frame["filename"])
-    return f"{frame['name']} ({place})"
+    where = f"{frame['filename']}:{line}" if line else str(frame["filename"])
+    return f"{frame['name']} ({where})"

@@ -33,8 +33,8 @@ class Frame(msgspec.Struct, frozen=True):
     code: str = ""
 
     def __str__(self) -> str:
-        place = "/".join(self.file.replace("\\", "/").split("/")[-3:])
-        return f"{place}:{self.line} {self.function}" + (f": {self.code}" if self.code else "")
+        short = "/".join(self.file.replace("\\", "/").split("/")[-3:])
+        return f"{short}:{self.line} {self.function}" + (f": {self.code}" if self.code else "")
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -300,11 +300,11 @@ def frames(text: str) -> list[Frame]:
     end = re.search(r"[Tt]ried to allocate|cumem_allocator\.cpp", text)
     text = around(text, end.start())[0] if end else plain(text[-REACH:])
     begun = text.rfind("Traceback (most recent call last)")
-    found = FRAME.finditer(text, max(begun, 0))
+    matches = FRAME.finditer(text, max(begun, 0))
     # Carets under the code, and the next frame where a frame has no code.
     return [
         Frame(match["file"], int(match["line"]), match["function"].strip(), _code(match["code"]))
-        for match, _ in zip(found, range(MOST_FRAMES), strict=False)
+        for match, _ in zip(matches, range(MOST_FRAMES), strict=False)
     ]
 
 
@@ -330,13 +330,15 @@ def place(text: str) -> Place | None:
     inward = calls[::-1]
     own = next((str(frame) for frame in inward if not _of_library(frame)), "")
     frame, rule = _made(inward)
-    phase = next((name for name, known in PHASES if any(known.holds(call) for call in inward)), "")
+    phase = next((name for name, words in PHASES if any(words.holds(call) for call in inward)), "")
     if rule is None:
-        what = "activations of this call" if phase in ("forward", "evaluation", "recomputation in the backward") else ""
-        what = what or ("gradients of this call" if phase == "backward" else "not known from the traceback")
+        tensor = (
+            "activations of this call" if phase in ("forward", "evaluation", "recomputation in the backward") else ""
+        )
+        tensor = tensor or ("gradients of this call" if phase == "backward" else "not known from the traceback")
         remedy = "fewer tokens at once, recomputation (gradient checkpointing), or shards of the states"
         return Place(
-            phase=phase or "not known", tensor=what, remedy=remedy, frame=str(frame), own=own, changes=SHRINK_BATCH
+            phase=phase or "not known", tensor=tensor, remedy=remedy, frame=str(frame), own=own, changes=SHRINK_BATCH
         )
     if rule.phase and phase not in ("evaluation", "generation", "saving", "recomputation in the backward"):
         phase = rule.phase

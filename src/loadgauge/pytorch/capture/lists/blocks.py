@@ -66,17 +66,17 @@ def blocks(root: nn.Module, config: Any = None) -> Blocks:
 def signature(module: nn.Module, left_out: frozenset[str] = frozenset()) -> Hashable:
     """Return what makes a module a module of its kind. left_out: names of attributes that only count modules"""
     parts = []
-    for path, one in module.named_modules():
+    for path, part in module.named_modules():
         plain = tuple(
             (name, tuple(value) if isinstance(value, list) else value)
-            for name, value in sorted(vars(one).items())
+            for name, value in sorted(vars(part).items())
             if _plain(name, value) and name not in left_out
         )
         own = tuple(
             (name, None if tensor is None else (tuple(map(str, tensor.shape)), str(tensor.dtype), tensor.requires_grad))
-            for name, tensor in sorted({**one._parameters, **one._buffers}.items())
+            for name, tensor in sorted({**part._parameters, **part._buffers}.items())
         )
-        parts.append((path, type(one).__module__, type(one).__qualname__, plain, own))
+        parts.append((path, type(part).__module__, type(part).__qualname__, plain, own))
     return tuple(parts)
 
 
@@ -89,7 +89,7 @@ def _plain(name: str, value: Any) -> bool:
 def _stacks(module: nn.Module, path: str, entries: list[tuple[Hashable, ...]]) -> Iterator[Stack]:
     children = list(module.named_children())
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 0:
-        below = [one for name, child in children for one in _stacks(child, _join(path, name), entries)]
+        below = [stack for name, child in children for stack in _stacks(child, _join(path, name), entries)]
         pattern = _pattern([child for _, child in children], entries)
         repeats = len(set(pattern)) < len(pattern)
         alike = isinstance(module, nn.ModuleList) and len({type(child) for _, child in children}) == 1
@@ -110,29 +110,29 @@ def _join(path: str, name: str) -> str:
 def _pattern(children: list[nn.Module], entries: list[tuple[Hashable, ...]]) -> tuple[int, ...]:
     """The kind of each child, counted in the order in which they appear."""
     counting = _counting(children)
-    kinds: dict[Hashable, int] = {}
+    numbers: dict[Hashable, int] = {}
     own = [values for values in entries if len(values) == len(children)]
     pattern = []
-    for place, child in enumerate(children):
-        kind = (signature(child, counting), tuple(values[place] for values in own))
-        pattern.append(kinds.setdefault(kind, len(kinds)))
+    for index, child in enumerate(children):
+        kind = (signature(child, counting), tuple(values[index] for values in own))
+        pattern.append(numbers.setdefault(kind, len(numbers)))
     return tuple(pattern)
 
 
 def _counting(children: list[nn.Module]) -> frozenset[str]:
     """Names of whole numbers that grow by one from child to child, in every module of it that has one."""
-    found: set[str] = {"layer_idx", "layer_id", "layer_number", "layer_index", "block_idx", "idx"}
+    counting: set[str] = {"layer_idx", "layer_id", "layer_number", "layer_index", "block_idx", "idx"}
     if len(children) < 2:
-        return frozenset(found)
+        return frozenset(counting)
     grows: dict[str, bool] = {}
-    for one, two in itertools.pairwise(children):
+    for child, two in itertools.pairwise(children):
         others = dict(two.named_modules())
-        for path, module in one.named_modules():
+        for path, module in child.named_modules():
             for name, value in vars(module).items():
                 if type(value) is int and path in others:
                     after = vars(others[path]).get(name)
                     grows[name] = grows.get(name, True) and type(after) is int and after == value + 1
-    return frozenset(found | {name for name, always in grows.items() if always})
+    return frozenset(counting | {name for name, always in grows.items() if always})
 
 
 def _lists_of(config: Any) -> Iterator[tuple[Hashable, ...]]:
@@ -143,4 +143,4 @@ def _lists_of(config: Any) -> Iterator[tuple[Hashable, ...]]:
             if isinstance(value, dict):
                 yield from _lists_of(value)
             elif isinstance(value, list | tuple) and value:
-                yield tuple(one if isinstance(one, _PLAIN) else repr(one) for one in value)
+                yield tuple(entry if isinstance(entry, _PLAIN) else repr(entry) for entry in value)

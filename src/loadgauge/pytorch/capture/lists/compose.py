@@ -65,25 +65,29 @@ def _chosen(pattern: tuple[int, ...]) -> tuple[int, ...]:
     >>> _chosen((0, 0, 0, 1, 1, 1, 1))
     (0, 1, 3, 4)
     """
-    return tuple(place for place, kind in enumerate(pattern) if pattern[:place].count(kind) < COPIES)
+    return tuple(index for index, kind in enumerate(pattern) if pattern[:index].count(kind) < COPIES)
 
 
 def left(stack: Stack, keep: tuple[int, ...]) -> Stack:
     paths = tuple(f"{stack.path}.{number}" for number in range(len(keep)))
-    return Stack(stack.path, paths, tuple(stack.pattern[place] for place in keep))
+    return Stack(stack.path, paths, tuple(stack.pattern[index] for index in keep))
 
 
 def leave(root: nn.Module, stack: Stack, keep: tuple[int, ...], back: contextlib.ExitStack) -> None:
     held = root.get_submodule(stack.path)
     children = list(held._modules.values())
     back.callback(setattr, held, "_modules", held._modules)
-    held._modules = {str(number): children[place] for number, place in enumerate(keep)}
-    configs = {id(one): one for module in root.modules() if (one := getattr(module, "config", None)) is not None}
+    held._modules = {str(number): children[index] for number, index in enumerate(keep)}
+    configs = {
+        id(own_config): own_config
+        for module in root.modules()
+        if (own_config := getattr(module, "config", None)) is not None
+    }
     for config in configs.values():
         for name, value in list(getattr(config, "__dict__", {}).items()):
             new: Any = None
             if isinstance(value, list | tuple) and len(value) == len(children):
-                new = type(value)(value[place] for place in keep)
+                new = type(value)(value[index] for index in keep)
             elif name in DEPTHS and value == len(children):
                 new = len(keep)
             if new is not None:
@@ -100,10 +104,10 @@ def compose(run: Recorded, plain: Recorded, few: Few, value: Value) -> Recorded:
     small, large = _Kinds(few.few), _Kinds(few.all)
     if [name for _, name in run.stream.phases] != [name for _, name in plain.stream.phases]:
         raise Uncomposed("a step of few layers has other phases")
-    known, wanted = list(_ops(run, small)), list(_ops(plain, large))
-    _same_blocks(run, known, small, plain, wanted, large, value)
+    keys, wanted = list(_ops(run, small)), list(_ops(plain, large))
+    _same_blocks(run, keys, small, plain, wanted, large, value)
 
-    work, memory, keeping = _learnt(run, known, small, value)
+    work, memory, keeping = _learnt(run, keys, small, value)
     ops = []
     for key, op in zip(wanted, plain.ops, strict=True):
         flops, *flat = work.of(key, (op.flops, *itertools.chain(*op.shapes)))
@@ -127,20 +131,20 @@ def compose(run: Recorded, plain: Recorded, few: Few, value: Value) -> Recorded:
 def distinct(run: Recorded, few: Few, value: Value) -> bool:
     """Whether no two formulas of one place give the same number, so that a number says which it is. value: as for `compose`"""
     assert few.few is not None
-    kinds = _Kinds(few.few)
-    return not any(found.same for found in _learnt(run, list(_ops(run, kinds)), kinds, value))
+    naming = _Kinds(few.few)
+    return not any(formulas.same for formulas in _learnt(run, list(_ops(run, naming)), naming, value))
 
 
-def _learnt(run: Recorded, known: list[Any], kinds: _Kinds, value: Value) -> tuple[_Formulas, _Formulas, _Formulas]:
+def _learnt(run: Recorded, keys: list[Any], naming: _Kinds, value: Value) -> tuple[_Formulas, _Formulas, _Formulas]:
     """The formulas of the operations, of what storages get and free, and of what is kept."""
     work, memory, keeping = _Formulas(value), _Formulas(value), _Formulas(value)
-    for key, op in zip(known, run.ops, strict=True):
+    for key, op in zip(keys, run.ops, strict=True):
         work.learn(key, (op.flops, *itertools.chain(*op.shapes)))
-    places = _storages(run, known, kinds)
+    places = _storages(run, keys, naming)
     for number, size in (*zip(run.ids, run.changes, strict=True), *enumerate(run.nbytes)):
         memory.learn(places[number], (size,))
-    for place, size in zip(_keepers(run, kinds), run.kept, strict=True):
-        keeping.learn(place, (size,))
+    for keeper, size in zip(_keepers(run, naming), run.kept, strict=True):
+        keeping.learn(keeper, (size,))
     return work, memory, keeping
 
 
@@ -154,12 +158,12 @@ class _Kinds:
     def of(self, path: str) -> tuple[str, tuple[int, int] | None]:
         """The path with a kind, and the block: (stack, child); None around them."""
         if path not in self._known:
-            place = self.blocks.place(path)
+            block = self.blocks.place(path)
             name = path
-            if place is not None:
-                stack = self.blocks.stacks[place[0]]
-                name = f"{stack.path}.<{stack.pattern[place[1]]}>{path[len(stack.paths[place[1]]) :]}"
-            self._known[path] = name, place
+            if block is not None:
+                stack = self.blocks.stacks[block[0]]
+                name = f"{stack.path}.<{stack.pattern[block[1]]}>{path[len(stack.paths[block[1]]) :]}"
+            self._known[path] = name, block
         return self._known[path]
 
 
@@ -173,68 +177,68 @@ class _Formulas:
 
     def learn(self, key: Any, expressions: tuple[Any, ...]) -> None:
         """Note formulas; two that give the same number in one place count as none."""
-        at = (key, tuple(one if one is None else self.value(one) for one in expressions))
+        at = (key, tuple(size if size is None else self.value(size) for size in expressions))
         if self.known.setdefault(at, expressions) != expressions:
             self.known[at] = None
             self.same.append(at)
 
     def of(self, key: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The formulas of some numbers. Raises Uncomposed where they are not known."""
-        found: tuple[Any, ...] | None = self.known.get((key, values))
-        if found is None:
+        results: tuple[Any, ...] | None = self.known.get((key, values))
+        if results is None:
             raise Uncomposed(
                 f"few layers do not say how {key} comes to {values}{' alone' if (key, values) in self.known else ''}"
             )
-        return found
+        return results
 
 
-def _ops(run: Recorded, kinds: _Kinds) -> Iterator[tuple[Any, ...]]:
+def _ops(run: Recorded, naming: _Kinds) -> Iterator[tuple[Any, ...]]:
     """Where each operation is: its phase, name, and module by kind; within a block, also how many such ones came before it."""
     number, last = 0, ""
     before: Counter[tuple[Any, ...]] = Counter()
     for op in run.ops:
         number, last = number + (op.phase != last), op.phase
-        module, block = kinds.of(op.module)
-        place = number, op.name, module
+        module, block = naming.of(op.module)
+        key = number, op.name, module
         if block is not None:
-            before[place, block] += 1
-        yield (*place, before[place, block])
+            before[key, block] += 1
+        yield (*key, before[key, block])
 
 
-def _storages(run: Recorded, ops: list[Any], kinds: _Kinds) -> list[tuple[Any, ...]]:
+def _storages(run: Recorded, ops: list[Any], naming: _Kinds) -> list[tuple[Any, ...]]:
     """Where each storage was got: by which operation, if by any."""
-    makers = {number: place for place, op in zip(reversed(ops), reversed(run.ops), strict=True) for number in op.makes}
+    makers = {number: key for key, op in zip(reversed(ops), reversed(run.ops), strict=True) for number in op.makes}
     return [
-        (one.phase, op_name(one.op), kinds.of(one.module)[0], makers.get(number))
-        for number, one in enumerate(run.stream.records)
+        (record.phase, op_name(record.op), naming.of(record.module)[0], makers.get(number))
+        for number, record in enumerate(run.stream.records)
     ]
 
 
-def _keepers(run: Recorded, kinds: _Kinds) -> Iterator[tuple[Any, ...]]:
+def _keepers(run: Recorded, naming: _Kinds) -> Iterator[tuple[Any, ...]]:
     before: Counter[tuple[str, str, str]] = Counter()
     for node, field, path in run.kept_by:
-        module, block = kinds.of(path)
+        module, block = naming.of(path)
         if block is not None:
             before[node, field, path] += 1
         yield node, field, module, before[node, field, path]
 
 
 def _same_blocks(
-    run: Recorded, known: list[Any], small: _Kinds, plain: Recorded, wanted: list[Any], large: _Kinds, value: Value
+    run: Recorded, keys: list[Any], small: _Kinds, plain: Recorded, wanted: list[Any], large: _Kinds, value: Value
 ) -> None:
     """Raise Uncomposed unless every block does, operation for operation, what one of its kind does in the symbolic run."""
 
-    def done(of: Recorded, keys: list[Any], kinds: _Kinds) -> dict[tuple[int, int], list[Any]]:
-        found: dict[tuple[int, int], list[Any]] = {}
+    def done(of: Recorded, keys: list[Any], naming: _Kinds) -> dict[tuple[int, int], list[Any]]:
+        by_block: dict[tuple[int, int], list[Any]] = {}
         for key, op in zip(keys, of.ops, strict=True):
-            block = kinds.of(op.module)[1]
+            block = naming.of(op.module)[1]
             if block is not None:
-                found.setdefault(block, []).append((key, None if op.flops is None else value(op.flops)))
-        return found
+                by_block.setdefault(block, []).append((key, None if op.flops is None else value(op.flops)))
+        return by_block
 
     examples = {
         (stack, small.blocks.stacks[stack].pattern[child], tuple(ops))
-        for (stack, child), ops in done(run, known, small).items()
+        for (stack, child), ops in done(run, keys, small).items()
     }
     for (stack, child), ops in done(plain, wanted, large).items():
         if (stack, large.blocks.stacks[stack].pattern[child], tuple(ops)) not in examples:
@@ -258,7 +262,7 @@ class Shown:
         keeps, likes = [], []
         for stack in every.stacks:
             ways = _ways(module, stack)
-            keep = tuple(place for place, way in enumerate(ways) if ways.index(way) == place)
+            keep = tuple(layer for layer, way in enumerate(ways) if ways.index(way) == layer)
             keeps.append(keep)
             likes.append(tuple(keep.index(ways.index(way)) for way in ways))
         return cls(every, keeps, likes) if _numbered(every) else cls.of_all(every)
@@ -303,7 +307,7 @@ class Shown:
     def pattern(self, listing: Listing) -> tuple[int, ...]:
         """For each block of the module, in the order in which they run, the place of its like in a list. Raises NotModelled."""
         likes = zip(self.few.stacks, self.like, strict=True)
-        return in_order(listing, {few.path: [few.paths[place] for place in like] for few, like in likes})
+        return in_order(listing, {few.path: [few.paths[layer] for layer in like] for few, like in likes})
 
 
 def in_order(listing: Listing, likes: Mapping[str, Sequence[str]]) -> tuple[int, ...]:
@@ -311,7 +315,7 @@ def in_order(listing: Listing, likes: Mapping[str, Sequence[str]]) -> tuple[int,
 
     Raises NotModelled where a list of blocks does not run.
     """
-    order = list(dict.fromkeys(place.rpartition(".")[0] for place in listing.places))
+    order = list(dict.fromkeys(path.rpartition(".")[0] for path in listing.places))
     missing = [path for path in likes if path not in order]
     if missing:
         raise NotModelled(f"{missing[0]} does not run in a training step")
@@ -325,8 +329,8 @@ def _numbered(of: Blocks) -> bool:
 
 def _ways(module: nn.Module, stack: Stack) -> list[tuple[int, bool, bool, bool]]:
     """Of each block: its kind, whether it is the first or the last, and whether something in the list is trained before it."""
-    found, below = [], False
-    for place, (path, kind) in enumerate(zip(stack.paths, stack.pattern, strict=True)):
-        found.append((kind, place == 0, place == len(stack.paths) - 1, below))
-        below = below or any(one.requires_grad for one in module.get_submodule(path).parameters())
-    return found
+    ways, below = [], False
+    for layer, (path, kind) in enumerate(zip(stack.paths, stack.pattern, strict=True)):
+        ways.append((kind, layer == 0, layer == len(stack.paths) - 1, below))
+        below = below or any(parameter.requires_grad for parameter in module.get_submodule(path).parameters())
+    return ways

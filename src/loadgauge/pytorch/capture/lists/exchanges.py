@@ -21,8 +21,8 @@ def exchange_of(name: str) -> tuple[str, str] | None:
     >>> exchange_of("loadgauge::tp_all_reduce"), exchange_of("aten::mm")
     (('all_reduce', 'tp'), None)
     """
-    found = _NAME.fullmatch(name)
-    return None if found is None else (found[2], found[1])
+    match = _NAME.fullmatch(name)
+    return None if match is None else (match[2], match[1])
 
 
 def _define() -> None:
@@ -38,9 +38,9 @@ def _define() -> None:
     for axis in AXES:
         torch.library.define(f"loadgauge::{axis}_all_reduce", "(Tensor(a!) x) -> ()")
         torch.library.register_fake(f"loadgauge::{axis}_all_reduce", lambda x: None)
-        for kind, made in (("all_gather", gathered), ("reduce_scatter", scattered), ("all_to_all", alike)):
+        for kind, shape_rule in (("all_gather", gathered), ("reduce_scatter", scattered), ("all_to_all", alike)):
             torch.library.define(f"loadgauge::{axis}_{kind}", "(Tensor x, int ranks) -> Tensor")
-            torch.library.register_fake(f"loadgauge::{axis}_{kind}", made)
+            torch.library.register_fake(f"loadgauge::{axis}_{kind}", shape_rule)
 
 
 _define()

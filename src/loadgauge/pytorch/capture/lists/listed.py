@@ -40,7 +40,7 @@ def mapped(tree: Any, value: Callable[[Any], Any], shared: dict[Any, Any] | None
     """
     kind: Any = type(tree)
     if kind is tuple:
-        return tuple([mapped(one, value, shared) for one in tree])
+        return tuple([mapped(item, value, shared) for item in tree])
     if kind is Formula or not isinstance(tree, msgspec.Struct):
         return value(tree)
     if shared is not None and kind in (Tensor, Weight):
@@ -48,8 +48,8 @@ def mapped(tree: Any, value: Callable[[Any], Any], shared: dict[Any, Any] | None
             shared[tree] = mapped(tree, value)
         return shared[tree]
     parts = ((name, getattr(tree, name)) for name in _sized(kind))
-    made = {name: mapped(part, value, shared) for name, part in parts if part is not None and part != ()}
-    return msgspec.structs.replace(tree, **made)
+    mapped_parts = {name: mapped(part, value, shared) for name, part in parts if part is not None and part != ()}
+    return msgspec.structs.replace(tree, **mapped_parts)
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -69,7 +69,11 @@ class Segment(msgspec.Struct, frozen=True):
     @property
     def tensors(self) -> Iterator[Tensor]:
         """Its tensors; some come more than once."""
-        return (tensor for one in self.operations for tensor in (*one.inputs, *one.outputs, *one.keeps))
+        return (
+            tensor
+            for operation in self.operations
+            for tensor in (*operation.inputs, *operation.outputs, *operation.keeps)
+        )
 
     def layer(
         self,
@@ -84,23 +88,25 @@ class Segment(msgspec.Struct, frozen=True):
         ranks: of each axis that it is split over; ragged: sequences of unequal lengths, in place of `sizes`
         own: without what is trained, which was added
         """
-        known: dict[str, Any] = dict(ranks or {})
+        values: dict[str, Any] = dict(ranks or {})
 
         def value(size: Any) -> Any:
             if type(size) is not Formula:
                 return size
             total: Any = 0
             for product, factor in size.terms:
-                if product not in known:
-                    known[product] = compiled(product)(sizes) if ragged is None else ragged.of(product)
-                total = total + factor * known[product]
+                if product not in values:
+                    values[product] = compiled(product)(sizes) if ragged is None else ragged.of(product)
+                total = total + factor * values[product]
             return total
 
         operations = mapped(self.operations, value, {})
         if own:
             operations = tuple(
-                msgspec.structs.replace(one, weights=tuple(weight for weight in one.weights if not weight.trainable))
-                for one in operations
+                msgspec.structs.replace(
+                    operation, weights=tuple(weight for weight in operation.weights if not weight.trainable)
+                )
+                for operation in operations
             )
         forward, bare, rerun, backward = mapped((self.forward, self.bare, self.rerun, self.backward), value)
         entering = value(self.entering)
@@ -121,7 +127,7 @@ def pack(segments: Iterable[Segment]) -> tuple[bytes, tuple[Formula, ...]]:
             size = Formula((("1", size),))
         return -1 - table.setdefault(size, len(table))
 
-    stored = [mapped(one, number, {}) for one in segments]
+    stored = [mapped(segment, number, {}) for segment in segments]
     return msgspec.msgpack.encode(stored, order="deterministic"), tuple(table)
 
 
@@ -192,7 +198,7 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
         for segment in self.segments:
             for tensor in segment.tensors:
                 terms = getattr(tensor.numel, "terms", ())
-                if any((found := degrees(product)) is not None and found[1] > 1 for product, _ in terms):
+                if any((powers := degrees(product)) is not None and powers[1] > 1 for product, _ in terms):
                     return tensor.name
         return ""
 
@@ -213,7 +219,7 @@ def degrees(product: str) -> tuple[int, int] | None:
     ((1, 2), (0, 0), None)
     """
     factors = [] if product == "1" else product.split("*")
-    if any(one not in (BATCH, LENGTH) for one in factors):
+    if any(factor not in (BATCH, LENGTH) for factor in factors):
         return None
     return factors.count(BATCH), factors.count(LENGTH)
 
@@ -236,19 +242,19 @@ class Ragged(msgspec.Struct, frozen=True):
         >>> Ragged(30, 500, 2, 20).of("b*s"), Ragged(30, 500, 2, 20).of("b*s*s"), Ragged(30, 500, 2, 20).of("s")
         (30, 500, 20)
         """
-        found = degrees(product)
-        if found is not None and self.single:
-            found = (1, found[1]) if found[1] else found
-        if found == (0, 0):
+        powers = degrees(product)
+        if powers is not None and self.single:
+            powers = (1, powers[1]) if powers[1] else powers
+        if powers == (0, 0):
             return 1
-        if found == (1, 0):
+        if powers == (1, 0):
             return self.sequences
-        if found == (1, 1):
+        if powers == (1, 1):
             return self.tokens
-        if found == (1, 2):
+        if powers == (1, 2):
             return self.pairs
-        if found is not None and not found[0] and found[1] <= 2:
-            return self.longest ** found[1]
+        if powers is not None and not powers[0] and powers[1] <= 2:
+            return self.longest ** powers[1]
         raise NotModelled(
             f"sequences of unequal lengths where a size is {product}: it is linear neither in tokens nor in query-key pairs"
         )

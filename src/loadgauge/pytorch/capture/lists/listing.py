@@ -43,26 +43,28 @@ class Lister:
         self, run: Recorded, blocks: Blocks, symbols: Symbols | None, compute: int, wide: bool = False
     ) -> None:
         self.run, self.blocks, self.compute = run, blocks, compute
-        self.wide = {number for number, one in run.weights.items() if one.itemsize > compute or one.wide}
+        self.wide = {number for number, weight in run.weights.items() if weight.itemsize > compute or weight.wide}
         if wide:  # adapters that are held in float32, though what was run read them in 16 bits
             self.wide |= {
-                number for number, one in run.weights.items() if one.trained and ".modules_to_save." not in one.name
+                number
+                for number, weight in run.weights.items()
+                if weight.trained and ".modules_to_save." not in weight.name
             }
-        self.partly = not all(one.trained for one in run.weights.values())
+        self.partly = not all(weight.trained for weight in run.weights.values())
         self.names = {} if symbols is None else symbols.names
         self._sizes: dict[Any, Formula] = {}
-        self.nbytes = [self.size(one) for one in run.nbytes]
+        self.nbytes = [self.size(nbytes) for nbytes in run.nbytes]
         pairs = itertools.pairwise(range(len(run.ops)))
-        starts = [two for one, two in pairs if run.ops[one].phase == STEP and run.ops[two].phase == FORWARD]
+        starts = [two for start, two in pairs if run.ops[start].phase == STEP and run.ops[two].phase == FORWARD]
         if not starts:
             raise NotModelled("a step whose optimizer does nothing cannot be listed")
-        ops = [(place, op) for place, op in enumerate(run.ops) if place >= starts[0]]
-        self.forward = [(place, op) for place, op in ops if op.phase == FORWARD and not op.marks]
-        self.backward = [(place, op) for place, op in ops if op.phase == BACKWARD]
+        ops = [(index, op) for index, op in enumerate(run.ops) if index >= starts[0]]
+        self.forward = [(index, op) for index, op in ops if op.phase == FORWARD and not op.marks]
+        self.backward = [(index, op) for index, op in ops if op.phase == BACKWARD]
         if not self.backward:
             raise NotModelled("a step without a backward cannot be listed")
         first = self.backward[0][0]
-        self.forward = [(place, op) for place, op in self.forward if place < first]
+        self.forward = [(index, op) for index, op in self.forward if index < first]
         self._segments()
         self._storages()
 
@@ -79,9 +81,9 @@ class Lister:
         self.order: list[str] = []
         of: list[int] = []
         for _, op in self.forward:
-            place = self.blocks.place(op.module)
-            if place is not None:
-                path = self.blocks.stacks[place[0]].paths[place[1]]
+            block = self.blocks.place(op.module)
+            if block is not None:
+                path = self.blocks.stacks[block[0]].paths[block[1]]
                 if not self.order or path != self.order[-1]:
                     if path in self.order:
                         raise Repeated(f"{path} runs more than once in a forward")
@@ -116,10 +118,10 @@ class Lister:
 
     def maker_of(self, order: int) -> int:
         """The operation of the forward, by its place, whose backward a node of the graph is."""
-        place = self.of_order[max(bisect.bisect_right(self.orders, order) - 1, 0)]
-        while place in self.making:  # a product with 4 bits is one node, whose first operations make its matrix
-            place += 1
-        return place
+        node = self.of_order[max(bisect.bisect_right(self.orders, order) - 1, 0)]
+        while node in self.making:  # a product with 4 bits is one node, whose first operations make its matrix
+            node += 1
+        return node
 
     def source(self, number: int) -> int:
         """The parameter that a storage is a copy of, in 16 bits; else the storage itself."""
@@ -177,7 +179,7 @@ class Lister:
         self.making: set[int] = set()
         """Places in the forward of what makes them and their scales."""
         for _, op in (*self.forward, *self.backward):
-            source = next((one for one in op.reads if one in self.run.weights and self.run.weights[one].base), None)
+            source = next((read for read in op.reads if read in self.run.weights and self.run.weights[read].base), None)
             if op.packs and source is not None:
                 self.unpacked[op.makes[0]] = source
             elif op.copies and op.makes and op.reads and op.reads[0] in self.unpacked:  # to the dtype of a gradient
@@ -192,9 +194,9 @@ class Lister:
 
     def _holders(self, number: int) -> list[int]:
         """Who holds what no node of the graph keeps: its maker. Below what is trained, a leaf is the input of who reads it."""
-        made = self.made[number]
-        later = [at for at in self.readers.get(number, ()) if self.segment[at] > self.segment[made]]
-        return later[:1] if self.partly and later else [made]
+        node = self.made[number]
+        later = [at for at in self.readers.get(number, ()) if self.segment[at] > self.segment[node]]
+        return later[:1] if self.partly and later else [node]
 
     def _given(self, number: int) -> bool:
         return self.run.stream.category(number) in (WEIGHTS, INPUTS, OPTIMIZER) or number in self.run.weights
@@ -222,7 +224,7 @@ class Lister:
         stream = self.run.stream
         held = {number for number in there if stream.records[number].op != "external"}
         held -= recast  # a parameter in another dtype is one still
-        return {one for one in held if not self._given(one) and stream.category(one) != GRADIENTS}
+        return {storage for storage in held if not self._given(storage) and stream.category(storage) != GRADIENTS}
 
     # -- what is alive -------------------------------------------------------------------------------------------------
 
@@ -236,9 +238,9 @@ class Lister:
             add(kept[self.owner[number]], self.nbytes[number])
         before: list[Terms] = []
         total: Terms = {}
-        for one in kept:
+        for sizes in kept:
             before.append(dict(total))
-            for product, factor in one.items():
+            for product, factor in sizes.items():
                 total[product] = total.get(product, 0) + factor
         last_read = {
             number: max(
@@ -272,7 +274,7 @@ class Lister:
                 unpacked.add(at_work)
             begins = begins or (not ahead and at_work not in self.first_backward)
             latest = 0
-            place = self.index[at] if self.segment[at] == at_work else 0
+            index = self.index[at] if self.segment[at] == at_work else 0
             for number, change in zip(
                 self.run.ids[event : op.events], self.run.changes[event : op.events], strict=True
             ):
@@ -298,17 +300,17 @@ class Lister:
                 add(live, terms)
                 if not grows:
                     continue
-                row = Row(place, less(live, before[at_work]), gradients[at_work], latest)
+                row = Row(index, less(live, before[at_work]), gradients[at_work], latest)
                 if ahead:
                     forward.setdefault(at_work, []).append(row)
                     gone = droppable.setdefault(at_work, {})
-                    bare.setdefault(at_work, []).append(Row(place, less(terms_of(row.live), gone)))
+                    bare.setdefault(at_work, []).append(Row(index, less(terms_of(row.live), gone)))
                 else:
                     backward.setdefault(at_work, []).append(row)
             if begins:
                 self.first_backward[at_work] = dict(live)
             if not ahead and latest:
-                row = Row(place, less(live, before[at_work]), gradients[at_work], latest)
+                row = Row(index, less(live, before[at_work]), gradients[at_work], latest)
                 backward.setdefault(at_work, []).append(row)
             event = op.events
             if ahead:
@@ -333,19 +335,19 @@ class Lister:
                 if source in self.run.weights:
                     owners.setdefault(source, set()).add(self.segment[at])
         tied = {math.prod(self.run.weights[number].shape) for number, places in owners.items() if len(places) > 1}
-        found = {}
+        pending = {}
         for _, op in self.backward:
             for number in op.makes:
                 record = self.run.stream.records[number]
                 if (
                     number not in op.reads
                     and number not in self.made
-                    and all(isinstance(one, int) for one in record.shape)
+                    and all(isinstance(size, int) for size in record.shape)
                 ):
                     elements = math.prod(record.shape)
                     if elements in tied and not record.category.startswith("optim"):
-                        found[number] = elements
-        return found
+                        pending[number] = elements
+        return pending
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -359,7 +361,7 @@ class Lister:
             segments.append(self._segment(number, forward, bare, backward, behind, owned))
         held: Terms = {}
         for number, at in self.made.items():
-            others = {self.segment[place] for place in self.readers.get(number, ())} - {self.segment[at]}
+            others = {self.segment[node] for node in self.readers.get(number, ())} - {self.segment[at]}
             inner = others - {self.count - 1}
             if len(inner) > 1 and number not in self.alive and number not in self.casts:
                 add(held, self.nbytes[number])
@@ -403,16 +405,16 @@ class Lister:
                 ]
         entering = self.inputs.get(number, [])
         extra: Terms = {}
-        for one in entering:
-            if self.owner.get(one) != number or one not in self.alive:
-                add(extra, self.nbytes[one])
+        for storage in entering:
+            if self.owner.get(storage) != number or storage not in self.alive:
+                add(extra, self.nbytes[storage])
         first = self.first_backward.get(number)
         rerun: list[Row] = []
         keeping = [
             self.index[at]
-            for one in self.alive
-            if self.owner[one] == number
-            for at in self.keepers[one]
+            for storage in self.alive
+            if self.owner[storage] == number
+            for at in self.keepers[storage]
             if self.segment[at] == number
         ]
         if first is not None and keeping:

@@ -110,13 +110,13 @@ def _upcast(module: nn.Module, regime: Regime) -> None:
         prepare: Any = peft.prepare_model_for_kbit_training
         prepare(module, use_gradient_checkpointing=False)
         return
-    for name, one in module.named_modules():
+    for name, part in module.named_modules():
         if upcast == "norms" and "norm" not in name:
             continue
         if not regime.gathered:
-            one.to(torch.float32)
+            part.to(torch.float32)
             continue
-        for parameter in one.parameters():
+        for parameter in part.parameters():
             if parameter.is_floating_point():
                 parameter.held_wide = True
 
@@ -129,7 +129,7 @@ def shape_of(parameter: Any) -> tuple[tuple[int, ...], bool]:
 
 def elements(module: nn.Module) -> int:
     """Elements of all parameters of a module, those in 4 bits included."""
-    return sum(math.prod(shape_of(one)[0]) for one in module.parameters())
+    return sum(math.prod(shape_of(parameter)[0]) for parameter in module.parameters())
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ class SegmentWriter:
                 for at in own:
                     self.keeps.setdefault(at, []).append(storage)
         entering = lister.inputs.get(number, [])
-        self.main = max(entering, key=lambda one: lister.made[one], default=-1)
+        self.main = max(entering, key=lambda storage: lister.made[storage], default=-1)
 
     def name(self, op: Op) -> str:
         """A name of its own: the module below the block, and the operation."""
@@ -105,21 +105,23 @@ class SegmentWriter:
         """The weight that a parameter is."""
         if storage not in self._weight:
             lister = self.lister
-            found = lister.run.weights[storage]
-            shape = (int(found.shape[-2]), int(found.shape[-1])) if len(found.shape) >= 2 else None
+            tensor = lister.run.weights[storage]
+            shape = (int(tensor.shape[-2]), int(tensor.shape[-1])) if len(tensor.shape) >= 2 else None
             own = (
-                found.name[len(self.base) + 1 :] if self.base and found.name.startswith(f"{self.base}.") else found.name
+                tensor.name[len(self.base) + 1 :]
+                if self.base and tensor.name.startswith(f"{self.base}.")
+                else tensor.name
             )
-            numel = math.prod(found.shape)
-            copies = math.prod(found.shape[:-2]) if len(found.shape) > 2 else 1
+            numel = math.prod(tensor.shape)
+            copies = math.prod(tensor.shape[:-2]) if len(tensor.shape) > 2 else 1
             self._weight[storage] = Weight(
                 name or own,
                 numel,
-                found.shards,
+                tensor.shards,
                 kind if shape else "vector",
-                found.trained,
-                found.base,
-                found.expert,
+                tensor.trained,
+                tensor.base,
+                tensor.expert,
                 cast=storage in lister.casts.values(),
                 shape=shape,
                 copies=copies,
@@ -161,25 +163,25 @@ class SegmentWriter:
             text = "head.logits.weight" if head and len(owner.shape) == 2 else ""
             weight = self.weight(number, label, text)
             if self.owned.setdefault(number, self.number) == self.number:
-                if not any(weight is other for one in self.operations for other in one.weights):
+                if not any(weight is other for operation in self.operations for other in operation.weights):
                     weights.append(weight)
                     if owner.summed:
                         returned.append(Collective("all_reduce", "tp", lister.nbytes[number], RANKS["tp"]))
             else:
                 borrows.append(weight)
         logits = head and bool(op.makes)
-        made = [number for number in op.makes if number not in op.reads and number not in lister.casts]
-        inputs = tuple(dict.fromkeys(self.tensor(one, name) for one in op.reads if self._tensorial(one)))
+        results = [number for number in op.makes if number not in op.reads and number not in lister.casts]
+        inputs = tuple(dict.fromkeys(self.tensor(read, name) for read in op.reads if self._tensorial(read)))
         outputs = tuple(
-            self.tensor(number, ("head.logits" if logits else name) + (f":{place}" if place else ""))
-            for place, number in enumerate(made)
+            self.tensor(number, ("head.logits" if logits else name) + (f":{index}" if index else ""))
+            for index, number in enumerate(results)
             if number in lister.made
         )
         if any(tensor.name == "head.logits" for tensor in outputs):
             name = "head.logits"
         keeps = tuple(
-            self.tensor(number, f"{name}.kept" + (f":{place}" if place else ""))
-            for place, number in enumerate(self.keeps.get(at, ()))
+            self.tensor(number, f"{name}.kept" + (f":{index}" if index else ""))
+            for index, number in enumerate(self.keeps.get(at, ()))
         )
         gemms = self._gemms(op, short)
         flops = ZERO if op.flops is None else lister.size(op.flops)
@@ -204,7 +206,7 @@ class SegmentWriter:
         moves = None
         if not gemms:
             ahead: Terms = {}
-            for number in (*op.reads * passes, *made):
+            for number in (*op.reads * passes, *results):
                 if not (kind == "lookup" and number in lister.run.weights):
                     add(ahead, lister.nbytes[number])
             ahead = {} if casting or exchange is not None else ahead
@@ -246,7 +248,7 @@ class SegmentWriter:
     def _sent(self, op: Op) -> Formula:
         """Bytes of the whole tensor that an exchange is about: the larger of what goes in and what comes out."""
         sizes: list[Formula] = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
-        return max(sizes, key=lambda one: sum(factor for _, factor in one.terms))
+        return max(sizes, key=lambda size: sum(factor for _, factor in size.terms))
 
     def _tensorial(self, number: int) -> bool:
         return (
@@ -257,10 +259,10 @@ class SegmentWriter:
 
     def _implicit(self, op: Op, flops: Formula) -> Gemm | None:
         """The product that a convolution is, of its places by their surroundings, which no tensor holds."""
-        size, (turns, place) = self.lister.size, op.turns
+        size, (turns, side) = self.lister.size, op.turns
         if turns:
             columns, inner = map(size, op.shapes[2])
-            rows = divided(size(op.shapes[0][0]), turns) if place < 0 else size(op.shapes[0][1 - place])
+            rows = divided(size(op.shapes[0][0]), turns) if side < 0 else size(op.shapes[0][1 - side])
             return Gemm(rows, columns, inner)
         if not op.groups or not flops.terms:
             return None
@@ -278,14 +280,14 @@ class SegmentWriter:
             return Gemm(queries, keys, size(width), many), Gemm(queries, size(value), keys, many)
         if short not in PRODUCTS or len(shapes) < 2:
             return ()
-        one, two = shapes[-2:]
+        left, two = shapes[-2:]
         if short == "_grouped_mm" and len(two) == 3:
-            one, two = shapes[:2]
+            left, two = shapes[:2]
             many = two[0]
-            return (Gemm(divided(size(one[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
-        if len(one) == 3:
-            return (Gemm(size(one[1]), size(two[2]), size(one[2]), size(one[0])),)
-        return (Gemm(size(one[0]), size(two[-1]), size(one[-1])),)
+            return (Gemm(divided(size(left[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
+        if len(left) == 3:
+            return (Gemm(size(left[1]), size(two[2]), size(left[2]), size(left[0])),)
+        return (Gemm(size(left[0]), size(two[-1]), size(left[-1])),)
 
     def always(self) -> Terms:
         """Write what is there in the whole step beside weights and states, inputs and buffers, and return its bytes."""
@@ -320,23 +322,23 @@ class SegmentWriter:
         """Write the parameters that no operation reads, and the end of the entry: what the first block takes."""
         lister = self.lister
         read = {lister.casts.get(number, number) for _, op in lister.forward for number in op.reads}
-        for number, one in lister.run.weights.items():
+        for number, tensor in lister.run.weights.items():
             if number not in read and number not in self.owned:
-                place = lister.blocks.place(one.name)
+                block = lister.blocks.place(tensor.name)
                 own = (
                     0
-                    if place is None
+                    if block is None
                     else lister.order.index(path) + 1
-                    if (path := lister.blocks.stacks[place[0]].paths[place[1]]) in lister.order
+                    if (path := lister.blocks.stacks[block[0]].paths[block[1]]) in lister.order
                     else 0
                 )
                 if own == self.number:
                     self.owned[number] = own
                     unused = (self.weight(number, "vector"),)
-                    self.operations.append(self._nothing(f"unused.{one.name}", weights=unused))
+                    self.operations.append(self._nothing(f"unused.{tensor.name}", weights=unused))
         entering = lister.inputs.get(self.number + 1, [])
         if self.word != EXIT and entering:
-            last = max(entering, key=lambda one: lister.made[one])
+            last = max(entering, key=lambda storage: lister.made[storage])
             end = (self.tensor(last, "output"),)
             self.operations.append(self._nothing(f"{self.word}.output", end, end))
         if not self.operations or (self.word == ENTRY and not self.operations[-1].outputs):
@@ -391,8 +393,8 @@ def less(total: Terms, other: Terms) -> Formula:
     return size_of(left)
 
 
-def summed(one: Terms, two: Terms) -> Terms:
-    total = dict(one)
+def summed(first: Terms, two: Terms) -> Terms:
+    total = dict(first)
     for product, factor in two.items():
         total[product] = total.get(product, 0) + factor
     return total
@@ -410,7 +412,7 @@ def pruned(rows: Iterable[Row], *, apart: bool) -> tuple[Row, ...]:
     return tuple(row for row, _ in kept)
 
 
-def _covers(one: Row, more: Terms, two: Row, terms: Terms, apart: bool) -> bool:
-    if (apart and one.at != two.at) or one.gradients < two.gradients or one.latest < two.latest:
+def _covers(row: Row, more: Terms, two: Row, terms: Terms, apart: bool) -> bool:
+    if (apart and row.at != two.at) or row.gradients < two.gradients or row.latest < two.latest:
         return False
     return all(more.get(product, 0) >= terms.get(product, 0) for product in {*more, *terms})

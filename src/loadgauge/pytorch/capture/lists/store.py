@@ -47,21 +47,21 @@ def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
 
     Versions of PyTorch, transformers and this package are part of its name, and this package's own code.
     """
-    known = [__version__, _code(), *(version_of(library) for library in LIBRARIES), config, dict(fields)]
-    text = json.dumps(known, sort_keys=True, default=str)
+    facts = [__version__, _code(), *(version_of(library) for library in LIBRARIES), config, dict(fields)]
+    text = json.dumps(facts, sort_keys=True, default=str)
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.bin"
 
 
 def load(file: Path) -> list[Captured]:
     """The captures in a file; none where it is not there, or not as `save` writes it."""
-    found: list[Captured] = []
+    captures: list[Captured] = []
 
     def unpack(packed: list[Packed]) -> None:
-        for one in packed:
-            check_sizes(one.rest.names, one.sizes(), one.rest.guards)
-            found.append(one.captured())
+        for pack in packed:
+            check_sizes(pack.rest.names, pack.sizes(), pack.rest.guards)
+            captures.append(pack.captured())
 
-    return found if read(file, list[Packed], unpack) is not None else []
+    return captures if read(file, list[Packed], unpack) is not None else []
 
 
 @contextlib.contextmanager
@@ -97,21 +97,21 @@ def read(file: Path, kind: type[T], check: Callable[[T], None]) -> T | None:
         if unpacked.unconsumed_tail or not unpacked.eof:
             return None
         with _no_collection():
-            found = msgspec.msgpack.decode(content, type=kind)
-            check(found)
+            content_read = msgspec.msgpack.decode(content, type=kind)
+            check(content_read)
     except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
         return None
-    return found
+    return content_read
 
 
-def write(file: Path, what: Any) -> None:
+def write(file: Path, content: Any) -> None:
     """Write a structure to a file, whole or not at all; a place that cannot be written is left alone."""
-    _put(file, zlib.compress(msgspec.msgpack.encode(what), 6))
+    _put(file, zlib.compress(msgspec.msgpack.encode(content), 6))
 
 
 def save(file: Path, captures: Sequence[Captured]) -> None:
     """Write captures to a file, whole or not at all; a place that cannot be written is left alone."""
-    write(file, [Packed.of(one) for one in captures])
+    write(file, [Packed.of(captured) for captured in captures])
 
 
 def _put(file: Path, content: bytes) -> None:

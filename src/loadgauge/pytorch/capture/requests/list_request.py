@@ -78,7 +78,7 @@ def list_request(
         return document
     whole = config_object(keys, request.job.model)
     full = _blocks_of(whole)
-    config, found = whole, full
+    config, stacks = whole, full
     for layers in range(2, 0 if regime.tuned.by_layer else DEEPEST + 1):
         try:
             cut = shallow(config_object(keys, request.job.model), layers)
@@ -90,7 +90,7 @@ def list_request(
         if not _smaller(less, full):
             break
         if _stands_for(less, full) is not None:
-            config, found = cut, less
+            config, stacks = cut, less
             break
     job = _of_config(config, run, regime)
     job = _split(tuned(job, regime), regime, pairs or {})
@@ -99,8 +99,8 @@ def list_request(
         shown, listings = _by_layer(job, request.job.model, regime, sizes)
         pattern = shown.pattern(listings[0])
     else:
-        listings, learnt = _listings(job, request.job.model, found, regime, sizes)
-        pattern = _pattern(found, full, listings[0])
+        listings, learnt = _listings(job, request.job.model, stacks, regime, sizes)
+        pattern = _pattern(stacks, full, listings[0])
     text = _text(whole)
     model = tuned(_of_config(whole, run, regime), regime).build("meta")
     return Document(
@@ -135,11 +135,13 @@ def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
         }
         lengths[ONE] = 1
         try:
-            _, given = job.inputs("meta", model, **sized(job.names, {}, lengths))
+            _, arguments = job.inputs("meta", model, **sized(job.names, {}, lengths))
         except RuntimeError:  # values that are read, which a tensor without any cannot have
             return ""
-        tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and name in named}
-        shown.append({name: f"{name} {' x '.join(map(str, one.shape[1:]))}" for name, one in tensors.items()})
+        tensors = {
+            name: tensor for name, tensor in arguments.items() if isinstance(tensor, torch.Tensor) and name in named
+        }
+        shown.append({name: f"{name} {' x '.join(map(str, tensor.shape[1:]))}" for name, tensor in tensors.items()})
     return ", ".join(text for name, text in shown[0].items() if text == shown[1].get(name))
 
 
@@ -246,14 +248,14 @@ def _of_module(
         raise NotModelled(
             f"{target}: sparse gradients of {table} are for loadgauge capture; an estimate needs sparse=False"
         )
-    found = blocks(module) if shown is None else shown.few
+    stacks = blocks(module) if shown is None else shown.few
     splits = _splits(module, regime, {})
     try:
-        listings, _ = _listings(_split(job, regime, {}), target, found, regime, sizes)
+        listings, _ = _listings(_split(job, regime, {}), target, stacks, regime, sizes)
     except ConfigError as error:
         if ROWS not in str(error) or job.rows:
             raise
-        listings, _ = _listings(_split(with_rows(job, "most"), regime, {}), target, found, regime, sizes)
+        listings, _ = _listings(_split(with_rows(job, "most"), regime, {}), target, stacks, regime, sizes)
     return Document(
         name=target,
         model_type=type(module).__name__,
@@ -261,7 +263,7 @@ def _of_module(
         vocab_size=0,
         pattern=tuple(range(len(listings[0].blocks))) if shown is None else shown.pattern(listings[0]),
         listings=listings,
-        parameters=sum(one.numel() for one in module.parameters()),
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
         torch=str(torch.__version__),
         dtype=dtype,
         splits=splits,
@@ -270,7 +272,7 @@ def _of_module(
 
 def _dtype_of(module: torch.nn.Module) -> str:
     """The dtype of a module's weights, float32 where they have several."""
-    dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     return str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
 
 
@@ -288,35 +290,35 @@ def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int])
 
 
 def _listings(
-    job: Sized, target: str, found: Blocks, regime: Regime, sizes: Mapping[str, int], around: Around | None = None
+    job: Sized, target: str, stacks: Blocks, regime: Regime, sizes: Mapping[str, int], around: Around | None = None
 ) -> tuple[list[Listing], dict[str, str]]:
     """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart; and matrices that can be split."""
-    given = {"t": sizes["s"], **sizes}
-    first, pairs = _listing(job, target, found, regime, given, around)
+    fixed = {"t": sizes["s"], **sizes}
+    first, pairs = _listing(job, target, stacks, regime, fixed, around)
     listings = [first]
     if not listings[0].plain and job.names != (
         ONE,
     ):  # where the batch alone is a symbol, the other side is seldom asked for
         # Code that refuses one sequence, as batch norm does of one row, has one list.
         with contextlib.suppress(ConfigError):
-            other, _ = _listing(job, target, found, regime, {**given, ONE: 2 if given[ONE] == 1 else 1}, around)
-            if not other.plain and [len(one.operations) for one in other.blocks]:
+            other, _ = _listing(job, target, stacks, regime, {**fixed, ONE: 2 if fixed[ONE] == 1 else 1}, around)
+            if not other.plain and [len(block.operations) for block in other.blocks]:
                 listings.append(other)
     return listings, pairs
 
 
 def _listing(
-    job: Sized, target: str, found: Blocks, regime: Regime, given: Mapping[str, int], around: Around | None = None
+    job: Sized, target: str, stacks: Blocks, regime: Regime, fixed: Mapping[str, int], around: Around | None = None
 ) -> tuple[Listing, dict[str, str]]:
     """The list, with formulas where the code runs with symbols and a plain run agrees, else with the numbers of these sizes."""
-    sizes = sized(job.names, {}, given)
+    sizes = sized(job.names, {}, fixed)
     if regime.tuned.base:
         around = _in_four_bits(around)
     why = ""
     try:
         if sizes != {ONE: 1}:  # which is no symbol
             _, run, symbols = recorded(job, target, sizes, around)
-            lister = _lister(run, target, found, symbols, regime)
+            lister = _lister(run, target, stacks, symbols, regime)
             return lister.listing(job.names, sizes, guards_of(symbols)), _recognised(lister, regime)
     except Exception as error:  # whatever stops symbols
         why = first_line(error)[:200]
@@ -330,14 +332,14 @@ def _listing(
             raise NotModelled(f"{target} does not run over {ranks}: {reason(error)}") from None
         raise ConfigError(f"{target} cannot be captured: {reason(error)}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
-    lister = _lister(run, target, found, None, regime)
+    lister = _lister(run, target, stacks, None, regime)
     return msgspec.structs.replace(lister.listing(job.names, sizes, guards), plain=why), _recognised(lister, regime)
 
 
-def _lister(run: Recorded, target: str, found: Blocks, symbols: Symbols | None, regime: Regime) -> Lister:
+def _lister(run: Recorded, target: str, stacks: Blocks, symbols: Symbols | None, regime: Regime) -> Lister:
     """Read a recording; a module of one's own that runs blocks more than once is one block."""
     try:
-        return Lister(run, found, symbols, regime.weight, regime.wide)
+        return Lister(run, stacks, symbols, regime.weight, regime.wide)
     except Repeated:
         if not (is_script(target) or of_library(target)):
             raise
@@ -377,7 +379,7 @@ def _blocks_of(config: Any) -> Blocks:
 
 
 def _smaller(less: Blocks, full: Blocks) -> bool:
-    return sum(len(one.paths) for one in less.stacks) < sum(len(one.paths) for one in full.stacks)
+    return sum(len(stack.paths) for stack in less.stacks) < sum(len(stack.paths) for stack in full.stacks)
 
 
 def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
@@ -385,17 +387,17 @@ def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
 
     None where one has no like.
     """
-    found: dict[str, str] = {}
+    likes: dict[str, str] = {}
     if [stack.path for stack in less.stacks] != [stack.path for stack in full.stacks]:
         return None
     for small, whole in zip(less.stacks, full.stacks, strict=True):
         if small.paths == whole.paths:  # not cut: each is its own, as layers of one kind may run at different lengths
-            found |= dict(zip(whole.paths, small.paths, strict=True))
+            likes |= dict(zip(whole.paths, small.paths, strict=True))
             continue
         last, end = len(whole.pattern) - 1, len(small.pattern) - 1
-        for place, kind in enumerate(whole.pattern):
-            if place in (0, last):
-                like = 0 if not place else end
+        for index, kind in enumerate(whole.pattern):
+            if index in (0, last):
+                like = 0 if not index else end
                 if small.pattern[like] != kind:
                     return None
             else:
@@ -403,8 +405,8 @@ def _stands_for(less: Blocks, full: Blocks) -> dict[str, str] | None:
                 if not inner:
                     return None
                 like = inner[0]
-            found[whole.paths[place]] = small.paths[like]
-    return found
+            likes[whole.paths[index]] = small.paths[like]
+    return likes
 
 
 def _pattern(less: Blocks, full: Blocks, listing: Listing) -> tuple[int, ...]:
@@ -414,8 +416,8 @@ def _pattern(less: Blocks, full: Blocks, listing: Listing) -> tuple[int, ...]:
 
 
 def _text(config: Any) -> Any:
-    found = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    return config if found is None else found
+    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return config if text_config is None else text_config
 
 
 def capture_request(
@@ -444,7 +446,7 @@ def capture_request(
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | given)[ONE])).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
-    beside, own = (inputs_of(target, job.model, one) if one else None for one in (inputs, step))
+    beside, own = (inputs_of(target, job.model, expression) if expression else None for expression in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
     captures = capture(
         target,

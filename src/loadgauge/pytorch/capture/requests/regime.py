@@ -167,19 +167,19 @@ class Regime(msgspec.Struct, frozen=True):
 
 def _replaced(kernels: Kernels, eager: bool = False) -> list[str]:
     """Return what of the kernels is not transformers' own code, in words. eager: what is compiled stands for what it compiles"""
-    found = []
+    reasons = []
     if eager and kernels.compiled and kernels.loss == "compiled":
         return []
     if kernels.compiled:
-        found.append("torch.compile")
+        reasons.append("torch.compile")
     if kernels.products is not None:
-        found.append("a recipe of 8 or 4 bits")
+        reasons.append("a recipe of 8 or 4 bits")
     if kernels.activation_in_place or kernels.experts != "grouped" or kernels.vocabulary_multiple != 1:
-        found.append("a framework with kernels of its own")
+        reasons.append("a framework with kernels of its own")
     elif kernels.loss != "float32" or kernels.holds_logits or kernels.loss_pieces != 1:
         pieces = "" if kernels.loss_pieces == 1 else f" in {kernels.loss_pieces} pieces"
-        found.append(f"the loss {kernels.loss}{pieces}")
-    return found
+        reasons.append(f"the loss {kernels.loss}{pieces}")
+    return reasons
 
 
 class Document(msgspec.Struct):
@@ -224,7 +224,7 @@ def names_in(text: str) -> list[str]:
     >>> names_in("q_proj, v_proj")
     ['q_proj', 'v_proj']
     """
-    return [name for name in (one.strip() for one in text.split(",")) if name]
+    return [name for name in (name.strip() for name in text.split(",")) if name]
 
 
 def is_pattern(text: str) -> bool:

@@ -51,10 +51,10 @@ def _plan(model: Any, name: str) -> dict[str, str]:
 def _stated(model: Any, name: str) -> tuple[dict[str, str], str]:
     """A plan of a class, and why it cannot be read."""
     try:
-        found = getattr(model, name, None)
+        plan = getattr(model, name, None)
     except Exception as error:  # a property that reads parts which this class does not have
         return {}, f"the {name} of {type(model).__name__} cannot be read: {first_line(error)[:200]}"
-    return (dict(found) if isinstance(found, dict) else {}), ""
+    return (dict(plan) if isinstance(plan, dict) else {}), ""
 
 
 def _planned(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str, nn.Module, str]]:
@@ -86,7 +86,7 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
     kind = type(model).__name__
     sizes: dict[str, int] = {}
     closed = ""
-    found = False
+    rowwise = False
     for path, style, module, name in _planned(model, plan):
         if style not in (*COLUMNS, *ROWS, *WHOLE, TABLE):
             closed = f"the style {style} of {any_number(path)} in the plan of {kind} is not modelled"
@@ -96,15 +96,15 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
         shape = (
             [_shape(module, name)]
             if name
-            else [tuple(one.shape) for one in module._parameters.values() if one is not None]
+            else [tuple(tensor.shape) for tensor in module._parameters.values() if tensor is not None]
         )
         if not all(shape):
             continue
-        found |= style.startswith("rowwise")
+        rowwise |= style.startswith("rowwise")
         widest = max(shape, key=len)
         dim = len(widest) - (2 if style in COLUMNS else 1)
         sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
-    if not closed and not found:
+    if not closed and not rowwise:
         closed = _stated(model, "tp_plan")[1] or (
             f"no plan of tensor parallelism is stated for the layers of {kind} (tp_plan), and no matrices are recognised in"
             " them that follow one another through attention or operations on each element alone"
@@ -139,26 +139,26 @@ def _shape(module: nn.Module, name: str) -> tuple[int, ...]:
 
 def _experts_of(model: Any, plan: dict[str, str]) -> tuple[int, str]:
     """How many experts a layer has, and why they cannot be spread over ranks."""
-    found = {
+    counts = {
         int(module._parameters[name].shape[0])  # type: ignore[union-attr]
         for _, style, module, name in _planned(model, plan)
         if style == EXPERTS and name
     }
     kind = type(model).__name__
-    if not found:
+    if not counts:
         return (
             0,
             _stated(model, "ep_plan")[1] or f"no plan of expert parallelism is stated for {kind} (ep_plan)"
             if not plan
             else f"{kind} has no experts",
         )
-    known = {EXPERTS, DISPATCH, "replicate"}
-    other = sorted({style for _, style, *_ in _planned(model, plan)} - known)
+    modelled = {EXPERTS, DISPATCH, "replicate"}
+    other = sorted({style for _, style, *_ in _planned(model, plan)} - modelled)
     if other:
-        return min(found), f"the style {other[0]} in the expert plan of {kind} is not modelled"
-    if len(found) > 1:
-        return min(found), f"layers of {kind} have different numbers of experts: {', '.join(map(str, sorted(found)))}"
-    return found.pop(), ""
+        return min(counts), f"the style {other[0]} in the expert plan of {kind} is not modelled"
+    if len(counts) > 1:
+        return min(counts), f"layers of {kind} have different numbers of experts: {', '.join(map(str, sorted(counts)))}"
+    return counts.pop(), ""
 
 
 def _is_head(model: Any, module: nn.Module) -> bool:
@@ -200,9 +200,9 @@ def _split_adapters(model: Any, ranks: int) -> None:
         if not _adapted(module) or style is None:
             continue
         columns = style == "colwise"
-        for one in (module.lora_B if columns else module.lora_A).values():
-            _cut(one, "weight", 0 if columns else 1, ranks, path)
-            _around(one, entered if columns else None, None if columns else leave)
+        for adapter in (module.lora_B if columns else module.lora_A).values():
+            _cut(adapter, "weight", 0 if columns else 1, ranks, path)
+            _around(adapter, entered if columns else None, None if columns else leave)
 
 
 # -- one rank's part ---------------------------------------------------------------------------------------------------
@@ -279,10 +279,10 @@ def _around(module: Any, before: Callable[..., Any] | None = None, after: Callab
 
 def entered(x: Any) -> Any:
     """Return what split modules read in place of a tensor; those that read the same one send one gradient together."""
-    known: Any = getattr(x, "entered_once", None)
-    if known is None and torch.is_grad_enabled() and x.requires_grad:
-        known = x.entered_once = enter(x)
-    return x if known is None else known
+    copied: Any = getattr(x, "entered_once", None)
+    if copied is None and torch.is_grad_enabled() and x.requires_grad:
+        copied = x.entered_once = enter(x)
+    return x if copied is None else copied
 
 
 class _Tensor:
@@ -406,8 +406,8 @@ class _Tensor:
         @functools.wraps(own)
         def looked_up(ids: torch.Tensor) -> Any:
             outside = (ids < 0) | (ids >= rows)
-            found = own(ids.masked_fill(outside, 0))
-            return leave(found.masked_fill_(outside.unsqueeze(-1), 0))
+            rows_held = own(ids.masked_fill(outside, 0))
+            return leave(rows_held.masked_fill_(outside.unsqueeze(-1), 0))
 
         module.forward = looked_up
 

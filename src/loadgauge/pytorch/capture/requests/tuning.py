@@ -67,7 +67,7 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
     asked = regime.tuned
     modules, parameters = _targets(module, asked)
     for name in asked.saved:
-        if not any(_ends(one, name) for one, _ in module.named_modules()):
+        if not any(_ends(path, name) for path, _ in module.named_modules()):
             raise ConfigError(f"no module is called {name!r}", key="modules_to_save")
     config = peft.LoraConfig(
         r=asked.rank,
@@ -89,28 +89,28 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
         logging.disable(level)
     for layer in module.modules():
         if isinstance(layer, BaseTunerLayer):
-            for one in layer.parameters():
-                if one.requires_grad:
-                    one.data = one.data.to(DTYPES[regime.adapters[0]])
+            for parameter in layer.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.to(DTYPES[regime.adapters[0]])
 
 
 def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, list[str]]:
     """PEFT's `target_modules` and `target_parameters`. Raises ConfigError for a name that nothing has."""
-    possible = {name: one for name, one in module.named_modules() if _adaptable(one)}
+    possible = {name: module_at for name, module_at in module.named_modules() if _adaptable(module_at)}
     if asked.targets in ALL:
         if not asked.layers:
             return "all-linear", []
         # PEFT takes layers beside a list of names alone.
         last = getattr(module, "get_output_embeddings", lambda: None)()
-        return [name for name, one in possible.items() if _linear(one) and one is not last], []
+        return [name for name, layer in possible.items() if _linear(layer) and layer is not last], []
     if asked.targets == "attention":
-        found = [name for name in possible if re.search(r"(attn|attention)[^.]*\.", name, re.IGNORECASE)]
-        if not found:
+        attention = [name for name in possible if re.search(r"(attn|attention)[^.]*\.", name, re.IGNORECASE)]
+        if not attention:
             raise ConfigError(
                 "no layer of an attention is found by its name: give the names of layers", key="lora_targets"
             )
-        return found, []
-    known = sorted({name.rpartition(".")[2] for name in possible if not name.rpartition(".")[2].isdigit()})
+        return attention, []
+    endings = sorted({name.rpartition(".")[2] for name in possible if not name.rpartition(".")[2].isdigit()})
     if is_pattern(asked.targets):
         try:
             pattern = re.compile(asked.targets)
@@ -127,24 +127,24 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
             )
         return asked.targets, []
     modules, parameters = [], []
-    own = [name for name, one in module.named_parameters() if one.dim() > 1]
+    own = [name for name, parameter in module.named_parameters() if parameter.dim() > 1]
     for name in names_in(asked.targets):
-        if any(_ends(one, name) for one in possible):
+        if any(_ends(path, name) for path in possible):
             modules.append(name)
-        elif any(_ends(one, name) for one in own):
+        elif any(_ends(path, name) for path in own):
             parameters.append(name)
         else:
-            hint = "".join(f"; did you mean {match!r}?" for match in closest(name, known))
+            hint = "".join(f"; did you mean {match!r}?" for match in closest(name, endings))
             raise ConfigError(
-                f"no layer {name!r} in this model (known: all-linear, attention, {', '.join(known)}){hint}",
+                f"no layer {name!r} in this model (known: all-linear, attention, {', '.join(endings)}){hint}",
                 key="lora_targets",
             )
     return modules, parameters
 
 
 def _adaptable(module: nn.Module) -> bool:
-    kinds = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
-    return isinstance(module, kinds) or _linear(module)
+    types = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+    return isinstance(module, types) or _linear(module)
 
 
 def _linear(module: nn.Module) -> bool:
@@ -166,7 +166,7 @@ def _layers(module: nn.Module, words: str) -> list[int] | None:
     count = max((len(stack.paths) for stack in blocks(module, getattr(module, "config", None)).stacks), default=0)
     if not count:
         raise ConfigError("the model has no list of layers", key="lora_layers")
-    return sorted({place for word in words_of(words) for place in places(word, count, "lora_layers")})
+    return sorted({index for word in words_of(words) for index in places(word, count, "lora_layers")})
 
 
 # -- a part of a model -------------------------------------------------------------------------------------------------
@@ -185,20 +185,20 @@ def _train(module: nn.Module, words: str) -> None:
     every = _named(module)
     stacks = blocks(module, getattr(module, "config", None)).stacks
     chosen = chosen_of(every, stacks, words)
-    for place, one in enumerate(parameters.values()):
-        one.requires_grad_(place in chosen)
+    for index, parameter in enumerate(parameters.values()):
+        parameter.requires_grad_(index in chosen)
 
 
 def _named(module: nn.Module) -> list[Named]:
-    names = lists((id(one), name) for name, one in module.named_parameters(remove_duplicate=False))
+    names = lists((id(parameter), name) for name, parameter in module.named_parameters(remove_duplicate=False))
     for getter, words in (("get_input_embeddings", "embedding.tokens"), ("get_output_embeddings", "head.logits")):
         try:
-            found = getattr(module, getter)()
+            head = getattr(module, getter)()
         except (AttributeError, NotImplementedError):
             continue
-        for one in () if not isinstance(found, nn.Module) else found.parameters():
-            names.get(id(one), []).extend(ENDS[words])
-    return [Named(tuple(names[id(one)]), one.numel()) for _, one in module.named_parameters()]
+        for parameter in () if not isinstance(head, nn.Module) else head.parameters():
+            names.get(id(parameter), []).extend(ENDS[words])
+    return [Named(tuple(names[id(parameter)]), parameter.numel()) for _, parameter in module.named_parameters()]
 
 
 def chosen_of(parameters: Sequence[Named], stacks: Sequence[Stack], words: str) -> set[int]:
@@ -211,28 +211,35 @@ def chosen_of(parameters: Sequence[Named], stacks: Sequence[Stack], words: str) 
     """
 
     def find(word: str) -> set[int]:
-        found = _matches(word, parameters, stacks)
-        if not found:
-            known = sorted(
-                {piece for one in parameters for piece in one.names[0].split(".")[:3] if not piece.isdigit()}
+        indices = _matches(word, parameters, stacks)
+        if not indices:
+            beginnings = sorted(
+                {
+                    piece
+                    for parameter in parameters
+                    for piece in parameter.names[0].split(".")[:3]
+                    if not piece.isdigit()
+                }
             )
-            hint = "".join(f"; did you mean {match!r}?" for match in closest(word, known))
-            raise ConfigError(f"no parameter is called {word!r} (known: {', '.join(known[:20])}){hint}", key="train")
-        return found
+            hint = "".join(f"; did you mean {match!r}?" for match in closest(word, beginnings))
+            raise ConfigError(
+                f"no parameter is called {word!r} (known: {', '.join(beginnings[:20])}){hint}", key="train"
+            )
+        return indices
 
     return chosen_by(words, set(range(len(parameters))), find)
 
 
 def _matches(word: str, parameters: Sequence[Named], stacks: Sequence[Stack]) -> set[int]:
     if word.startswith(SHARE):
-        return set(range(after_share(word, [one.numel for one in parameters]), len(parameters)))
+        return set(range(after_share(word, [parameter.numel for parameter in parameters]), len(parameters)))
     if (pattern := pattern_in(word)) is not None:
-        return {place for place, one in enumerate(parameters) if any(map(pattern.match, one.names))}
+        return {index for index, parameter in enumerate(parameters) if any(map(pattern.match, parameter.names))}
     fits = list(_expanded(word, stacks))
     return {
-        place
-        for place, one in enumerate(parameters)
-        if any(f".{path}." in f".{name}." and _under(start, name) for start, path in fits for name in one.names)
+        index
+        for index, parameter in enumerate(parameters)
+        if any(f".{path}." in f".{name}." and _under(start, name) for start, path in fits for name in parameter.names)
     }
 
 
@@ -250,8 +257,8 @@ def _expanded(word: str, stacks: Sequence[Stack]) -> Iterator[tuple[str, str]]:
             if not own and before in ("", "layers", "h", "blocks", "model.layers", "transformer.h"):
                 own = list(stacks[-1:])
             for stack in own:
-                for place in places(piece, len(stack.paths), "train"):
-                    yield stack.paths[place], after or stack.paths[place]
+                for layer in places(piece, len(stack.paths), "train"):
+                    yield stack.paths[layer], after or stack.paths[layer]
             return
     if word in ("layers", "h", "blocks") and not any(_ends(stack.path, word) for stack in stacks) and stacks:
         word = stacks[-1].path
@@ -267,10 +274,10 @@ def cast_by_fsdp(job: Sized) -> Sized:
 
     def build(device: str) -> Any:
         module = job.build(device)
-        own = [(one, dict(one._buffers)) for one in module.modules()]
+        own = [(part, dict(part._buffers)) for part in module.modules()]
         module.to(torch.bfloat16)
-        for one, buffers in own:
-            one._buffers.update(buffers)
+        for part, buffers in own:
+            part._buffers.update(buffers)
         units = (path for stack in blocks(module, getattr(module, "config", None)).stacks for path in stack.paths)
         for path in dict.fromkeys(("", *units)):
             module.get_submodule(path).register_forward_pre_hook(_narrowed, with_kwargs=True)

@@ -61,16 +61,16 @@ def world() -> list[Known]:
     >>> next((one.road for one in world() if one.type == "llama"), "family")
     'family'
     """
-    families, known = set(model_types()), tried().types
-    found: dict[str, tuple[str, str]] = {}
+    families, types_tried = set(model_types()), tried().types
+    families_found: dict[str, tuple[str, str]] = {}
     for head, classes in _classes().items():
         for kind, cls in classes.items():
-            found.setdefault(kind, (HEADS[head], cls))
-    if not found:
-        found = dict.fromkeys(known, ("", ""))
+            families_found.setdefault(kind, (HEADS[head], cls))
+    if not families_found:
+        families_found = dict.fromkeys(types_tried, ("", ""))
     rows = []
-    for kind, (head, cls) in sorted(found.items()):
-        road, why = known.get(kind, ("not tried", ""))
+    for kind, (head, cls) in sorted(families_found.items()):
+        road, why = types_tried.get(kind, ("not tried", ""))
         rows.append(Known(kind, cls, head, *(("family", "") if kind in families else (road, why))))
     return rows
 
@@ -82,11 +82,11 @@ def may_be_known(kind: str) -> bool:
 
 
 def _tables() -> str:
-    place = find_spec("transformers")
-    if place is None or place.origin is None:
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
         return ""
     try:
-        return (Path(place.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+        return (Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return ""
 
@@ -98,16 +98,16 @@ def _classes() -> dict[str, dict[str, str]]:
     except (SyntaxError, ValueError):
         return {}
     wanted = {f"MODEL_FOR_{head}_MAPPING_NAMES": head for head in HEADS}
-    found: dict[str, dict[str, str]] = {}
+    by_head: dict[str, dict[str, str]] = {}
     for node in tree.body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
         name = node.targets[0].id
         if name in wanted and isinstance(node.value, ast.Call) and node.value.args:
-            found[wanted[name]] = {
+            by_head[wanted[name]] = {
                 kind: cls if isinstance(cls, str) else cls[0] for kind, cls in _pairs(node.value.args[0])
             }
-    return {head: found[head] for head in HEADS if head in found}
+    return {head: by_head[head] for head in HEADS if head in by_head}
 
 
 def _pairs(node: ast.expr) -> list[Any]:
@@ -123,5 +123,5 @@ def counts(rows: list[Known]) -> dict[str, int]:
     >>> counts([Known("a", "A", "", "family"), Known("b", "B", "", "family")])
     {'family': 2}
     """
-    found = {road: sum(one.road == road for one in rows) for road in ROADS}
-    return {road: count for road, count in found.items() if count}
+    by_road = {road: sum(row.road == road for row in rows) for road in ROADS}
+    return {road: count for road, count in by_road.items() if count}

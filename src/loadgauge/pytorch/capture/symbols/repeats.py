@@ -31,10 +31,10 @@ class Repeats:
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what the result of an operation depends on, and its tensors; None where that is more than can be compared."""
-        known = self._suits.get(func)
-        if known is None:
-            known = self._suits[func] = suits(func)
-        if not known or torch._C.is_inference_mode_enabled():
+        suitable = self._suits.get(func)
+        if suitable is None:
+            suitable = self._suits[func] = suits(func)
+        if not suitable or torch._C.is_inference_mode_enabled():
             return None
         tensors: list[Any] = []
         parts: list[Any] = [func, torch.get_default_dtype(), *kwargs]
@@ -48,16 +48,16 @@ class Repeats:
         if plan is None:
             return None
         kind, steps = plan
-        made = [self._make(step, key[1]) for step in steps]
-        return made[0] if kind is None else kind(made)
+        tensors = [self._make(step, key[1]) for step in steps]
+        return tensors[0] if kind is None else kind(tensors)
 
     def note(self, key: Any, out: Any) -> None:
         """Remember a result, if it can be made again."""
         several = isinstance(out, tuple | list)
         results = list(out) if several else [out]
-        steps = [self._step(one, key[1]) for one in results]
-        fresh = [one for one, step in zip(results, steps, strict=True) if step is not None and step[0] == _FRESH]
-        apart = len({one.untyped_storage()._cdata for one in fresh}) == len(fresh)
+        steps = [self._step(result, key[1]) for result in results]
+        fresh = [result for result, step in zip(results, steps, strict=True) if step is not None and step[0] == _FRESH]
+        apart = len({tensor.untyped_storage()._cdata for tensor in fresh}) == len(fresh)
         if results and None not in steps and apart:
             self._plans[key[0]] = ((list if isinstance(out, list) else tuple) if several else None), steps
 
@@ -73,7 +73,7 @@ class Repeats:
         if result.is_conj() or result.is_neg():
             return None
         storage = result.untyped_storage()._cdata
-        of = next((at for at, one in enumerate(tensors) if one.untyped_storage()._cdata == storage), None)
+        of = next((at for at, tensor in enumerate(tensors) if tensor.untyped_storage()._cdata == storage), None)
         kind = result.dtype, result.fake_device
         if of is None:
             step: Any = (_FRESH, tuple(result.shape), result.stride(), *kind)

@@ -44,11 +44,11 @@ def compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _max(*values: Any) -> Any:
-    return max(values) if all(isinstance(one, int) for one in values) else _of_arrays("maximum", values)
+    return max(values) if all(isinstance(value, int) for value in values) else _of_arrays("maximum", values)
 
 
 def _min(*values: Any) -> Any:
-    return min(values) if all(isinstance(one, int) for one in values) else _of_arrays("minimum", values)
+    return min(values) if all(isinstance(value, int) for value in values) else _of_arrays("minimum", values)
 
 
 def _of_arrays(name: str, values: Any) -> Any:
@@ -71,7 +71,7 @@ def _allowed(root: ast.expr) -> bool:
                 pass
             case ast.UnaryOp() if isinstance(node.op, _OPERATORS):
                 nodes.append(node.operand)
-            case ast.Compare() if all(isinstance(one, _OPERATORS) for one in node.ops):
+            case ast.Compare() if all(isinstance(operator, _OPERATORS) for operator in node.ops):
                 nodes += (node.left, *node.comparators)
             case ast.BoolOp():
                 nodes += node.values
@@ -137,8 +137,8 @@ def written(expression: Any, names: Mapping[Any, str]) -> str:
 
     kind = type(expression).__name__
 
-    def of(one: Any) -> str:
-        return written(one, names)
+    def of(part: Any) -> str:
+        return written(part, names)
 
     if expression.is_Symbol:
         if expression not in names:
@@ -152,12 +152,12 @@ def written(expression: Any, names: Mapping[Any, str]) -> str:
             return f"(-((-({of(upper)}))//({of(lower)})))"
         return f"(({of(upper)})//({of(lower)}))"
     if expression.is_Add:
-        return "(" + " + ".join(of(one) for one in expression.args) + ")"
+        return "(" + " + ".join(of(term) for term in expression.args) + ")"
     if expression.is_Mul:
         upper, lower = _fraction(expression)
         if lower != 1:
             raise NotModelled(f"a size that is a fraction ({expression})")
-        return "*".join(of(one) for one in expression.args)
+        return "*".join(of(factor) for factor in expression.args)
     if expression.is_Pow and expression.exp.is_Integer and expression.exp > 0:
         return "*".join([of(expression.base)] * int(expression.exp))
     if kind in ("FloorDiv", "CleanDiv"):
@@ -165,11 +165,13 @@ def written(expression: Any, names: Mapping[Any, str]) -> str:
     if kind in ("Mod", "PythonMod"):
         return f"(({of(expression.args[0])})%({of(expression.args[1])}))"
     if kind in ("Max", "Min"):
-        return functools.reduce(lambda one, two: f"{kind.lower()}({one}, {two})", (of(one) for one in expression.args))
+        return functools.reduce(
+            lambda left, two: f"{kind.lower()}({left}, {two})", (of(left) for left in expression.args)
+        )
     if kind in RELATIONS:
         return f"({of(expression.args[0])} {RELATIONS[kind]} {of(expression.args[1])})"
     if isinstance(expression, sympy.And | sympy.Or):
-        return "(" + f" {kind.lower()} ".join(of(one) for one in expression.args) + ")"
+        return "(" + f" {kind.lower()} ".join(of(condition) for condition in expression.args) + ")"
     if isinstance(expression, sympy.Not):
         return f"(not {of(expression.args[0])})"
     raise NotModelled(f"a size that is {kind} ({expression})")

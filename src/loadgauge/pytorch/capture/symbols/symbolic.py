@@ -114,8 +114,8 @@ class Symbols:
         """A size as a SymPy expression, or an int."""
         if not isinstance(size, torch.SymInt):
             return int(size)
-        found = self.env.simplify(size.node.expr)
-        return found if found.free_symbols else int(found)
+        simplified = self.env.simplify(size.node.expr)
+        return simplified if simplified.free_symbols else int(simplified)
 
     @property
     def guards(self) -> tuple[Any, ...]:
@@ -160,8 +160,8 @@ def as_eager() -> Iterator[None]:
             if not batches:
                 return rule(a, b, **more)
             rows = math.prod(a.shape[:-2])
-            made = a.reshape(rows, *a.shape[-2:]).bmm(b.reshape(rows, *b.shape[-2:]))
-            return aten._unsafe_view.default(made, [*a.shape[:-1], b.shape[-1]])
+            product = a.reshape(rows, *a.shape[-2:]).bmm(b.reshape(rows, *b.shape[-2:]))
+            return aten._unsafe_view.default(product, [*a.shape[:-1], b.shape[-1]])
 
         return run
 
@@ -171,14 +171,14 @@ def as_eager() -> Iterator[None]:
     def padded(
         sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
     ) -> Any:
-        longest, like = max(one.shape[0] for one in sequences), sequences[0]
+        longest, like = max(sequence.shape[0] for sequence in sequences), sequences[0]
         sizes = [len(sequences), longest] if batch_first else [longest, len(sequences)]
-        made = torch.full([*sizes, *like.shape[1:]], padding_value, dtype=like.dtype, device=like.device)
-        for place, one in enumerate(sequences):
-            start = longest - one.shape[0] if padding_side == "left" else 0
-            row = made.select(0 if batch_first else 1, place)
-            row.narrow(0, start, one.shape[0]).copy_(one)
-        return made
+        batch = torch.full([*sizes, *like.shape[1:]], padding_value, dtype=like.dtype, device=like.device)
+        for index, sequence in enumerate(sequences):
+            start = longest - sequence.shape[0] if padding_side == "left" else 0
+            row = batch.select(0 if batch_first else 1, index)
+            row.narrow(0, start, sequence.shape[0]).copy_(sequence)
+        return batch
 
     known_true = SymNode.statically_known_true
     try:
@@ -224,7 +224,9 @@ _NAMES = {**{f"upsample_{kind}": count for kind, count in _KINDS.items()},
 
 def overloads() -> list[Any]:
     """The operators whose rules are replaced."""
-    return [getattr(getattr(torch.ops.aten, name), one) for name in _NAMES for one in ("default", "vec")] + _backward()
+    return [
+        getattr(getattr(torch.ops.aten, name), overload) for name in _NAMES for overload in ("default", "vec")
+    ] + _backward()
 
 
 def _backward() -> list[Any]:

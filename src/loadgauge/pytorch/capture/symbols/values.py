@@ -57,9 +57,9 @@ def known(values: list[Any], device: str) -> torch.Tensor:
 
 def with_values(real: torch.Tensor, device: Any) -> torch.Tensor:
     """The same of a real tensor."""
-    made = torch.empty(real.shape, dtype=real.dtype, device=device)
-    setattr(made, _VALUE, real)
-    return made
+    tensor = torch.empty(real.shape, dtype=real.dtype, device=device)
+    setattr(tensor, _VALUE, real)
+    return tensor
 
 
 def _small(tensor: torch.Tensor) -> bool:
@@ -74,8 +74,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _of_items(data: Any, **how: Any) -> torch.Tensor:
     """`torch.tensor` of a list in which some numbers are tensors themselves: C++ would ask them where no mode sees it."""
-    if isinstance(data, list | tuple) and any(isinstance(one, FakeTensor) for one in data):
-        data = [one.item() if isinstance(one, FakeTensor) and one.numel() == 1 else one for one in data]
+    if isinstance(data, list | tuple) and any(isinstance(item, FakeTensor) for item in data):
+        data = [item.item() if isinstance(item, FakeTensor) and item.numel() == 1 else item for item in data]
     return _TENSOR(data, **how)
 
 
@@ -146,10 +146,10 @@ class KeptValues(TorchDispatchMode):
             return self._made(func, args, kwargs)
         if torch.Tag.dynamic_output_shape in func.tags:
             real = self._real(func, args, kwargs)
-            return tree_map(lambda one: with_values(one, tensors[0].device), real)
+            return tree_map(lambda value: with_values(value, tensors[0].device), real)
         out = func(*args, **kwargs)
         most = max(MOST, *(tensor.numel() for tensor in tensors))  # no more than what was given
-        if all(one.numel() <= most for one in tree_leaves(out) if isinstance(one, torch.Tensor)):
+        if all(leaf.numel() <= most for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)):
             self._keep(out, self._real(func, args, kwargs))
         return out
 
@@ -166,16 +166,16 @@ class KeptValues(TorchDispatchMode):
 
     def _places(self, indices: Any) -> list[Any]:
         """Indices with a known mask as the places where it is true, so that the size of what they choose is known."""
-        found: list[Any] = []
-        for one in indices:
-            mask = None if one is None or one.dtype is not torch.bool else self._value(one)
+        dense: list[Any] = []
+        for index in indices:
+            mask = None if index is None or index.dtype is not torch.bool else self._value(index)
             if mask is None:
-                found.append(one)
+                dense.append(index)
                 continue
             with _disable_current_modes():
                 places = mask.nonzero().unbind(1)
-            found += [with_values(place, one.device) for place in places]
-        return found
+            dense += [with_values(places_of_mask, index.device) for places_of_mask in places]
+        return dense
 
     def _all_known(self, name: str, tensors: list[Any]) -> bool:
         if not tensors:
@@ -219,6 +219,6 @@ class KeptValues(TorchDispatchMode):
         return out
 
     def _keep(self, out: Any, real: Any) -> None:
-        for made, value in zip(tree_leaves(out), tree_leaves(real), strict=True):
-            if isinstance(made, FakeTensor) and isinstance(value, torch.Tensor):
-                setattr(made, _VALUE, value)
+        for leaf, value in zip(tree_leaves(out), tree_leaves(real), strict=True):
+            if isinstance(leaf, FakeTensor) and isinstance(value, torch.Tensor):
+                setattr(leaf, _VALUE, value)

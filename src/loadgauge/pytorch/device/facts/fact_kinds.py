@@ -168,13 +168,13 @@ def view_of_mask(fact: Any, name: str, args: Any, out: Any) -> Any:
     if name in ("detach", "alias") or (name == "expand" and list(out.shape) == list(args[0].shape)):
         to = at
     elif name == "permute":
-        to = [place % dims for place in args[1]].index(at)
+        to = [dim % dims for dim in args[1]].index(at)
     elif name in ("transpose", "t"):
-        one, two = (args[1] % dims, args[2] % dims) if name == "transpose" else (0, 1)
-        to = two if at == one else one if at == two else at
+        first_dim, two = (args[1] % dims, args[2] % dims) if name == "transpose" else (0, 1)
+        to = two if at == first_dim else first_dim if at == two else at
     elif name == "unsqueeze":
-        place = args[1] % (dims + 1)
-        to = at + (place <= at)
+        added = args[1] % (dims + 1)
+        to = at + (added <= at)
     elif name == "squeeze" and len(args) > 1 and type(args[1]) is int:
         gone = args[1] % dims
         to = at - (gone < at and out.dim() < dims) if gone != at else at if out.dim() == dims else None

@@ -49,23 +49,23 @@ class Facts(Protocol):
 def _real(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """The operation itself, on real values, where all are known."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    known = {id(tensor): facts.of(tensor) for tensor in tensors}
-    if not tensors or not all(isinstance(fact, Known) for fact in known.values()):
+    facts_of = {id(tensor): facts.of(tensor) for tensor in tensors}
+    if not tensors or not all(isinstance(fact, Known) for fact in facts_of.values()):
         return None
-    if sum(one.numel() for one in tree_leaves(out) if isinstance(one, torch.Tensor)) > _SMALL:
+    if sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)) > _SMALL:
         return None
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return known[id(leaf)].value
+            return facts_of[id(leaf)].value
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     with _disable_current_modes():
         try:
-            made = func(*tree_map(value, args), **tree_map(value, kwargs))
+            result = func(*tree_map(value, args), **tree_map(value, kwargs))
         except RuntimeError:
             return None
-    return Known(made) if isinstance(made, torch.Tensor) else tuple(Known(one) for one in made)
+    return Known(result) if isinstance(result, torch.Tensor) else tuple(Known(part) for part in result)
 
 
 def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -78,32 +78,34 @@ def _pointwise(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any
     if any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves):
         return None
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    known = {id(tensor): facts.of(tensor) for tensor in tensors}
-    if not tensors or any(fact is None for fact in known.values()):
+    facts_of = {id(tensor): facts.of(tensor) for tensor in tensors}
+    if not tensors or any(fact is None for fact in facts_of.values()):
         return None
-    if all(isinstance(fact, Known) for fact in known.values()):
+    if all(isinstance(fact, Known) for fact in facts_of.values()):
         return _real(facts, func, args, kwargs, out)
-    if not all(isinstance(fact, Same | Among) for fact in known.values()) or not isinstance(out, torch.Tensor):
+    if not all(isinstance(fact, Same | Among) for fact in facts_of.values()) or not isinstance(out, torch.Tensor):
         return None
-    among = [tensor for tensor in tensors if isinstance(known[id(tensor)], Among)]
-    together = among and _alike(among, out) and len({id(known[id(tensor)].of) for tensor in among}) == 1
+    among = [tensor for tensor in tensors if isinstance(facts_of[id(tensor)], Among)]
+    together = among and _alike(among, out) and len({id(facts_of[id(tensor)].of) for tensor in among}) == 1
     if len(among) > 1 and not together:  # which goes with which is not known
         return None
 
     def value(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            fact = known[id(leaf)]
-            one = fact.value.reshape(-1)
-            return one if leaf.dim() or isinstance(fact, Among) else one[0]
+            fact = facts_of[id(leaf)]
+            values = fact.value.reshape(-1)
+            return values if leaf.dim() or isinstance(fact, Among) else values[0]
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     with _disable_current_modes():
         try:
-            made = _functional(func)(*tree_map(value, args), **tree_map(value, kwargs))
+            result = _functional(func)(*tree_map(value, args), **tree_map(value, kwargs))
         except (RuntimeError, TypeError):
             return None
         return (
-            _among(made.reshape(-1), known[id(among[0])].of if together else None) if made.dtype == out.dtype else None
+            _among(result.reshape(-1), facts_of[id(among[0])].of if together else None)
+            if result.dtype == out.dtype
+            else None
         )
 
 
@@ -114,21 +116,21 @@ def _calculated(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> An
         return None
     if not isinstance(args[0], torch.SymInt) and not isinstance(facts.of(args[0]), Number):
         return None
-    one, two = _number(facts, args[0]), _number(facts, args[1])
-    if one is None or two is None or out.dim() or out.is_floating_point() or kwargs.get("alpha", 1) != 1:
+    left, two = _number(facts, args[0]), _number(facts, args[1])
+    if left is None or two is None or out.dim() or out.is_floating_point() or kwargs.get("alpha", 1) != 1:
         return None
     if name in ("add", "sub", "mul"):
-        return Number(one + two if name == "add" else one - two if name == "sub" else one * two)
+        return Number(left + two if name == "add" else left - two if name == "sub" else left * two)
     rounded = name == "floor_divide" or kwargs.get("rounding_mode") in ("floor", "trunc")
-    return Number(one // two) if rounded and one >= 0 and two > 0 else None  # of symbols, these are guards
+    return Number(left // two) if rounded and left >= 0 and two > 0 else None  # of symbols, these are guards
 
 
-def _number(facts: Facts, one: Any) -> Any:
+def _number(facts: Facts, operand: Any) -> Any:
     """A whole number, or the one that a tensor is known to be; None of all else."""
-    if isinstance(one, torch.Tensor):
-        fact = facts.of(one)
-        one = fact.value if isinstance(fact, Number) else None
-    return one if type(one) in (int, torch.SymInt) else None
+    if isinstance(operand, torch.Tensor):
+        fact = facts.of(operand)
+        operand = fact.value if isinstance(fact, Number) else None
+    return operand if type(operand) in (int, torch.SymInt) else None
 
 
 def _among(values: torch.Tensor, of: object = None) -> Any:
@@ -161,17 +163,17 @@ def _padded(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 
 def _either(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """`where`: the values of one or of the other, whichever it takes."""
-    found = _pointwise(facts, func, args, kwargs, out)
-    if found is not None or len(args) != 3:
-        return found
+    fact_of_values = _pointwise(facts, func, args, kwargs, out)
+    if fact_of_values is not None or len(args) != 3:
+        return fact_of_values
     values: list[torch.Tensor] = []
     with _disable_current_modes():
-        for one in args[1:]:
-            fact = facts.of(one) if isinstance(one, torch.Tensor) else None
+        for choice in args[1:]:
+            fact = facts.of(choice) if isinstance(choice, torch.Tensor) else None
             if isinstance(fact, Same | Among):
                 values.append(fact.value.reshape(-1).to(out.dtype))
-            elif type(one) in (int, float, bool):
-                values.append(torch.full((1,), one, dtype=out.dtype))
+            elif type(choice) in (int, float, bool):
+                values.append(torch.full((1,), choice, dtype=out.dtype))
             else:
                 return None
         return _among(torch.cat(values))
@@ -217,7 +219,7 @@ def _compared(facts: Facts, func: Any, args: Any) -> Any:
     ):
         with _disable_current_modes():
             size = int(args[0].shape[0])
-            return Known(torch.tensor([bool(share(first.total, first.of, one) > 0) for one in range(size)]))
+            return Known(torch.tensor([bool(share(first.total, first.of, expert) > 0) for expert in range(size)]))
     if isinstance(first, Rank) and name in ("le", "lt") and type(other) is int:
         return first._replace(within=other - (name == "lt"))
     if isinstance(first, Chosen) and name == "mul" and isinstance(rank := facts.of(other), Rank):
@@ -245,10 +247,10 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return fact if name in _WHOLE else None
     if isinstance(fact, Counts):
         if name == "select" and args[0].dim() == 1:
-            place = args[2] if args[2] >= 0 else args[2] + int(args[0].shape[0])
-            return fact._replace(expert=place)
+            expert = args[2] if args[2] >= 0 else args[2] + int(args[0].shape[0])
+            return fact._replace(expert=expert)
         if name == "unbind" and args[0].dim() == 1:
-            return tuple(fact._replace(expert=place) for place in range(len(out)))
+            return tuple(fact._replace(expert=expert) for expert in range(len(out)))
         return fact if name in ("detach", "alias", "view", "_unsafe_view") and out.dim() == args[0].dim() else None
     return view_of_mask(fact, name, args, out) if isinstance(fact, Chosen | Rank) and not several else None
 
@@ -256,7 +258,7 @@ def _view(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 def _times(before: Any, after: Any) -> Any:
     """How often each element is there after it was expanded; symbols are compared as they are written."""
     whole = (1,) * (len(after) - len(before)) + tuple(before)
-    return math.prod(big for one, big in zip(whole, after, strict=True) if str(one) != str(big))
+    return math.prod(big for length, big in zip(whole, after, strict=True) if str(length) != str(big))
 
 
 def _chosen(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -337,9 +339,12 @@ def _summed(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     if not isinstance(fact, Chosen) or name not in ("sum", "any", "count_nonzero"):
         return None
     dims = args[0].dim()
-    given = args[1] if len(args) > 1 else None
+    dims_named = args[1] if len(args) > 1 else None
     reduced = {
-        one % dims for one in ((given,) if type(given) is int else range(dims) if given in (None, []) else given)
+        dim % dims
+        for dim in (
+            (dims_named,) if type(dims_named) is int else range(dims) if dims_named in (None, []) else dims_named
+        )
     }
     left = set(range(dims)) - reduced
     if fact.expert is not None and not left:
@@ -352,7 +357,7 @@ def _summed(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
             return counts
         with _disable_current_modes():
             size = int(out.shape[0])
-            return Known(torch.tensor([bool(share(counts.total, counts.of, one) > 0) for one in range(size)]))
+            return Known(torch.tensor([bool(share(counts.total, counts.of, expert) > 0) for expert in range(size)]))
     return None
 
 
@@ -397,10 +402,10 @@ def _taken(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     if isinstance(fact, Same | Among | Ids):
         return _elsewhere(fact)
     if isinstance(fact, Chosen) and fact.dim is not None and fact.dim % args[0].dim() == 0 and name_of(func) == "index":
-        place = facts.of(args[1][0]) if len(args[1]) == 1 else None
-        if isinstance(place, Known) and place.value.numel() == 1:
+        index = facts.of(args[1][0]) if len(args[1]) == 1 else None
+        if isinstance(index, Known) and index.value.numel() == 1:
             with _disable_current_modes():
-                return fact._replace(dim=None, expert=int(place.value))
+                return fact._replace(dim=None, expert=int(index.value))
         return None
     if isinstance(fact, Known):
         indices = args[1] if name_of(func) == "index" else ()
@@ -409,17 +414,17 @@ def _taken(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 
 
 def _joined(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    known = [facts.of(one) for one in args[0]]
-    first = known[0] if known else None
-    if isinstance(first, Ids) and all(one == first for one in known):
+    parts = [facts.of(tensor) for tensor in args[0]]
+    first = parts[0] if parts else None
+    if isinstance(first, Ids) and all(part == first for part in parts):
         return first
-    if isinstance(first, Mask) and len(known) == 2 and known[1] == first._replace(turned=not first.turned):
+    if isinstance(first, Mask) and len(parts) == 2 and parts[1] == first._replace(turned=not first.turned):
         return Rows(args[0][0].numel())
-    if isinstance(first, Rows) and all(isinstance(one, Rows) for one in known):
-        return Rows(sum(one.count for one in known), any(one.marked for one in known))
-    if isinstance(first, Same) and all(isinstance(one, Same) for one in known):
+    if isinstance(first, Rows) and all(isinstance(part, Rows) for part in parts):
+        return Rows(sum(part.count for part in parts), any(part.marked for part in parts))
+    if isinstance(first, Same) and all(isinstance(part, Same) for part in parts):
         with _disable_current_modes():
-            return first if all(bool(one.value == first.value) for one in known) else None
+            return first if all(bool(part.value == first.value) for part in parts) else None
     return None
 
 

@@ -87,7 +87,7 @@ class Facts:
         if isinstance(fact, Counts) and fact.expert is not None:
             self._assume(fact.of, line)
             parts = range(fact.expert + 1) if fact.ends else (fact.expert,)
-            return sum(share(fact.total, fact.of, one) for one in parts)
+            return sum(share(fact.total, fact.of, part) for part in parts)
         if isinstance(fact, Drawn):
             self.assumed[line()] = f"a number drawn between {fact.low:g} and {fact.high:g} is in the middle"
             return (fact.low + fact.high) / 2
@@ -115,7 +115,7 @@ class Facts:
         if name in ("index", "_unsafe_index", *_PUTS):
             places = self._places(args[1], line, go)
             if places is not None:
-                before = self.of(args[0]) if any(one is not None and 0 in one.shape for one in places) else None
+                before = self.of(args[0]) if any(index is not None and 0 in index.shape for index in places) else None
                 out = go(func, (), (args[0], places, *args[2:]), kwargs)
                 self.after(func, args, kwargs, out)
                 if name in _PUTS and func._schema.is_mutable:  # nowhere
@@ -123,9 +123,9 @@ class Facts:
                 return out
         if name == "bincount" and isinstance(fact := self.of(args[0]), Ids) and (len(args) == 1 or args[1] is None):
             size = max(fact.of, args[2] if len(args) > 2 else kwargs.get("minlength", 0))
-            made = self._made(args[0], (size,), None, go)
-            self.keep(made, Counts(args[0].numel(), fact.of, None, False))
-            return made
+            result = self._made(args[0], (size,), None, go)
+            self.keep(result, Counts(args[0].numel(), fact.of, None, False))
+            return result
         if name == "_unique2" and isinstance(fact := self.of(args[0]), Ids):
             self._assume(fact.of, line)
             with _disable_current_modes():
@@ -139,7 +139,7 @@ class Facts:
 
     def _filled(self, func: Any, args: Any, kwargs: Any, go: Any) -> Any:
         """A number that is written where a mask is true: nowhere, where it is known to be false; else `UNKNOWN`."""
-        fact = self.of(next(one for one in args[1] if one is not None))
+        fact = self.of(next(index for index in args[1] if index is not None))
         with _disable_current_modes():
             if not isinstance(fact, Same | Known) or bool(fact.value.any()):
                 return UNKNOWN
@@ -152,9 +152,9 @@ class Facts:
     def _made(self, like: Any, shape: Any, real: Any, go: Any, dtype: Any = torch.int64) -> Any:
         """A new tensor of places. CUDA writes those of `nonzero` dimension by dimension."""
         strides = (1, shape[0]) if len(shape) == 2 else tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
-        made = go(_EMPTY, (), (shape, strides), {"dtype": dtype, "device": like.device})
-        self.keep(made, None if real is None else Known(real))
-        return made
+        tensor = go(_EMPTY, (), (shape, strides), {"dtype": dtype, "device": like.device})
+        self.keep(tensor, None if real is None else Known(real))
+        return tensor
 
     def _rows(self, mask: Any, line: Callable[[], str]) -> Any:
         """How many elements of a mask are not 0; None where nobody knows."""
@@ -180,23 +180,23 @@ class Facts:
 
     def _places(self, indices: Any, line: Callable[[], str], go: Any) -> Any:
         """Indices whose masks are places; None where there is no mask of which anything is known."""
-        found: list[Any] = []
+        dense: list[Any] = []
         masks = 0
-        for one in indices:
-            if one is None or one.dtype not in (torch.bool, torch.uint8):
-                found.append(one)
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                dense.append(index)
                 continue
-            fact = self.of(one)
+            fact = self.of(index)
             if isinstance(fact, Known):
                 with _disable_current_modes():
                     rows: Any = int(fact.value.count_nonzero())
             else:
-                rows = self._rows(one, line)
+                rows = self._rows(index, line)
             if rows is None:
                 return None
             masks += 1
-            found += [self._made(one, (rows,), None, go) for _ in range(one.dim())]
-        return found if masks else None
+            dense += [self._made(index, (rows,), None, go) for _ in range(index.dim())]
+        return dense if masks else None
 
     def _assume(self, of: int, line: Callable[[], str]) -> None:
         at = line()
@@ -225,8 +225,8 @@ class Facts:
             if isinstance(out, torch.Tensor):
                 self.keep(out, fact)
             elif isinstance(fact, tuple) and type(fact) is tuple:
-                for one, known in zip(out, fact, strict=False):
-                    self.keep(one, known)
+                for result, part in zip(out, fact, strict=False):
+                    self.keep(result, part)
 
     def _put(self, self_: Any, indices: Any, values: Any) -> None:
         """Rows that are put where a mask is true say how many it has: backward asks for them."""
@@ -243,11 +243,11 @@ class Facts:
 
     def _counted(self, indices: Any) -> None:
         """Raise for a mask of which nobody knows how many places it has: backward, where no line asks, takes the gradient there."""
-        for one in indices:
+        for index in indices:
             if (
-                one is not None
-                and one.dtype is torch.bool
-                and not isinstance(self.of(one), Chosen | Known | Rows | Same)
+                index is not None
+                and index.dtype is torch.bool
+                and not isinstance(self.of(index), Chosen | Known | Rows | Same)
             ):
                 raise DynamicOutputShapeException(_NONZERO)
 

@@ -34,10 +34,10 @@ def joined(rows: Any) -> Any:
     flat = _flat(indices, rows)
     order, places = torch.empty_like(flat), torch.empty_like(flat)
     kept = count if count <= most else most
-    found = values.new_empty((kept, *values.shape[1:]))
+    summed = values.new_empty((kept, *values.shape[1:]))
     ids = flat[:kept].unsqueeze(0) if len(indices) == 1 else indices.new_empty((len(indices), kept))
     del order, places
-    return _sparse(ids, found, rows.shape)
+    return _sparse(ids, summed, rows.shape)
 
 
 def masked(dense: Any, mask: Any, *_: Any) -> Any:
@@ -48,8 +48,8 @@ def masked(dense: Any, mask: Any, *_: Any) -> Any:
     ones = values.new_ones(1)
     chosen = dense[tuple(indices.unbind(0))]
     ids = indices.clone()
-    found = chosen * ones.expand_as(values)
-    return _sparse(ids, found, dense.shape)
+    products = chosen * ones.expand_as(values)
+    return _sparse(ids, products, dense.shape)
 
 
 def _flat(indices: Any, rows: Any) -> Any:

@@ -26,8 +26,8 @@ class StatedRows:
     taken: by line, what was taken for granted
     """
 
-    def __init__(self, given: Mapping[str, Sequence[int] | str], taken: dict[str, str]) -> None:
-        self.given, self.taken = given, taken
+    def __init__(self, stated: Mapping[str, Sequence[int] | str], taken: dict[str, str]) -> None:
+        self.given, self.taken = stated, taken
         self._reached: dict[str, int] = {}
         self._used: set[str] = set()
 
@@ -116,11 +116,11 @@ def fills(args: Any, value: Any) -> bool:
     value: what is known of the values. Source: ATen/native/TensorAdvancedIndexing.h (canDispatchToMaskedFill).
     """
     indices, values = args[1:3]
-    given = [one for one in indices if one is not None]
+    masks_named = [mask for mask in indices if mask is not None]
     number = (
         isinstance(value, Same | Known) or values.device.type == "cpu" or getattr(values, "constant", None) is not None
     )
-    masks = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+    masks = len(masks_named) == 1 and masks_named[0].dtype in (torch.bool, torch.uint8)
     return bool(masks and values.dim() == 0 and number and not (len(args) > 3 and args[3]))
 
 
@@ -131,15 +131,15 @@ def most_at(line: str) -> tuple[int, str] | None:
     """
     file, _, number = line.rpartition(":")
     text = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
-    for one in read_table("capture/bounds.toml")["bound"]:
-        if one["line"] == text and PurePath(file).as_posix().endswith(one["file"]):
-            return _product(one["rows"], _running(file, int(number)))
+    for bound in read_table("capture/bounds.toml")["bound"]:
+        if bound["line"] == text and PurePath(file).as_posix().endswith(bound["file"]):
+            return _product(bound["rows"], _running(file, int(number)))
     return None
 
 
 def _product(names: list[str], frame: Any) -> tuple[int, str] | None:
     """A product of attributes of what a frame has at hand; None where one of them is no number."""
-    found = 1.0
+    rows = 1.0
     for name in names:
         first, *path = name.split(".")
         value = None if frame is None else frame.f_locals.get(first)
@@ -147,8 +147,8 @@ def _product(names: list[str], frame: Any) -> tuple[int, str] | None:
             value = getattr(value, part, None)
         if not isinstance(value, int | float):
             return None
-        found *= value
-    return int(found), " x ".join(name.removeprefix("self.") for name in names)
+        rows *= value
+    return int(rows), " x ".join(name.removeprefix("self.") for name in names)
 
 
 def _running(file: str, number: int) -> Any:

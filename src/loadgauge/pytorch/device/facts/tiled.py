@@ -44,8 +44,8 @@ def tiled(facts: Facts, func: Any, name: str, args: Any, kwargs: Any, out: Any) 
     if isinstance(first, Placed | Run | Number | Edges):
         return _of_places(facts, first, name, args, out)
     leaves = tree_leaves((args, kwargs))
-    known = {id(leaf): facts.of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    if not any(isinstance(fact, Tiled) for fact in known.values()):
+    facts_of = {id(leaf): facts.of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    if not any(isinstance(fact, Tiled) for fact in facts_of.values()):
         return None
     if isinstance(first, Tiled):
         if name in _REDUCES:
@@ -58,13 +58,13 @@ def tiled(facts: Facts, func: Any, name: str, args: Any, kwargs: Any, out: Any) 
         return None
     if any(isinstance(leaf, _SYMBOLS) for leaf in leaves):
         return None
-    if not all(isinstance(fact, Tiled | Known | Range | Same) for fact in known.values()):
+    if not all(isinstance(fact, Tiled | Known | Range | Same) for fact in facts_of.values()):
         return None
 
     def value(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
-        fact = known[id(leaf)]
+        fact = facts_of[id(leaf)]
         if isinstance(fact, Range):
             along = [at for at, step in enumerate(leaf.stride()) if step and leaf.shape[at] != 1]
             return torch.arange(fact.size, dtype=leaf.dtype).reshape(
@@ -72,7 +72,7 @@ def tiled(facts: Facts, func: Any, name: str, args: Any, kwargs: Any, out: Any) 
             )
         return fact.value.reshape(()) if isinstance(fact, Same) else fact.value
 
-    if not _fits(known, leaves, out):
+    if not _fits(facts_of, leaves, out):
         return None
     with _disable_current_modes():
         values = tree_map(value, args)
@@ -85,9 +85,9 @@ def _pointwise(func: Any, name: str) -> bool:
     return tagged or name in ("floor_divide", "remainder", "fmod", "where")
 
 
-def _fits(known: Any, leaves: Any, out: Any) -> bool:
+def _fits(facts_of: Any, leaves: Any, out: Any) -> bool:
     """Return whether the rows that repeat lie along the first dimension of a result."""
-    return all(leaf.dim() == out.dim() for leaf in leaves if isinstance(known.get(id(leaf)), Tiled))
+    return all(leaf.dim() == out.dim() for leaf in leaves if isinstance(facts_of.get(id(leaf)), Tiled))
 
 
 def _cpu(leaf: Any) -> Any:
@@ -100,11 +100,11 @@ def _tile(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return None
     with _disable_current_modes():
         try:
-            made = func(*args, **kwargs)
-            made = made.expand(made.shape[0], *out.shape[1:]) if made.dim() else None
+            tile = func(*args, **kwargs)
+            tile = tile.expand(tile.shape[0], *out.shape[1:]) if tile.dim() else None
         except (RuntimeError, TypeError):
             return None
-        return Tiled(made) if made is not None and made.dtype == out.dtype and made.numel() <= MOST else None
+        return Tiled(tile) if tile is not None and tile.dtype == out.dtype and tile.numel() <= MOST else None
 
 
 def _plain(shape: Any) -> bool:
@@ -116,9 +116,11 @@ def _reduced(func: Any, name: str, args: Any, kwargs: Any, out: Any, fact: Tiled
     if not isinstance(out, torch.Tensor):
         return None
     dims = args[0].dim()
-    given = args[1] if len(args) > 1 else kwargs.get("dim")
+    dims_named = args[1] if len(args) > 1 else kwargs.get("dim")
     reduced = (
-        set(range(dims)) if given in (None, []) else {one % dims for one in ((given,) if type(given) is int else given)}
+        set(range(dims))
+        if dims_named in (None, [])
+        else {dim % dims for dim in ((dims_named,) if type(dims_named) is int else dims_named)}
     )
     if 0 not in reduced:
         return _tile(func, (fact.value, *args[1:]), tree_map(_cpu, kwargs), out)
@@ -154,10 +156,10 @@ def _lengthwise(func: Any, name: str, args: Any, kwargs: Any, out: Any, fact: Ti
         return _tile(func, (fact.value, *args[1:]), {}, out) if args[1][0] % dims == 0 else None
     if name == "transpose":
         return _tile(func, (fact.value, *args[1:]), {}, out) if args[1] % dims and args[2] % dims else None
-    place = 2 if name in ("split", "split_with_sizes") else 1
+    position = 2 if name in ("split", "split_with_sizes") else 1
     if name == "squeeze" and len(args) < 2:
         return None
-    dim = args[place] if len(args) > place else kwargs.get("dim", 0)
+    dim = args[position] if len(args) > position else kwargs.get("dim", 0)
     if type(dim) is not int:
         return None
     dim %= dims + (name == "unsqueeze")
@@ -177,7 +179,7 @@ def _of_rows(name: str, args: Any, out: Any, fact: Tiled) -> Any:
         if name == "select" and type(args[2]) is int and args[2] >= 0:
             return Known(fact.value[args[2] % rows])
         if name == "unbind":
-            return tuple(Known(fact.value[place % rows]) for place in range(len(out)))
+            return tuple(Known(fact.value[index % rows]) for index in range(len(out)))
         if name == "slice":
             start, end, step = (*args[2:], *(None, None, None)[len(args) - 2 :])[:3]
             return (

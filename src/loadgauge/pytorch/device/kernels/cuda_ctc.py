@@ -46,10 +46,10 @@ class Ctc(torch.autograd.Function):
         """Return the gradient of log_probs, made beside as many numbers as forward kept."""
         log_probs, targets, _, alpha = ctx.saved_tensors
         beta = torch.empty_like(alpha)
-        found = torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+        gradient = torch.empty_like(log_probs, memory_format=torch.contiguous_format)
         lengths = [targets.new_empty(log_probs.shape[1]) for _ in range(3)]
         del beta, lengths
-        return found, None, None
+        return gradient, None, None
 
 
 def ctc_loss(

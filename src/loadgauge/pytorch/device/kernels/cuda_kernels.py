@@ -252,15 +252,15 @@ def _cast_all(op: Any, device: str, dtype_now: Callable[[], torch.dtype]) -> Any
 
 def _single_unless_told(op: Any, device: str) -> Any:
     names = [argument.name for argument in op._schema.arguments]
-    place = names.index("dtype")
+    position = names.index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with _excluded():
-            dtype = kwargs.get("dtype") if len(args) <= place else args[place]
+            dtype = kwargs.get("dtype") if len(args) <= position else args[position]
             first = args[0]
             if dtype is None and first.is_floating_point() and first.dtype != torch.float64:
-                if len(args) > place:
-                    args = (*args[:place], torch.float32, *args[place + 1 :])
+                if len(args) > position:
+                    args = (*args[:position], torch.float32, *args[position + 1 :])
                 else:
                     kwargs = {**kwargs, "dtype": torch.float32}
             return op(*args, **kwargs)

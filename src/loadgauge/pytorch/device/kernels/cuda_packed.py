@@ -32,8 +32,8 @@ def padded_to_symbols() -> Iterator[None]:
     """`pad_packed_sequence` in its body keeps a length that is a symbol; PyTorch's own takes a number only."""
     own = torch._VF._pad_packed_sequence
 
-    def padded(data: Any, *given: Any) -> Any:
-        return pad(data, *given) if isinstance(given[-1], torch.SymInt) else own(data, *given)
+    def padded(data: Any, *padding: Any) -> Any:
+        return pad(data, *padding) if isinstance(padding[-1], torch.SymInt) else own(data, *padding)
 
     with replaced((torch._VF, "_pad_packed_sequence", padded)):
         yield
@@ -60,8 +60,8 @@ class Pack(torch.autograd.Function):
         (grad,) = grads
         first, second, *rest = ctx.shape
         shape = (second, first, *rest) if ctx.batch_first else tuple(ctx.shape)
-        found = grad.new_zeros(shape)
-        return _positions(found, ctx.batch_first), None, None
+        gradient = grad.new_zeros(shape)
+        return _positions(gradient, ctx.batch_first), None, None
 
 
 def _positions(x: Any, batch_first: bool) -> Any:
@@ -137,4 +137,4 @@ def known_value(numbers: Any) -> Any:
 
 def running_facts() -> Any:
     """Return the facts of the fake mode that runs; None outside."""
-    return next((found for mode in _get_current_dispatch_mode_stack() if (found := getattr(mode, "facts", None))), None)
+    return next((facts for mode in _get_current_dispatch_mode_stack() if (facts := getattr(mode, "facts", None))), None)

@@ -76,9 +76,9 @@ class Recurrent(torch.autograd.Function):
 
 def _backward(x: Any, weight: Any, stride: int, buffer: Any, hx: Any, cx: Any, *_: Any) -> Any:
     """The shapes of `aten._cudnn_rnn_backward`, for which PyTorch has none: gradients like what they are of."""
-    like = [None if one is None else torch.empty_like(one) for one in (x, hx, cx)]
-    return *(torch.empty((0,), device=x.device) if one is None else one for one in like), [
-        torch.empty_like(one) for one in weight
+    like = [None if tensor is None else torch.empty_like(tensor) for tensor in (x, hx, cx)]
+    return *(torch.empty((0,), device=x.device) if tensor is None else tensor for tensor in like), [
+        torch.empty_like(tensor) for tensor in weight
     ]
 
 
@@ -123,10 +123,10 @@ def _packed(name: str) -> Any:
 
 def _run(name: str, x: Any, state: Any, weights: Any, biases: bool, rest: tuple[Any, ...]) -> Any:
     hx, cx = state if name == "lstm" else (state, None)
-    place = x.device.type
-    if torch.is_autocast_enabled(place) and x.is_floating_point():
-        dtype = torch.get_autocast_dtype(place)
-        x, hx, weights = x.to(dtype), hx.to(dtype), [one.to(dtype) for one in weights]
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.is_floating_point():
+        dtype = torch.get_autocast_dtype(device)
+        x, hx, weights = x.to(dtype), hx.to(dtype), [tensor.to(dtype) for tensor in weights]
         cx = None if cx is None else cx.to(dtype)
     each = 2 + 2 * biases
     projected = int(hx.shape[2]) if len(weights) // (rest[0] * (1 + rest[4])) > each else 0

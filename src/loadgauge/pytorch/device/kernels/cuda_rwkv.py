@@ -32,14 +32,14 @@ class WeightedKeys(torch.autograd.Function):
         """Return the gradients of what `forward` takes."""
         time_decay, *others, _ = ctx.saved_tensors
         of_decay = torch.bfloat16 if ctx.dtype == torch.bfloat16 else torch.float32
-        made = [torch.empty_like(time_decay, dtype=of_decay)]
-        made += [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in others]
+        gradients = [torch.empty_like(time_decay, dtype=of_decay)]
+        gradients += [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in others]
         grad = grads[0].float() if ctx.dtype == torch.float16 else grads[0]
         grad.contiguous()
-        return tuple(tensor.to(ctx.dtype) for tensor in made)
+        return tuple(tensor.to(ctx.dtype) for tensor in gradients)
 
 
-def use_cuda_rwkv(place: str) -> None:
+def use_cuda_rwkv(device: str) -> None:
     """Let transformers' RWKV take the kernel for tensors on the simulated device `place`; others go on as before."""
     module: Any = import_module("transformers.models.rwkv.modeling_rwkv")
     usual = module.rwkv_linear_attention
@@ -47,7 +47,7 @@ def use_cuda_rwkv(place: str) -> None:
         return
 
     def attend(decay: Any, first: Any, key: Any, value: Any, state: Any = None, return_state: bool = False) -> Any:
-        if key.device.type != place or state is not None or return_state:
+        if key.device.type != device or state is not None or return_state:
             return usual(decay, first, key, value, state=state, return_state=return_state)
         return WeightedKeys.apply(decay, first, key, value), None
 

@@ -45,7 +45,7 @@ class Parts:
             and first._spec.placements == other._spec.placements
             and first._spec.mesh is other._spec.mesh
             and first._local_tensor.shape == other._local_tensor.shape
-            and not any(place.is_partial() for place in first._spec.placements)
+            and not any(placement.is_partial() for placement in first._spec.placements)
             for first, other in zip(self.whole, others, strict=True)
         )
 

@@ -54,23 +54,25 @@ def torchvision() -> ModuleType:
     The operators that it then lacks are declared in this process, without anything that could compute them.
     """
     try:
-        found = importlib.import_module("torchvision")
+        library = importlib.import_module("torchvision")
     except (ImportError, RuntimeError, AttributeError) as error:
         if "torchvision::" not in str(error):
             raise ConfigError(f"torchvision cannot be imported: {first_line(error)[:200]}") from None
-        for name in [one for one in sys.modules if one.partition(".")[0] == "torchvision"]:  # half imported
+        for name in [
+            name_held for name_held in sys.modules if name_held.partition(".")[0] == "torchvision"
+        ]:  # half imported
             del sys.modules[name]
         _declare()
         try:
-            found = importlib.import_module("torchvision")
+            library = importlib.import_module("torchvision")
         except (ImportError, RuntimeError, AttributeError) as second:
             raise ConfigError(f"torchvision cannot be imported: {first_line(second)[:200]}") from None
-    if hasattr(found, "extension") and not found.extension._has_ops():
+    if hasattr(library, "extension") and not library.extension._has_ops():
         _declare()
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "torchvision" and hasattr(module, "_has_ops"):
                 module._has_ops = _yes  # type: ignore[attr-defined]
-    return found
+    return library
 
 
 def _yes() -> bool:
@@ -102,26 +104,26 @@ def _pooled(input: Any, rois: Any, scale: Any, height: Any, width: Any, *_: Any)
 
 
 def _with_places(input: Any, rois: Any, scale: Any, height: Any, width: Any, *_: Any) -> Any:
-    made = _pooled(input, rois, scale, height, width)
-    return made, made.new_empty(made.shape, dtype=torch.int32)
+    pooled = _pooled(input, rois, scale, height, width)
+    return pooled, pooled.new_empty(pooled.shape, dtype=torch.int32)
 
 
 def _by_position(input: Any, rois: Any, scale: Any, height: Any, width: Any, *_: Any) -> Any:
-    made = input.new_empty((rois.shape[0], input.shape[1] // (height * width), height, width))
-    return made, made.new_empty(made.shape, dtype=torch.int32)
+    pooled = input.new_empty((rois.shape[0], input.shape[1] // (height * width), height, width))
+    return pooled, pooled.new_empty(pooled.shape, dtype=torch.int32)
 
 
 def _deformed(input: Any, weight: Any, offset: Any, *_: Any) -> Any:
     return input.new_empty((input.shape[0], weight.shape[0], *offset.shape[-2:]))
 
 
-def _deformed_backward(grad: Any, *given: Any) -> Any:
-    return tuple(one.new_empty(one.shape) for one in given[:5])
+def _deformed_backward(grad: Any, *arguments: Any) -> Any:
+    return tuple(tensor.new_empty(tensor.shape) for tensor in arguments[:5])
 
 
 def _gradient_of_input(first: int) -> Any:
     """The shape of a gradient of four sizes, of which `first` is the place among the arguments."""
-    return lambda grad, *given: grad.new_empty(tuple(given[first : first + 4]))
+    return lambda grad, *arguments: grad.new_empty(tuple(arguments[first : first + 4]))
 
 
 _SHAPES: dict[str, Any] = {
@@ -149,26 +151,26 @@ def nms(dets: Any, scores: Any, iou_threshold: float) -> Any:
     boxes = dets.shape[0]
     overlaps = dets.new_empty((boxes * ((boxes + WORD - 1) // WORD),), dtype=torch.int64)
     left = torch.empty_like(scores, dtype=torch.bool)  # of unknown values
-    found = order.masked_select(left)
+    kept = order.masked_select(left)
     del ordered, overlaps
-    return found
+    return kept
 
 
 class Pool(torch.autograd.Function):
     """Any pooling of regions: keeps the boxes, and where there is one its second result, which says what was taken."""
 
     @staticmethod
-    def forward(ctx: Any, input: Any, rois: Any, name: str, given: tuple[Any, ...]) -> Any:
+    def forward(ctx: Any, input: Any, rois: Any, name: str, arguments: tuple[Any, ...]) -> Any:
         """Return what the operator `name` does. input: (pictures, channels, height, width), rois: (boxes, 5)"""
         with torch._C._AutoDispatchBelowAutograd():
-            made = getattr(torch.ops.torchvision, name)(input.contiguous(), rois.contiguous(), *given)
-        several = isinstance(made, tuple | list)
-        ctx.save_for_backward(rois, *(made[1:] if several else ()))
-        ctx.sizes, ctx.operator, ctx.given = tuple(input.shape), name, given
+            result = getattr(torch.ops.torchvision, name)(input.contiguous(), rois.contiguous(), *arguments)
+        several = isinstance(result, tuple | list)
+        ctx.save_for_backward(rois, *(result[1:] if several else ()))
+        ctx.sizes, ctx.operator, ctx.given = tuple(input.shape), name, arguments
         if not several:
-            return made
-        ctx.mark_non_differentiable(made[1])
-        return tuple(made)
+            return result
+        ctx.mark_non_differentiable(result[1])
+        return tuple(result)
 
     @staticmethod
     def backward(ctx: Any, grad: Any, *_: Any) -> Any:
@@ -183,26 +185,26 @@ class Deform(torch.autograd.Function):
     """Deformable convolution: keeps all that it reads."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Any:
+    def forward(ctx: Any, *arguments: Any) -> Any:
         """Return the convolution; given: as `torchvision.ops.deform_conv2d`'s operator takes them."""
-        tensors, ctx.given = given[:5], given[5:]
+        tensors, ctx.given = arguments[:5], arguments[5:]
         ctx.save_for_backward(*tensors)
         input, weight, offset = tensors[:3]
         columns = _columns(input, weight, offset)
         with torch._C._AutoDispatchBelowAutograd():
-            made = torch.ops.torchvision.deform_conv2d(*(one.contiguous() for one in tensors), *ctx.given)
-        beside = [torch.empty_like(made) for _ in range(2)]  # the bias is added to a copy of a copy
+            result = torch.ops.torchvision.deform_conv2d(*(tensor.contiguous() for tensor in tensors), *ctx.given)
+        beside = [torch.empty_like(result) for _ in range(2)]  # the bias is added to a copy of a copy
         del columns, beside
-        return made
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         """Return the gradients of the input, the weight, the offsets, the mask and the bias."""
         input, weight, offset, *more = ctx.saved_tensors
         columns = _columns(input, weight, offset)
-        made = torch.ops.torchvision._deform_conv2d_backward(grad, input, weight, offset, *more, *ctx.given)
+        gradients = torch.ops.torchvision._deform_conv2d_backward(grad, input, weight, offset, *more, *ctx.given)
         del columns
-        return (*made, *(None for _ in ctx.given))
+        return (*gradients, *(None for _ in ctx.given))
 
 
 def _columns(input: Any, weight: Any, offset: Any) -> Any:
@@ -223,26 +225,28 @@ def register_vision(device: str) -> None:
     for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"):
         library.impl(name, _pool(name), key)
         library.impl(name, _in_single(name, device), cast)
-    library.impl("deform_conv2d", lambda *given: Deform.apply(*given), key)
+    library.impl("deform_conv2d", lambda *arguments: Deform.apply(*arguments), key)
     for name in ("nms", "deform_conv2d"):
         library.impl(name, _in_single(name, device), cast)
 
 
 def _pool(name: str) -> Any:
-    return lambda input, rois, *given: Pool.apply(input, rois, name, given)
+    return lambda input, rois, *arguments: Pool.apply(input, rois, name, arguments)
 
 
 def _in_single(name: str, device: str) -> Any:
     """Under autocast: in single precision, and back to the precision of the first argument."""
 
-    def run(first: Any, *given: Any) -> Any:
+    def run(first: Any, *arguments: Any) -> Any:
         keys = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastPrivateUse1"))  # type: ignore[arg-type]
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            made = getattr(torch.ops.torchvision, name)(*(_single(one) for one in (first, *given)))
+            result = getattr(torch.ops.torchvision, name)(*(_single(argument) for argument in (first, *arguments)))
             if name == "nms":
-                return made
+                return result
             return (
-                made.to(first.dtype) if isinstance(made, torch.Tensor) else tuple(one.to(first.dtype) for one in made)
+                result.to(first.dtype)
+                if isinstance(result, torch.Tensor)
+                else tuple(tensor.to(first.dtype) for tensor in result)
             )
 
     return run

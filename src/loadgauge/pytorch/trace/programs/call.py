@@ -41,16 +41,16 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
     >>> [part / 2**30 for part in call.extra]  # in units of one tensor
     [2.0, 3.0]
     """
-    place = where(device)
+    device_type = where(device)
     with fake_tensors():
-        made = tree_map(lambda value: fake_like(value, place), inputs)
-        given = storage_bytes(made)
-        tracker = Tracker(place)
-        tracker.claim(tree_leaves(made), "inputs")
+        fakes = tree_map(lambda value: fake_like(value, device_type), inputs)
+        input_bytes = storage_bytes(fakes)
+        tracker = Tracker(device_type)
+        tracker.claim(tree_leaves(fakes), "inputs")
         before, first = tracker.live(), len(tracker.stream.ids)
         tracker.begin("call")
         with tracker:
-            result = function(*made)
+            result = function(*fakes)
         after = tracker.live()
         moment = tracker.stream.peak(first) if len(tracker.stream.ids) > first else None
         by_op: Counter[str] = Counter()
@@ -66,7 +66,7 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
             peak=max(0, peak),
             seconds=0.0,
             by_op=dict(by_op.most_common()),
-            made=sum(nbytes for key, nbytes in storage_bytes(result).items() if key not in given),
+            made=sum(nbytes for key, nbytes in storage_bytes(result).items() if key not in input_bytes),
         )
 
 
@@ -84,5 +84,5 @@ def fake_like(value: Any, device: str) -> Any:
     """
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-    return made.requires_grad_(value.requires_grad)
+    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    return fake.requires_grad_(value.requires_grad)

@@ -68,8 +68,8 @@ def trace(
         module_fields = {name: value for name, value in fields.items() if name in ("optimizer", "precision")}
         if len(module_fields) < len(fields):
             raise ConfigError("a module takes optimizer and precision; the rest is in the module and its inputs")
-        made = of_module(target, *inputs, loss=loss, keywords=keywords, **module_fields)  # type: ignore[arg-type]
-        return tracing.trace(made, device or "cuda")
+        module_job = of_module(target, *inputs, loss=loss, keywords=keywords, **module_fields)  # type: ignore[arg-type]
+        return tracing.trace(module_job, device or "cuda")
     gpus = fields.get("gpus")
     if hasattr(target, "get_text_config"):
         run = TorchRun.of(Job(model="", **fields), rank, tuple(keep))

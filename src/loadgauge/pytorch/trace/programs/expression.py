@@ -98,16 +98,18 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
     >>> [one.made_by for one in saved_by_expression("(x + 1) * (y + 1)").tensors]
     ['y + 1', 'x + 1']
     """
-    given = inputs or Inputs()
+    inputs_used = inputs or Inputs()
     program = _program(text)
-    simulated = given.device == "cuda" and not torch.cuda.is_available()
-    with default_dtype(getattr(torch, given.dtype)), contextlib.ExitStack() as stack:
+    simulated = inputs_used.device == "cuda" and not torch.cuda.is_available()
+    with default_dtype(getattr(torch, inputs_used.dtype)), contextlib.ExitStack() as stack:
         if simulated:
             stack.enter_context(fake_tensors())
-            place = where("cuda")
-            tensors = {name: fake_like(one, place) for name, one in given.without_data(program.names).items()}
+            device_type = where("cuda")
+            tensors = {
+                name: fake_like(tensor, device_type) for name, tensor in inputs_used.without_data(program.names).items()
+            }
         else:
-            tensors = given.made(program.names)
+            tensors = inputs_used.made(program.names)
         owned = stack.enter_context(_owned())
         packed = stack.enter_context(record_saved())
         result = program.run(tensors, packed)
@@ -130,16 +132,16 @@ def held_by_expression(text: str, inputs: Inputs | None = None) -> Call:
     >>> held_by_expression("1 / (1 + torch.exp(-x))", Inputs(shape=(1024,))).extra
     (8192, 12288)
     """
-    given = inputs or Inputs()
+    inputs_used = inputs or Inputs()
     program = _program(text)
     names = sorted(program.names)
-    tensors = given.without_data(program.names)
+    tensors = inputs_used.without_data(program.names)
 
     def call(*values: Any) -> Any:
         return program.run(dict(zip(names, values, strict=True)))
 
-    with default_dtype(getattr(torch, given.dtype)):
-        return trace_call(call, *(tensors[name] for name in names), device=given.device)
+    with default_dtype(getattr(torch, inputs_used.dtype)):
+        return trace_call(call, *(tensors[name] for name in names), device=inputs_used.device)
 
 
 class _Program:
@@ -194,7 +196,7 @@ def _program(text: str) -> _Program:
         return _Program(text, set(NAMES[:count]), call, lambda tensors, _: call(tensors))
     if text.endswith(".py") and Path(text).is_file():
         raise no_function(text)
-    known = {"torch": torch, "nn": nn, "F": nn.functional}
+    modules = {"torch": torch, "nn": nn, "F": nn.functional}
     tree = _parsed(text)
     plain = compile(tree, "<expression>", "eval")
     noting = compile(ast.fix_missing_locations(_Noting().visit(_parsed(text))), "<expression>", "eval")
@@ -202,8 +204,8 @@ def _program(text: str) -> _Program:
     return _Program(
         text,
         names,
-        lambda tensors: eval(plain, {**known, **tensors}),
-        lambda tensors, note: eval(noting, {**known, **tensors, "__note__": note}),
+        lambda tensors: eval(plain, {**modules, **tensors}),
+        lambda tensors, note: eval(noting, {**modules, **tensors, "__note__": note}),
     )
 
 
@@ -225,17 +227,17 @@ def _function(text: str) -> tuple[Callable[..., Any], int]:
     if not Path(file).is_file():
         raise ConfigError("there is no such file", file=file)
     try:
-        found = runpy.run_path(file, run_name="loadgauge_saved").get(name)
+        called_name = runpy.run_path(file, run_name="loadgauge_saved").get(name)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=file) from None
-    if not callable(found):
+    if not callable(called_name):
         raise ConfigError(f"has no function {name!r}", file=file)
-    called: Callable[..., Any] = found
-    taken = list(inspect.signature(found).parameters) if not isinstance(found, type) else ["x"]
-    if isinstance(found, type) and issubclass(found, torch.autograd.Function):
-        called, taken = found.apply, list(inspect.signature(found.forward).parameters)[1:]
-    elif isinstance(found, type) and issubclass(found, nn.Module):
-        called, taken = found(), list(inspect.signature(found.forward).parameters)[1:]
+    called: Callable[..., Any] = called_name
+    taken = list(inspect.signature(called_name).parameters) if not isinstance(called_name, type) else ["x"]
+    if isinstance(called_name, type) and issubclass(called_name, torch.autograd.Function):
+        called, taken = called_name.apply, list(inspect.signature(called_name.forward).parameters)[1:]
+    elif isinstance(called_name, type) and issubclass(called_name, nn.Module):
+        called, taken = called_name(), list(inspect.signature(called_name.forward).parameters)[1:]
     if not 0 < len(taken) <= len(NAMES):
         raise ConfigError(f"{name} must take one to three tensors, not {len(taken)}", file=file)
     return called, len(taken)

@@ -83,7 +83,7 @@ def manual_step(module: nn.Module, batch: tuple[Any, ...], keywords: Mapping[str
         return None
     leaves = tree_leaves(own.configure_optimizers())
     optimizers = [leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)]
-    schedules = [SimpleNamespace(scheduler=one) for one in leaves if hasattr(one, "get_last_lr")]
+    schedules = [SimpleNamespace(scheduler=scheduler) for scheduler in leaves if hasattr(scheduler, "get_last_lr")]
     strategy = SimpleNamespace(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
     own._trainer = SimpleNamespace(
         optimizers=optimizers,

@@ -154,8 +154,8 @@ class _Renamed(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.device:
-            made = func(*args, **kwargs)
-            return made if is_program(sys._getframe(1)) else self.renamed(made)
+            result = func(*args, **kwargs)
+            return result if is_program(sys._getframe(1)) else self.renamed(result)
         if func == _IS_CUDA and is_program(sys._getframe(1)):
             return args[0].device.type == self.device or func(*args)
         kwargs = {name: self.renamed(value) for name, value in kwargs.items()}
@@ -219,8 +219,8 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         return self.to("cuda" if device is None else device)
 
     def device_of(self: FakeTensor) -> torch.device:
-        place: torch.device = real_device.fget(self)
-        return _CUDA if place.type == device and is_program(sys._getframe(1)) else place
+        real: torch.device = real_device.fget(self)
+        return _CUDA if real.type == device and is_program(sys._getframe(1)) else real
 
     def accelerator(*args: Any, **kwargs: Any) -> Any:
         return torch.device("cuda") if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
@@ -233,7 +233,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         (nn.Module, "to_empty", emptied),
         (nn.Module, "cuda", on_cuda),
         (torch.Tensor, "cuda", on_cuda),
-        (torch, "set_default_device", lambda place: default(mode.renamed(place))),
+        (torch, "set_default_device", lambda device_named: default(mode.renamed(device_named))),
         (FakeTensor, "device", property(device_of, real_device.fset)),
         *((torch.cuda, name, value) for name, value in counters.cuda().items()),
         *(

@@ -65,24 +65,24 @@ def hugging_face(target: str) -> Any:
 
     Raises ConfigError where the model is unknown, or transformers cannot read its config.
     """
-    found = keys(target)
-    if found.get("model_type") in model_types():
+    config = keys(target)
+    if config.get("model_type") in model_types():
         find_model(target)  # says what is wrong, in the words of every command
-    return config_object(found, target)
+    return config_object(config, target)
 
 
-def config_object(given: dict[str, Any], target: str) -> Any:
+def config_object(config: dict[str, Any], target: str) -> Any:
     """Return transformers' configuration object of some keys. Raises ConfigError where transformers cannot read them.
 
     Code that the keys name (`auto_map`) is never run.
     """
     from transformers import CONFIG_MAPPING
 
-    kind = given.get("model_type")
+    kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        own = "; its own code (auto_map) is not run" if given.get("auto_map") else ""
+        own = "; its own code (auto_map) is not run" if config.get("auto_map") else ""
         raise ConfigError(f"transformers knows no model_type {kind!r}{own}", file=target)
     try:
-        return CONFIG_MAPPING[kind].from_dict({key: value for key, value in given.items() if key != "auto_map"})
+        return CONFIG_MAPPING[kind].from_dict({key: value for key, value in config.items() if key != "auto_map"})
     except Exception as error:  # of classes that check what they are given, each in its own way
         raise ConfigError(f"transformers cannot read it: {' '.join(str(error).split())[:200]}", file=target) from None

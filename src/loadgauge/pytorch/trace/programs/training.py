@@ -107,19 +107,19 @@ class Training:
     def _by_user(self, device: str, built: Any) -> Callable[..., None]:
         step = fitted(self.job.step, *self.given, self.losses, built)  # type: ignore[arg-type]
 
-        def train(*given: Any, **keywords: Any) -> None:
+        def train(*batch: Any, **keywords: Any) -> None:
             with torch.device(device):
-                step(*given, **keywords)
+                step(*batch, **keywords)
 
         return train
 
     def _plainly(self, device: str, built: Any) -> Callable[..., None]:
         job, called, optimizer = self.job, self.called(built), self.optimizer(built)
 
-        def train(*given: Any, **keywords: Any) -> None:
+        def train(*batch: Any, **keywords: Any) -> None:
             for _ in range(job.run.accumulate):
                 with job.run.autocast(device):
-                    result = called(*given, **keywords)
+                    result = called(*batch, **keywords)
                     if job.loss is mean_loss and (words := loss_words(result)):
                         self.losses[words] = None
                     loss = job.loss(result)
@@ -183,10 +183,10 @@ def _losses(result: Any) -> tuple[list[torch.Tensor], str]:
         return [own], "what the result has at loss"
     named = dict(result) if isinstance(result, Mapping) else {}
     if isinstance(result, tuple | list):
-        named = {str(place): one for place, one in enumerate(result)}
-    scalars = {name: one for name, one in named.items() if isinstance(one, torch.Tensor) and not one.dim()}
+        named = {str(index): output for index, output in enumerate(result)}
+    scalars = {name: output for name, output in named.items() if isinstance(output, torch.Tensor) and not output.dim()}
     # what has no gradient is measured beside, such as an accuracy; what is no scalar is the result beside its loss
-    losses = {name: one for name, one in scalars.items() if one.requires_grad} or (
+    losses = {name: output for name, output in scalars.items() if output.requires_grad} or (
         scalars if len(scalars) == len(named) else {}
     )
     if len(named) > 1 and losses:
