@@ -84,48 +84,50 @@ def convert(
     ['--gpus', '4', '--tp', '2']
     """
     changes = Job.of("", fields)
-    place = None if onto is None else str(onto)
+    template = None if onto is None else str(onto)
     if isinstance(job, str | Path):
         job = Job(model=str(job))
     if isinstance(job, Job):
         job = job.replace(**{name: getattr(changes, name) for name in fields})
         if not is_job_file(job.model):
             if job.task is not None:
-                return _of_task(job, to, place)
+                return _of_task(job, to, template)
             setup = resolve_job(job)
             if to == FLAGS:
                 return Written(dialect=FLAGS, text=completer(setup.job)(setup.estimate()).command())
-            return export(setup, dialect_of(to).name, None if place is None else load(place), file=place or "")
+            return export(setup, dialect_of(to).name, None if template is None else load(template), file=template or "")
         files, changes = [job.model], job.replace(model="")
     else:
         files = [str(file) for file in job]
-    return convert_files(files, to, onto=place, flags=changes).written
+    return convert_files(files, to, onto=template, flags=changes).written
 
 
 def _of_task(job: Job, to: str, onto: str | None) -> Written:
     """Writes a job with a task: as resolved, in sequences of the task, of which a pair is one."""
     run, setup = resolve_posttrain(job)
-    known = {name: value for name in POSTTRAIN if (value := getattr(job, name)) is not None}
+    post_training = {name: value for name in POSTTRAIN if (value := getattr(job, name)) is not None}
     if run.engine is not None:
         sequences = run.sequences
-        known = {
+        post_training = {
             "prompts": sequences.prompts,
             "samples": sequences.samples,
             "prompt_len": sequences.prompt,
             "answers": str(sequences.answers.longest),
             "epochs": sequences.epochs,
             "rollout": run.engine.text(),
-        } | known
+        } | post_training
     if to == FLAGS:
-        return Written(dialect=FLAGS, text=job.replace(**known).command())
+        return Written(dialect=FLAGS, text=job.replace(**post_training).command())
     if run.engine is not None and dialect_of(to).trainers == "own":  # without a word, these have no reference
-        known["reference"] = run.reference or "none"
+        post_training["reference"] = run.reference or "none"
     whole = job_of(setup)
-    given = {
+    run_fields = {
         "micro_batch": (whole.micro_batch or 1) // run.task.rows,
         "global_batch": (whole.global_batch or 1) // run.task.rows,
     }
-    filled = whole.replace(**known, **given, loss=job.loss, seq_len=None if run.engine is not None else whole.seq_len)
+    filled = whole.replace(
+        **post_training, **run_fields, loss=job.loss, seq_len=None if run.engine is not None else whole.seq_len
+    )
     named, extra = name_for_dialect(filled, dialect_of(to).name, patched=onto is not None)
     return write(named, dialect_of(to).name, None if onto is None else load(onto), extra=extra, file=onto or "")
 
@@ -143,11 +145,11 @@ def convert_files(
     """
     asked = flags or Job(model="")
     model = asked.model or asked.base_model
-    given = flags_given(asked) | ({"model": model} if model else {})
-    given = {name: value for name, value in given.items() if name not in READING}
+    flags_set = flags_given(asked) | ({"model": model} if model else {})
+    flags_set = {name: value for name, value in flags_set.items() if name not in READING}
     paths = [*paths, *names_beside(asked)]
-    inside = {name: value for name, value in given.items() if name in FIELDS}
-    beyond = {name: value for name, value in given.items() if name not in FIELDS}
+    inside = {name: value for name, value in flags_set.items() if name in FIELDS}
+    beyond = {name: value for name, value in flags_set.items() if name not in FIELDS}
     keeping = dialect_of(to).name if to != FLAGS and onto is None and len(paths) == 1 else None
     files = read_files(paths, asked, inside, keeping=keeping, strict=True)
     job, extra = combine(files, inside)

@@ -322,7 +322,7 @@ def read(
 
 
 def _read_alone(
-    chosen: Dialect, keys: Keys, known: frozenset[str], *, keeping: bool = False, strict: bool = False
+    chosen: Dialect, keys: Keys, fact_names: frozenset[str], *, keeping: bool = False, strict: bool = False
 ) -> JobFile:
     """Return what one file says, without the arithmetic of a whole job. `keeping`: what there is no estimate with is no error."""
     stopped = chosen.stopped(keys, strict)
@@ -335,18 +335,18 @@ def _read_alone(
         keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
     for name, note in getattr(keys.document, "guessed", {}).items():
         keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
-    facts = chosen.read(keys, known)
+    facts = chosen.read(keys, fact_names)
     model, rank, quantised = (facts.get(name, Fact(None, "")) for name in ("model", "lora_rank", "qlora"))
     if rank.value and not quantised.value and (small := stored(model.value)) is not None:
         name = str(model.key)
         note = f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits"
         keys.add(Uncounted(note, name, effect="saves", parts=("weights", "gathered"), share=SMALLER[small]))
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
-    said = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
+    texts = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))
     # A tool's default stops nothing.
     doubts = [
-        item for item in noted if item.effect and (item.key in (*said, *absent) or keys.document.syntax == "argv")
+        item for item in noted if item.effect and (item.key in (*texts, *absent) or keys.document.syntax == "argv")
     ]
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
@@ -357,8 +357,8 @@ def _read_alone(
         file=keys.file,
         job=Job(model=""),
         facts=facts,
-        unread=tuple(key for key in said if key in unread),
-        aside={key: value for key, value in said.items() if key in unread},
+        unread=tuple(key for key in texts if key in unread),
+        aside={key: value for key, value in texts.items() if key in unread},
         uncounted=(*chosen.uncounted(keys), *noted),
         auto=tuple(keys.document.shown(key) for key in keys.left),
         remarks=(*getattr(keys.document, "skipped", ()), *keys.remarks),
@@ -402,7 +402,7 @@ def with_tool(version: str | None, dialect: str) -> str | None:
 
 
 def _read_named(
-    keys: Keys, file: str, known: frozenset[str], beside: frozenset[str], strict: bool = False
+    keys: Keys, file: str, fact_names: frozenset[str], beside: frozenset[str], strict: bool = False
 ) -> list[JobFile]:
     """The files that a job file names: DeepSpeed's configuration, and that of `accelerate launch`, which may name the former."""
     named: list[tuple[str, str, tuple[str, ...]]] = [(key, "deepspeed", (".json", ".conf")) for key in BESIDE]
@@ -422,34 +422,34 @@ def _read_named(
         if name in written:
             own = dialect_of(dialect)
             inner = Keys(document(written[name], SYNTAXES[Path(name).suffix], own, name), name, own.auto)
-            files.append(_read_alone(own, inner, known))
+            files.append(_read_alone(own, inner, fact_names))
             continue
         places = [Path(file).parent / name, Path(name)] if file else [Path(name)]
         position = next((position for position in places if os.path.isfile(position)), None)
         if Path(name).name in {Path(path).name for path in beside}:
             continue
         if position is None and (told := known_file(name)) is not None:
-            files.append(_of_tool(name, told, known))
+            files.append(_of_tool(name, told, fact_names))
             continue
         if position is None and beside:
             continue
         if position is None:
-            if "zero" not in known and strict:
+            if "zero" not in fact_names and strict:
                 message = f"names {name}, which is not there, and only it says the ZeRO stage; give --zero"
                 raise ConfigError(message, key=keys.document.shown(key), file=file)
-            if "zero" not in known:
+            if "zero" not in fact_names:
                 files.append(_unseen(name, dialect, keys.document.shown(key), file))
             continue
         chosen = dialect_of(dialect)
         syntax = SYNTAXES.get(position.suffix.lower(), "json")
         other = Keys(document(load(position), syntax, chosen, str(position)), str(position), chosen.auto)
-        files.append(_read_alone(chosen, other, known))
+        files.append(_read_alone(chosen, other, fact_names))
         if dialect == "accelerate":
-            files += _read_named(other, str(position), known, beside, strict)
+            files += _read_named(other, str(position), fact_names, beside, strict)
     return files
 
 
-def _of_launcher(keys: Keys, chosen: Dialect, known: frozenset[str]) -> list[JobFile]:
+def _of_launcher(keys: Keys, chosen: Dialect, fact_names: frozenset[str]) -> list[JobFile]:
     """Options of `accelerate launch` that say what its configuration else does, and are none of the tool's own."""
     values = launch_options(keys, lambda name: name in chosen.known or bool(chosen.coverage.kinds(name)))
     if not values:
@@ -459,7 +459,7 @@ def _of_launcher(keys: Keys, chosen: Dialect, known: frozenset[str]) -> list[Job
     for key, value in values.items():
         inner.put(key, value)
     options = Keys(inner, keys.file, accelerate.auto)
-    return [_read_alone(accelerate, options, known), *_read_named(options, keys.file, known, frozenset())]
+    return [_read_alone(accelerate, options, fact_names), *_read_named(options, keys.file, fact_names, frozenset())]
 
 
 def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
@@ -478,27 +478,27 @@ def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
     )
 
 
-def _of_tool(name: str, told: KnownFile, known: frozenset[str]) -> JobFile:
+def _of_tool(name: str, told: KnownFile, fact_names: frozenset[str]) -> JobFile:
     """A configuration that is not there, as the tool that comes with it has it."""
     chosen = dialect_of(told.dialect)
     keys = Keys(document(told.content, "json", chosen, name), name, chosen.auto)
     remark = f"{name} is not there, and is taken to be {told.tool}'s ({told.source})"
-    return msgspec.structs.replace(_read_alone(chosen, keys, known), unread=(), remarks=(remark,))
+    return msgspec.structs.replace(_read_alone(chosen, keys, fact_names), unread=(), remarks=(remark,))
 
 
-def _with(of_file: Mapping[str, Fact], given: Mapping[str, Fact]) -> dict[str, Fact]:
+def _with(of_file: Mapping[str, Fact], of_flags: Mapping[str, Fact]) -> dict[str, Fact]:
     """The facts of a file with those that are given, which go first; facts that followed from replaced ones are dropped."""
-    facts = {**of_file, **given}
+    facts = {**of_file, **of_flags}
     stale: set[str] = set()
-    if "gpus" in given:
+    if "gpus" in of_flags:
         stale |= {"nodes", "gpus_per_node", "dp", "shards"}
-    if given.keys() & set(SPLITS):
+    if of_flags.keys() & set(SPLITS):
         stale |= {"dp", "shards"}
-    if "global_batch" in given or ("global_batch" in of_file and given.keys() & {"gpus", *SPLITS, "micro_batch"}):
+    if "global_batch" in of_flags or ("global_batch" in of_file and of_flags.keys() & {"gpus", *SPLITS, "micro_batch"}):
         stale |= {"accumulation"}
-    if "replicas" in given:
+    if "replicas" in of_flags:
         stale |= {"shards", "dp"}
-    return {name: fact for name, fact in facts.items() if name not in stale or name in given}
+    return {name: fact for name, fact in facts.items() if name not in stale or name in of_flags}
 
 
 def write(

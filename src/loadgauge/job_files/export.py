@@ -24,9 +24,9 @@ FLAGS = "flags"
 SIZES = ("zero", "replicas", "gpus", "micro_batch", "global_batch", "seq_len")
 
 
-def job_of(given: Setup) -> Job:
+def job_of(setup: Setup) -> Job:
     """The job of a setup with every field filled in that a job file may have a key for."""
-    job, layout, kind = given.job, given.layout, given.training
+    job, layout, kind = setup.job, setup.layout, setup.training
     lora, precision = kind.lora, kind.precision.name
     usual = kind.framework.precision
     followed = kind.weights and kind.lora is None
@@ -34,14 +34,14 @@ def job_of(given: Setup) -> Job:
     quantised = lora is not None and bool(lora.quantised)
     targets = None if lora is None else "attention" if lora.targets <= ATTENTION_TARGETS else "all"
     return Job(
-        model=job.model or given.model.name,
+        model=job.model or setup.model.name,
         framework=kind.framework.name,
         gpus_per_node=job.gpus_per_node,
         **whole,
         sequence_parallel=layout.sequence_parallel,
         schedule=layout.schedule if layout.pp > 1 else None,
         stage_layers=None if layout.stage_layers is None else ",".join(map(str, layout.stage_layers)),
-        recompute=spell_recompute(str(layout.recompute), given.model, kind),
+        recompute=spell_recompute(str(layout.recompute), setup.model, kind),
         precision=precision[:4] if followed or precision in (usual, f"fp16{usual[4:]}") else precision,
         weights=kind.weights if followed else None,
         optimizer=kind.optimizer.name,
@@ -94,16 +94,16 @@ def name_for_dialect(job: Job, dialect: str, *, patched: bool = False) -> tuple[
     'Qwen/Qwen3-8B'
     """
     name = job.model.lower()
-    known = repositories().get(name)
-    if known is None or dialect == "torchtitan":
+    repository = repositories().get(name)
+    if repository is None or dialect == "torchtitan":
         return job, Extra()
     if dialect == "megatron":
         sizes = config(name)
         return (job, Extra()) if patched or missing_sizes(sizes) else (job.replace(model=""), Extra(config=sizes))
-    return job.replace(model=known.partition(" ")[0] or job.model), Extra()
+    return job.replace(model=repository.partition(" ")[0] or job.model), Extra()
 
 
-def export(given: Setup, dialect: str, template: str | None = None, *, file: str = "") -> Written:
+def export(setup: Setup, dialect: str, template: str | None = None, *, file: str = "") -> Written:
     """Writes the job of a setup as a job file of a dialect; `template`, the user's own file, is patched.
 
     >>> from loadgauge.core.resolve.resolve import resolve_job
@@ -112,7 +112,7 @@ def export(given: Setup, dialect: str, template: str | None = None, *, file: str
     >>> "--tensor-model-parallel-size 8" in written.text
     True
     """
-    job, extra = name_for_dialect(job_of(given), dialect, patched=template is not None)
+    job, extra = name_for_dialect(job_of(setup), dialect, patched=template is not None)
     return write(job, dialect, template, extra=extra, file=file)
 
 

@@ -78,8 +78,8 @@ def from_job_file(job: Job) -> FromFile:
 
     Raises `ConfigError`.
     """
-    given = {name: value for name, value in flags_given(job).items() if name not in READING}
-    inside = {name: given[name] for name in FIELDS if name in given}
+    set_flags = {name: value for name, value in flags_given(job).items() if name not in READING}
+    inside = {name: set_flags[name] for name in FIELDS if name in set_flags}
     first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
     for name in ("dialect", "base_model"):
         if getattr(job, name) is not None and not first:
@@ -92,23 +92,23 @@ def from_job_file(job: Job) -> FromFile:
         if job.base_model is not None:
             extra = msgspec.structs.replace(extra, config=None)
         asked = whole.replace(road=job.road, lora_rank=whole.lora_rank or None)
-        found, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
+        looked_up, remark = model_of(msgspec.structs.replace(files[0], job=asked, extra=extra))
     else:
         whole, extra = combine(files, inside | {"model": job.model})
-        found, remark = found_model(whole.replace(model=job.model, road=job.road, hub=False)), ""
-    model, whole = found.spec, whole.replace(**dict(found.usual))
+        looked_up, remark = found_model(whole.replace(model=job.model, road=job.road, hub=False)), ""
+    model, whole = looked_up.spec, whole.replace(**dict(looked_up.usual))
     if extra.head is not None:
         whole = whole.replace(eval_batch=None, eval_batches=None)  # of labels alone, which is less than the update
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
     if not any(file.facts.keys() & {"gpus", "nodes", "dp", "shards"} for file in files):
-        filled, shared = _shared_out(filled, given)
+        filled, shared = _shared_out(filled, set_flags)
         remark += shared
     version = job.version
     for file in files:
         version = with_tool(version or of_keys(file), file.dialect)
     needless = {
-        *given,
+        *set_flags,
         "model",
         *(WITH_GPU if job.gpu is None else ()),
         *(["seq_len"] if job.lengths is not None else []),
@@ -135,7 +135,7 @@ def of_keys(file: JobFile) -> str | None:
     return file.version if file.version != dialect_of(file.dialect).newest else None
 
 
-def _shared_out(job: Job, given: Mapping[str, Any]) -> tuple[Job, str]:
+def _shared_out(job: Job, flags: Mapping[str, Any]) -> tuple[Job, str]:
     """The job of a file that says no number of GPUs, with the batch nearest to the file's that those which are given can share,
     and a remark on that. given: flags, which are not changed
 
@@ -143,7 +143,7 @@ def _shared_out(job: Job, given: Mapping[str, Any]) -> tuple[Job, str]:
     >>> _shared_out(job, {})[0].global_batch, _shared_out(job.replace(gpus=8), {})[1]
     (516, '')
     """
-    if job.gpus is None or job.global_batch is None or "global_batch" in given:
+    if job.gpus is None or job.global_batch is None or "global_batch" in flags:
         return job, ""
     each = (job.micro_batch or 1) * max(1, trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job))
     nearest = each * max(1, round(job.global_batch / each))
@@ -161,8 +161,12 @@ def _less_around(flags: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[Unco
     dropped |= {name: "evaluation" for name in ("eval_batch", "eval_batches") if flags.get(name) is not None}
     line = f"eval_batch = {asked}: the logits of an evaluation, of more sequences than the update's {own}"
     larger = Uncounted(line, "eval_batch", effect="costs", parts=("loss", "transient"), share=asked / own)
-    said = ", ".join(dict.fromkeys(dropped.values()))
-    return flags | dict.fromkeys(dropped), f"; not counted: {said}" if said else "", (larger,) if asked > own else ()
+    dropped_values = ", ".join(dict.fromkeys(dropped.values()))
+    return (
+        flags | dict.fromkeys(dropped),
+        f"; not counted: {dropped_values}" if dropped_values else "",
+        (larger,) if asked > own else (),
+    )
 
 
 def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
@@ -278,14 +282,14 @@ def variables_of(text: str | None) -> dict[str, str]:
     >>> said["LIST"], said["1"]
     ('a,b', 'llama')
     """
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in re.split(r",(?=(?:[A-Za-z_]\w*|\d{1,2})=)", text or ""):
         name, sign, value = word.partition("=")
         if text and not (sign and (name.isidentifier() or name.isdecimal())):
             raise ConfigError(f"must be NAME=VALUE, got {word!r}", key="set")
         if sign:
-            said[name.strip()] = value
-    return {**os.environ, **said}
+            values[name.strip()] = value
+    return {**os.environ, **values}
 
 
 def flags_given(job: Job) -> dict[str, Any]:
@@ -322,8 +326,8 @@ def note(file: JobFile) -> str:
     return "; ".join(parts)
 
 
-def _count(keys: list[str], one: str, several: str) -> str:
-    return f"{len(keys)} of its keys {one if len(keys) == 1 else several}"
+def _count(keys: list[str], single: str, several: str) -> str:
+    return f"{len(keys)} of its keys {single if len(keys) == 1 else several}"
 
 
 def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
@@ -389,14 +393,14 @@ def model_of(file: JobFile) -> tuple[Found, str]:
     if not os.path.exists(name) and os.path.exists(next_to_it):
         name = str(next_to_it)
     try:
-        found = found_model(file.job.replace(model=name, hub=False))
+        looked_up = found_model(file.job.replace(model=name, hub=False))
     except ConfigError as error:
         missing = str(error).endswith("no such file")
         text = f"its model {name} is a folder that is not here: add --model NAME" if missing else str(error)
         raise ConfigError(text, file=file.file) from None
-    if found.spec.listed is not None:
-        return found, f"; {found.spec.name} is {found.how}"
-    return found, f"; its model {name} is taken for {found.spec.name}" if found.how else ""
+    if looked_up.spec.listed is not None:
+        return looked_up, f"; {looked_up.spec.name} is {looked_up.how}"
+    return looked_up, f"; its model {name} is taken for {looked_up.spec.name}" if looked_up.how else ""
 
 
 def find_alike(name: str) -> str | None:

@@ -62,7 +62,7 @@ def page(
     """Return the file's text, and how many answers it has. job: with the names that a reader knows; read: resolves another"""
     axes = values(setup, result)
     here = {name: value[0] for name, value in axes.items()}
-    cells = {key: cell(one, read) for key, one in table(setup.job, axes, result.layout.dp > 1)}
+    cells = {key: cell(trial, read) for key, trial in table(setup.job, axes, result.layout.dp > 1)}
     clear()
     job = setup.job if job is None else job
     if names_file(job.model) and not is_script(job.model):
@@ -75,7 +75,7 @@ def page(
     run = {
         "flags": {name: value if isinstance(value, str) else str(value).lower() for name, value in words.items()},
         "command": job.command(),
-        "axes": {_flag(name): [str(one) for one in sorted(value, key=_order)] for name, value in axes.items()},
+        "axes": {_flag(name): [str(option) for option in sorted(value, key=_order)] for name, value in axes.items()},
         "here": {_flag(name): str(value) for name, value in here.items()},
         "own": told(setup, result, SHOWN),
         "cells": cells,
@@ -99,8 +99,8 @@ def _order(value: Any) -> Any:
     """Numbers by size; cards by memory; ways of recomputation from none to all."""
     if isinstance(value, int):
         return value
-    known = (*CARDS, "none", "selective", "full")
-    return known.index(value) if value in known else len(known)
+    order = (*CARDS, "none", "selective", "full")
+    return order.index(value) if value in order else len(order)
 
 
 def values(setup: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
@@ -170,9 +170,9 @@ def rounded(value: Any) -> Any:
     {'total': [1234570000.0, 0.123457]}
     """
     if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(one) for one in value]
+        return [rounded(item) for item in value]
     large = isinstance(value, float) or (isinstance(value, int) and abs(value) >= 1e6)
     return float(f"{value:.6g}") if large else value
 
@@ -235,7 +235,7 @@ def bundle(entry: str) -> list[str]:
             add(other)
         names = EXPORT.findall(text)
         inner = EXPORT.sub(
-            "", IMPORT.sub(lambda one: f"const {{ {one[1].replace(' as ', ': ')} }} = modules.{one[2]};\n", text)
+            "", IMPORT.sub(lambda match: f"const {{ {match[1].replace(' as ', ': ')} }} = modules.{match[2]};\n", text)
         )
         gets = ", ".join(f"get {each}() {{ return {each}; }}" for each in names)
         done[name] = f"modules.{name} = (() => {{\n{inner}return {{ {gets} }};\n}})();\n"

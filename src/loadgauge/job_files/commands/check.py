@@ -36,8 +36,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             read = parse([name, *shlex.split(self.flags), *shlex.split(own)])
         except (click.UsageError, ValueError) as error:
-            said = error.format_message() if isinstance(error, click.UsageError) else str(error)
-            raise ConfigError(f"flags of {name}: {said}", file=SETTINGS) from None
+            message = error.format_message() if isinstance(error, click.UsageError) else str(error)
+            raise ConfigError(f"flags of {name}: {message}", file=SETTINGS) from None
         return read.replace(**{flag: value for flag, value in flags.items() if value is not None})
 
 
@@ -138,42 +138,44 @@ def command(
 
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown exclude one another")
-    said = settings(file)
-    names = jobs or tuple(said.jobs)
+    budgets_file = settings(file)
+    names = jobs or tuple(budgets_file.jobs)
     if not names:
         raise click.UsageError(f"Missing argument 'JOB': there is no {SETTINGS} with jobs either")
     if facts:
-        _facts([said.job(name, flags) for name in names], as_json=as_json)
+        _facts([budgets_file.job(name, flags) for name in names], as_json=as_json)
         return YES
     before: dict[str, budgets.Figures] = {}
     if against is not None:
         with base_folder(against) as folder, contextlib.chdir(folder):
-            was = settings(None) if file is None and os.path.exists(SETTINGS) else said
+            was = settings(None) if file is None and os.path.exists(SETTINGS) else budgets_file
             for name in names:
                 # A job that is new, or could not be told before, has nothing to be compared with.
                 with contextlib.suppress(Error):
                     before[name] = budgets.figures(was.job(name, flags))
-    found = []
+    checked = []
     for name in names:
-        own = said.jobs.get(name, Settings())
-        limits = budgets.read_limits([*said.budget, *own.budget, *budget])
-        job = said.job(name, flags)
-        found.append(budgets.check(name, job, limits, before.get(name), allow_tight=allow_tight))
-    code = budgets.exit_code(found)
+        own = budgets_file.jobs.get(name, Settings())
+        limits = budgets.read_limits([*budgets_file.budget, *own.budget, *budget])
+        job = budgets_file.job(name, flags)
+        checked.append(budgets.check(name, job, limits, before.get(name), allow_tight=allow_tight))
+    code = budgets.exit_code(checked)
     if code == CANNOT_TELL:  # As with every command, one line on stderr says why, before what could be told.
-        say("; ".join(f"{one.name}: {one.error}" for one in found if one.error), code)
-        if not (as_json or as_markdown or any(one.now is not None for one in found)):
+        say("; ".join(f"{check.name}: {check.error}" for check in checked if check.error), code)
+        if not (as_json or as_markdown or any(check.now is not None for check in checked)):
             return code
     if as_json or as_markdown:
         from loadgauge.core.text.table import document
         from loadgauge.job_files.commands.check_text import markdown
 
-        ok, table = code == YES, markdown(found)
-        document({"jobs": [one.to_dict() for one in found], "ok": ok, "table": table}) if as_json else click.echo(table)
+        ok, table = code == YES, markdown(checked)
+        document({"jobs": [check.to_dict() for check in checked], "ok": ok, "table": table}) if as_json else click.echo(
+            table
+        )
     else:
         from loadgauge.job_files.commands.check_text import report
 
-        report(found)
+        report(checked)
     return code
 
 

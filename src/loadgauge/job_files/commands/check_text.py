@@ -13,14 +13,20 @@ from loadgauge.core.text.verdict import unread_words
 from loadgauge.job_files.exchange import JobFile, load
 
 
-def lines(found: Sequence[Checked]) -> list[str]:
+def lines(checked: Sequence[Checked]) -> list[str]:
     """Return what is wrong, a line each."""
-    return [f"{one.name}: {text}" for one in found for text in (*one.problems, *([one.error] if one.error else ()))]
+    return [
+        f"{check.name}: {text}"
+        for check in checked
+        for text in (*check.problems, *([check.error] if check.error else ()))
+    ]
 
 
-def warnings(found: Sequence[Checked]) -> list[str]:
+def warnings(checked: Sequence[Checked]) -> list[str]:
     """Return what keys of the files that are not counted can do, a line each."""
-    return [f"{one.name}: {line}" for one in found if one.now is not None for line in unread_words(one.now.unread)]
+    return [
+        f"{check.name}: {line}" for check in checked if check.now is not None for line in unread_words(check.now.unread)
+    ]
 
 
 def line_of(text: str, key: str) -> int | None:
@@ -65,37 +71,39 @@ def report_facts(file: JobFile) -> None:
     draw(target, [Column("fact", "left"), *wide, Column("line")], rows)
 
 
-def table(found: Sequence[Checked]) -> tuple[list[str], list[list[str]]]:
+def table(checked: Sequence[Checked]) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows: a job each, with every quantity that one of them has, and its change over the base."""
-    names = [name for name in QUANTITIES if any(one.now is not None and name in one.now.values for one in found)]
+    names = [
+        name for name in QUANTITIES if any(check.now is not None and name in check.now.values for check in checked)
+    ]
     rows = []
-    for one in found:
-        state = "ok" if one.code == YES else "cannot tell" if not one.problems else "FAILS"
-        row = [one.name, state, "" if one.now is None else one.now.verdict]
+    for check in checked:
+        state = "ok" if check.code == YES else "cannot tell" if not check.problems else "FAILS"
+        row = [check.name, state, "" if check.now is None else check.now.verdict]
         for name in names:
-            value = None if one.now is None else one.now.values.get(name)
-            more = one.change(name)
+            value = None if check.now is None else check.now.values.get(name)
+            more = check.change(name)
             shown = "" if value is None else QUANTITIES[name].show(value)
             row.append(shown if more is None else f"{shown} ({more:+.1%})" if abs(more) >= 0.0005 else f"{shown} (=)")
         rows.append(row)
     return ["job", "", "fit", *names], rows
 
 
-def report(found: Sequence[Checked]) -> None:
+def report(checked: Sequence[Checked]) -> None:
     """Print the table and what is wrong."""
     target = console()
-    head, rows = table(found)
+    head, rows = table(checked)
     columns = [Column(name, "right" if name in QUANTITIES else "left", wrap=name == "job") for name in head]
     draw(target, columns, rows)
-    if problems := lines(found):
+    if problems := lines(checked):
         target.print()
         points(target, problems)
-    if told := warnings(found):
+    if told := warnings(checked):
         target.print()
         points(target, told, style="dim")
 
 
-def markdown(found: Sequence[Checked]) -> str:
+def markdown(checked: Sequence[Checked]) -> str:
     """Return the same for a pull request.
 
     >>> from loadgauge.core.plan.advise.budget import Figures
@@ -108,10 +116,10 @@ def markdown(found: Sequence[Checked]) -> str:
     def row(cells: Sequence[str]) -> str:
         return f"| {' | '.join(_cell(cell) for cell in cells)} |"
 
-    head, rows = table(found)
+    head, rows = table(checked)
     marks = [":" if name in QUANTITIES else "" for name in head]
     text = [row(head), f"|{'|'.join(f'--{mark}' if mark else '---' for mark in marks)}|", *map(row, rows)]
-    problems = [*lines(found), *warnings(found)]
+    problems = [*lines(checked), *warnings(checked)]
     return "\n".join([*text, *([""] if problems else []), *(f"- {_cell(line)}" for line in problems)])
 
 

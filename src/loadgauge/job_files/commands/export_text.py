@@ -55,8 +55,8 @@ def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:
     click.echo(f"loadgauge: {layout_flags(estimate)}: a step of {step}, {memory:,.1f} GiB", err=True)
     if dialect != FLAGS:
         title = dialect_of(dialect)
-        what = f"{file}, patched" if file else "a new file"
-        click.echo(f"loadgauge: {title.title} ({title.versions}), {what}", err=True)
+        base = f"{file}, patched" if file else "a new file"
+        click.echo(f"loadgauge: {title.title} ({title.versions}), {base}", err=True)
     for line in left_out:
         click.echo(f"loadgauge: {dialect}: {line}", err=True)
     return exported

@@ -151,8 +151,8 @@ def _gravest(finding: Finding) -> tuple[int, int, float]:
     )
 
 
-def _files(job: Job, given: dict[str, Any]) -> tuple[JobFile, ...]:
-    return read_files([job.model, *names_beside(job)], job, given)
+def _files(job: Job, flags: dict[str, Any]) -> tuple[JobFile, ...]:
+    return read_files([job.model, *names_beside(job)], job, flags)
 
 
 def _given(job: Job) -> dict[str, Any]:

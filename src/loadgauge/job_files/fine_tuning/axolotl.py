@@ -193,8 +193,8 @@ def _doubted(keys: Keys) -> None:
         if plugin not in PLUGINS:
             keys.note("plugins", f"{name} is a plugin that is not known here", parts=STEP)
         elif PLUGINS[plugin][1]:
-            _, what, effect, parts, share = PLUGINS[plugin]
-            keys.note("plugins", f"{plugin} {what}", effect, parts, share)
+            _, remark, effect, parts, share = PLUGINS[plugin]
+            keys.note("plugins", f"{plugin} {remark}", effect, parts, share)
 
 
 def _fsdp(keys: Keys) -> int:

@@ -60,7 +60,7 @@ def length(keys: Keys) -> Facts:
 
 def _of_answers(keys: Keys) -> Facts:
     longest = keys.whole(LONGEST) or 512  # TRL's own
-    scores = [one for one in keys.words(REWARDS) or [] if "/" in one]
+    scores = [word for word in keys.words(REWARDS) or [] if "/" in word]
     if len(scores) > 1:
         keys.note(REWARDS, "names several reward models, of which the first is counted", "costs", "weights")
     rounds, weight = keys.whole("gradient_accumulation_steps") or 1, keys.real(BETA, keys.real("rl_beta"))

@@ -106,8 +106,8 @@ def _model(keys: Keys, at: Named) -> Facts:
     name = keys.word(at.key)
     if name is None and keys.document.syntax == "argv":
         program = getattr(keys.document, "program", ())
-        place = next((index for index, word in enumerate(program) if word.startswith("finetune")), None)
-        rest = [] if place is None else [word for word in program[place + 1 :] if "/" in word]
+        at_script = next((index for index, word in enumerate(program) if word.startswith("finetune")), None)
+        rest = [] if at_script is None else [word for word in program[at_script + 1 :] if "/" in word]
         name = rest[0] if rest else None
     if _pretrains(keys):
         return {

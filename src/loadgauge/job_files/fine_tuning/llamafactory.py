@@ -220,12 +220,12 @@ def _refers(keys: Keys) -> bool:
 def _reference(keys: Keys, at: Named) -> Facts:
     """Where a reference comes from: beside LoRA the model without its adapters, unless one is named; beside anything else a copy
     (`create_ref_model` of `train/trainer_utils.py`)."""
-    for key, what in (
+    for key, remark in (
         (at.adapted, "gives the reference adapters of its own, which are not counted"),
         (at.quantised, "quantises the reference, which is counted in 16 bits"),
     ):
         if keys.raw(key) not in (None, False, 0, "0"):
-            keys.note(key, what, "either", "weights gathered", 0.5)
+            keys.note(key, remark, "either", "weights gathered", 0.5)
     if not keys.has(at.named):
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
     if keys.word(at.named) != keys.word("model_name_or_path"):

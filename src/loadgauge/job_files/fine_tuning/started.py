@@ -43,9 +43,9 @@ def visible(keys: Keys) -> Fact | None:
 
 def world(keys: Keys) -> int | None:
     """The processes that a command starts, one for each GPU: those that are known from elsewhere, or by its variables."""
-    given = keys.given.get("gpus")
-    if given is not None:
-        return int(given)
+    gpus = keys.given.get("gpus")
+    if gpus is not None:
+        return int(gpus)
     processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
     if processes is None and keys.has(LAUNCHERS[0]):
         processes, nodes = keys.whole(LAUNCHERS[0]), keys.whole("nnodes") if keys.has("nnodes") else None

@@ -168,8 +168,8 @@ PRUNED = "adalora_init_r"
 
 
 def tuner(keys: Keys, usual: str = "lora") -> str:
-    kinds = {name: name for name in ("full", *ADAPTERS)}
-    kind = keys.agreed(TUNER, lambda name: keys.choice(name, kinds)) or usual
+    tuners = {name: name for name in ("full", *ADAPTERS)}
+    kind = keys.agreed(TUNER, lambda name: keys.choice(name, tuners)) or usual
     name = next((name for name in TUNER if keys.has(name)), TUNER[0])
     if kind in ALIKE:
         why, effect, parts = ALIKE[kind]
@@ -273,9 +273,9 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
     for name in at.more:
         if keys.raw(name) not in (None, False, "false"):
             keys.note(name, "has GaLore project other gradients, or keep them in fewer bits", parts="optimizer")
-    known = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
+    suffixes = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
     name = inner["optimizer"]
-    base = known.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
+    base = suffixes.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
     layerwise = bool(keys.flag(at.each))
     if base is None or (layerwise and base == "-adafactor"):
         keys.note("optim", f"GaLore over {name} is counted as over AdamW", parts="optimizer")

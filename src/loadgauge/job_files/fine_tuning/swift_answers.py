@@ -145,21 +145,21 @@ def _lengths_of(keys: Keys, at: Named) -> Facts:
 
 
 def _engines(facts: Facts, at: Named) -> dict[str, Any]:
-    found = Engine.parse(facts.get("rollout") or "hf")
-    if found.kind != "vllm":
-        return {at.switch: None} if found.kind == "hf" else {}
+    engine = Engine.parse(facts.get("rollout") or "hf")
+    if engine.kind != "vllm":
+        return {at.switch: None} if engine.kind == "hf" else {}
     out = facts.get("rollout_offload") or "none"
     return {
         at.switch: True,
         at.mode: "colocate",
-        at.used: found.utilization,
-        at.width: found.tp,
-        at.length: found.context,
-        at.asleep: found.sleep or None,
-        at.most: found.max_num_seqs,
-        at.eager: True if not found.graphs else None,
-        at.prefixes: None if found.prefix else False,
-        at.stages: found.pp if found.pp > 1 else None,
+        at.used: engine.utilization,
+        at.width: engine.tp,
+        at.length: engine.context,
+        at.asleep: engine.sleep or None,
+        at.most: engine.max_num_seqs,
+        at.eager: True if not engine.graphs else None,
+        at.prefixes: None if engine.prefix else False,
+        at.stages: engine.pp if engine.pp > 1 else None,
         at.moved[0]: True if out in ("weights", "all") else None,
         at.moved[1]: True if out in ("optimizer", "all") else None,
     }

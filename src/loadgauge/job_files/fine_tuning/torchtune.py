@@ -117,8 +117,8 @@ def _task(keys: Keys, at: Named) -> Facts:
 
 
 def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    given = str(facts.get("model") or "").rpartition("/")[2].lower()
-    builder = next((key for key, name in MODELS.items() if name == given), None)
+    model = str(facts.get("model") or "").rpartition("/")[2].lower()
+    builder = next((key for key, name in MODELS.items() if name == model), None)
     current = _builder(keys)[0]
     if current and (builder is None or _plain(current) == builder):
         builder = current

@@ -141,8 +141,8 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     for key, name in at.named.items():
         value = told.get(name)
         if value != _said(keys, key, at):
-            known = {"true": True, "false": False, "auto": "auto", None: None}
-            values[key] = known[value] if value in known else int(float(str(value)))
+            words = {"true": True, "false": False, "auto": "auto", None: None}
+            values[key] = words[value] if value in words else int(float(str(value)))
     return values
 
 

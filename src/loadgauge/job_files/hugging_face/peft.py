@@ -102,7 +102,7 @@ def _method_written(facts: Facts, keys: Keys) -> dict[str, Any]:
 )
 def _method(keys: Keys) -> Facts:
     method = method_of(keys)
-    known = TUNERS.get(method)
+    tuner = TUNERS.get(method)
     size = SIZES.get(method)
     number = None if size is None else keys.whole(size, minimum=0) or None
     if method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0):
@@ -119,7 +119,7 @@ def _method(keys: Keys) -> Facts:
         "use_dora": (keys.flag(DORA) or None) if method == "lora" else None,
         "modules_to_save": ",".join(saved) if saved else None,
     }
-    if known is not None and known.virtual:
+    if tuner is not None and tuner.virtual:
         if str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP":
             keys.note(REPARAMETERIZED, "has another encoder than an MLP", parts="gradients optimizer activations")
         facts["virtual_tokens"] = keys.whole(TOKENS)

@@ -407,7 +407,7 @@ def _values(command: Argv) -> dict[str, Any]:
         value = command.get(name)
         if isinstance(value, list):
             value = [str(each).strip(",\"'") for each in value]
-            program = next((place for place, each in enumerate(value) if each.endswith(".py")), len(value))
+            program = next((index for index, each in enumerate(value) if each.endswith(".py")), len(value))
             value = (
                 value[:program] if program > 1 else value[0] if program else True
             )  # the program comes after its launcher's options

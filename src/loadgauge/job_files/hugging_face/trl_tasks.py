@@ -100,9 +100,9 @@ def trainer_of(keys: Keys) -> str | None:
     present = [key for key in keys.document.names() if key.split(".")[0] in EVERY]
     loss = keys.words("loss_type") or []
     ours = [word.strip("[]'\"") for word in loss]
-    chosen = [one for one in OWN if set(ours) & LOSSES.get(one, frozenset())]
-    among = [one for one in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[one]]
-    of_path = [one for one in among if one in words_of_path(keys.file)]
+    chosen = [trainer for trainer in OWN if set(ours) & LOSSES.get(trainer, frozenset())]
+    among = [trainer for trainer in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[trainer]]
+    of_path = [trainer for trainer in among if trainer in words_of_path(keys.file)]
     if present and started is None and len(among) > 1 and len(of_path) == 1 and named in (None, of_path[0]):
         keys.remarks[f"its trainer is {of_path[0]}'s, as the name of the file or of its folder says"] = None
         among = of_path
@@ -115,7 +115,7 @@ def trainer_of(keys: Keys) -> str | None:
         return None
     if len(among) != 1:
         first = present[0] if present else "loss_type"
-        tasks = ", ".join("rm" if one == "reward" else one for one in among or OWN)
+        tasks = ", ".join("rm" if trainer == "reward" else trainer for trainer in among or OWN)
         raise keys.wrong(first, f"is an argument of another trainer than SFT; say which with --task ({tasks})")
     return among[0]
 

@@ -213,8 +213,8 @@ def _names(key: str) -> list[str]:
     >>> _names("a.b_c")
     ['a.b_c', 'a.b_*', 'a.*']
     """
-    ends = [place for place, letter in enumerate(key) if letter in "._"]
-    return [key, *(f"{key[: place + 1]}*" for place in reversed(ends[:50]))]
+    ends = [end for end, letter in enumerate(key) if letter in "._"]
+    return [key, *(f"{key[: end + 1]}*" for end in reversed(ends[:50]))]
 
 
 def _among(value: Any, values: tuple[Any, ...]) -> bool:

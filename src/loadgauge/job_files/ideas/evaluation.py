@@ -76,16 +76,16 @@ def saving(*keys_of: str, switches: tuple[str, ...] = ()) -> Idea:
     """The idea of checkpoints of sharded weights: FSDP's `state_dict_type`; `switches`: DeepSpeed's keys that gather them."""
 
     def read(keys: Keys) -> Facts:
-        kinds = [
+        state_types = [
             str(value).upper().removesuffix("_STATE_DICT") for name in keys_of if (value := keys.raw(name)) is not None
         ]
-        for name, kind in zip([name for name in keys_of if keys.has(name)], kinds, strict=True):
+        for name, kind in zip([name for name in keys_of if keys.has(name)], state_types, strict=True):
             if kind not in ("FULL", "SHARDED", "LOCAL"):
                 raise keys.wrong(name, "is read where it is FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT")
         flags = [flag for name in switches if (flag := keys.flag(name)) is not None]
-        if "FULL" in kinds or any(flags):
+        if "FULL" in state_types or any(flags):
             return {"save": "full"}
-        return {"save": "sharded" if kinds or flags else None}
+        return {"save": "sharded" if state_types or flags else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         full, stage = facts["save"] == "full", facts.get("zero") or 0

@@ -81,7 +81,7 @@ def split_of(placement: str | None) -> tuple[int, int] | None:
     if (
         kind != "split"
         or len(parts) != 2
-        or not all(one.isascii() and one.isdecimal() and len(one) < 8 for one in parts)
+        or not all(part.isascii() and part.isdecimal() and len(part) < 8 for part in parts)
     ):
         return None
     return int(parts[0]), int(parts[1])
@@ -289,14 +289,14 @@ def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: 
             raise ConfigError(f"{dp} contradicts {replicas} x {shards}", file=file)
     if gpus is not None:
         whole, left = divmod(gpus, ranks_of_replica(job))
-        given = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *SPLITS) if name in facts]
+        sized = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *SPLITS) if name in facts]
         if left or whole == 0:
             raise ConfigError(
-                f"{_joined(given)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}; give --gpus", file=file
+                f"{_joined(sized)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}; give --gpus", file=file
             )
         if ranks is not None and ranks != whole:
-            given += [fact for fact in (dp, replicas, shards) if fact is not None]
-            raise ConfigError(f"{_joined(given)}: {ranks_of_replica(job)} x {ranks} GPUs are not {gpus}", file=file)
+            sized += [fact for fact in (dp, replicas, shards) if fact is not None]
+            raise ConfigError(f"{_joined(sized)}: {ranks_of_replica(job)} x {ranks} GPUs are not {gpus}", file=file)
         ranks = whole
     if shards is not None and replicas is None and ranks is not None:
         if ranks % shards.value:
@@ -307,8 +307,8 @@ def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: 
     return _value(facts, "replicas"), ranks
 
 
-def _joined(given: list[Fact]) -> str:
-    return ", ".join(str(fact) for fact in given if not fact.default)
+def _joined(facts: list[Fact]) -> str:
+    return ", ".join(str(fact) for fact in facts if not fact.default)
 
 
 def describe(job: Job, extra: Extra) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
     return values
 
 
-def virtual_stages(said: str, layers: int, pp: int, schedule: str | None) -> dict[str, Any]:
+def virtual_stages(counts: str, layers: int, pp: int, schedule: str | None) -> dict[str, Any]:
     """The virtual stages of a rank and, where ranks differ, the layers of each, as flags. Raises `ConfigError`.
 
     said: layers of a virtual stage and how their number is made a multiple of the ranks (`2,down`; 0 layers: two stages a rank), or
@@ -366,7 +366,7 @@ def virtual_stages(said: str, layers: int, pp: int, schedule: str | None) -> dic
     >>> virtual_stages("ends,14,", 78, 5, "1f1b")
     {'stage_layers': '14,16,16,16,16'}
     """
-    each, *rest = said.split(",")
+    each, *rest = counts.split(",")
     if each == "ends":
         first, last = ([int(word)] if word else [] for word in rest)
         middle, left = divmod(layers - sum(first + last), max(1, pp - len(first + last)))
@@ -386,7 +386,7 @@ def virtual_stages(said: str, layers: int, pp: int, schedule: str | None) -> dic
             f"{layers} layers in {count} stages on {pp} ranks are not for the schedule {schedule}",
             key="layers_per_stage",
         )
-    sizes = [layers // count + (place < layers % count) for place in range(count)]
+    sizes = [layers // count + (stage < layers % count) for stage in range(count)]
     ranks = [sum(sizes[rank::pp]) for rank in range(pp)]
     uneven = {"stage_layers": ",".join(map(str, ranks))} if layers % count else {}
     return {"vpp": deep if deep > 1 and schedule == "interleaved" else None, **uneven}

@@ -7,7 +7,7 @@ import math
 from loadgauge.job_files.ideas.table import Keys
 
 
-def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, said: str, groups: int = 1) -> int:
+def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, remark: str, groups: int = 1) -> int:
     """Return the sequences of a micro-batch of `rows` sequences as long as the longest, and notes what is not counted so.
 
     Tools balance their micro-batches: of the numbers that divide a rank's sequences the one that is nearest counts.
@@ -18,10 +18,12 @@ def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, said
     if own is None:
         micro = max(1, int(rows))
     else:
-        whole = [one for one in range(1, own + 1) if own % (one * groups) == 0] or [1]
-        micro = min(whole, key=lambda one: abs(math.log(one / min(rows, own))))
+        whole = [rows_of_micro for rows_of_micro in range(1, own + 1) if own % (rows_of_micro * groups) == 0] or [1]
+        micro = min(whole, key=lambda micro: abs(math.log(micro / min(rows, own))))
         rows = min(rows, own)
     if micro != rows:
         effect, share = ("costs", rows / micro - 1) if micro < rows else ("saves", 1 - rows / micro)
-        keys.note(key, f"{said}, counted as {micro} sequences of {length}", effect, "activations loss transient", share)
+        keys.note(
+            key, f"{remark}, counted as {micro} sequences of {length}", effect, "activations loss transient", share
+        )
     return micro

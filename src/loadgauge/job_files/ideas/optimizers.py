@@ -20,11 +20,13 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
     words: the tool's names and ours; default: what it runs where nothing is said
     """
     section = key.rpartition(".")[0]
-    given, targets = (".".join(filter(None, (section, name))) for name in ("optim_args", "optim_target_modules"))
+    arguments_key, targets = (
+        ".".join(filter(None, (section, name))) for name in ("optim_args", "optim_target_modules")
+    )
     backward = {ours: theirs for theirs, ours in reversed(list(words.items()))}
 
     def arguments(keys: Keys) -> dict[str, str]:
-        raw = keys.raw(given)
+        raw = keys.raw(arguments_key)
         if isinstance(raw, Mapping):
             return {str(name): str(value) for name, value in raw.items()}
         pairs = [word.partition("=") for word in str(raw or "").replace(" ", "").split(",") if word]
@@ -33,14 +35,16 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
     def read(keys: Keys) -> Facts:
         name = keys.choice(key, words, NEAREST["optimizer"]) or (default(keys) if callable(default) else default)
         low = OPTIMIZERS[name].low_rank
-        found = arguments(keys)
+        values = arguments(keys)
         options = []
-        for argument, value in found.items():
+        for argument, value in values.items():
             if low is None or argument not in (*LOW_RANK, *HARMLESS):
-                keys.note(given, f"gives the optimizer {argument}, which is not read", parts="optimizer", share=0.5)
+                keys.note(
+                    arguments_key, f"gives the optimizer {argument}, which is not read", parts="optimizer", share=0.5
+                )
             if argument in LOW_RANK:
                 if not (value.isascii() and value.isdecimal()):
-                    raise keys.wrong(given, f"{argument}={value}: must be a whole number")
+                    raise keys.wrong(arguments_key, f"{argument}={value}: must be a whole number")
                 ours = LOW_RANK[argument]
                 if low is not None and int(value) != getattr(low, ours):
                     options.append(f"{ours}={int(value)}")
@@ -54,24 +58,24 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
         name, _, options = (facts.get("optimizer") or "adamw").partition(":")
         usual = default(keys) if callable(default) else default
         if name == "adamw" and usual == name:
-            return dict.fromkeys((key, given, targets))  # how it runs is left to the release, as it is here
+            return dict.fromkeys((key, arguments_key, targets))  # how it runs is left to the release, as it is here
         name = "adamw-fused" if name == "adamw" else name
         if name not in backward or "in-backward" in options:
             return {}
         record = OPTIMIZERS[name].low_rank
         values: dict[str, Any] = {key: backward[name]}
         if record is None:
-            return values | dict.fromkeys([each for each in (given, targets) if keys.has(each)])
+            return values | dict.fromkeys([each for each in (arguments_key, targets) if keys.has(each)])
         theirs = {ours: argument for argument, ours in LOW_RANK.items()}
         pairs = dict(word.split("=") for word in options.split(",") if "=" in word)
-        values[given] = ",".join(f"{theirs[ours]}={value}" for ours, value in pairs.items()) or None
+        values[arguments_key] = ",".join(f"{theirs[ours]}={value}" for ours, value in pairs.items()) or None
         head = "head" in options.split(",")
         present = keys.words(targets) or []
         blocks = "'.*(attn|mlp).*'" if keys.document.syntax == "argv" else ["attn", "mlp"]  # a flag takes one word
         values[targets] = "all-linear" if head else present if len(present) > 1 and _blocks(present) else blocks
         return values
 
-    return Idea(keys=(key, given, targets), facts=("optimizer",), read=read, write=write)
+    return Idea(keys=(key, arguments_key, targets), facts=("optimizer",), read=read, write=write)
 
 
 def instantiated(

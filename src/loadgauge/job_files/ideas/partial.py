@@ -17,11 +17,11 @@ def unfrozen(key: str) -> Idea:
         return {"train": ",".join(words) if words else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        given = facts.get("train")
-        if given is None:
+        trained = facts.get("train")
+        if trained is None:
             return {key: None}
         # Ranges and shares are words of loadgauge's own.
-        return {} if re.search(r"(^|\.)-?\d*:|frozen:", given) else {key: given.split(",")}
+        return {} if re.search(r"(^|\.)-?\d*:|frozen:", trained) else {key: trained.split(",")}
 
     return Idea(keys=(key,), facts=("train",), read=read, write=write)
 
@@ -70,25 +70,25 @@ def adapted_layers(key: str, last: str = "") -> Idea:
         return {"lora_layers": None if many is None else f"-{many}:"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        given = facts.get("lora_layers")
+        layers = facts.get("lora_layers")
         off: dict[str, Any] = {last: None} if last else {}
-        if given is None:
+        if layers is None:
             return {key: None} | off
-        words = [word.strip() for word in given.split(",")]
-        if last and (found := re.fullmatch(r"-(\d+):", given)):
-            return {key: None, last: int(found[1])}
+        words = [word.strip() for word in layers.split(",")]
+        if last and (match := re.fullmatch(r"-(\d+):", layers)):
+            return {key: None, last: int(match[1])}
         return off | {key: [int(word) for word in words]} if all(map(str.isdecimal, words)) else {}
 
     return Idea(keys=(key, last) if last else (key,), facts=("lora_layers",), read=read, write=write)
 
 
 def _frozen_share_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    given = facts.get("train")
-    if given is None:
+    trained = facts.get("train")
+    if trained is None:
         return dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
-    if given.startswith("frozen:"):
+    if trained.startswith("frozen:"):
         return {
-            at.share: float(given.removeprefix("frozen:")),
+            at.share: float(trained.removeprefix("frozen:")),
             at.names: None,
             at.pattern: None,
             at.frozen: None,
@@ -159,17 +159,17 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
             count = -abs(count)
         where = f"-{count}:" if count > 0 else f":{-count}"
         inside = [name for name in keys.words(modules) or ["all"] if name]
-        found = [f"layers.{where}" if name == "all" else f"layers.{where}.{name}" for name in inside] if count else []
-        return {"train": ",".join([*found, *(keys.words(others) or [])])}
+        trained = [f"layers.{where}" if name == "all" else f"layers.{where}.{name}" for name in inside] if count else []
+        return {"train": ",".join([*trained, *(keys.words(others) or [])])}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        given = facts.get("train")
-        if given is None:
+        trained = facts.get("train")
+        if trained is None:
             return dict.fromkeys((layers, modules, others, spread))
-        found = [re.fullmatch(r"layers\.(-\d+:|:\d+)(?:\.(\w+))?", word) for word in given.split(",")]
-        ranges = {match[1] for match in found if match}
-        inside = [match[2] or "all" for match in found if match]
-        extra = [word for word, match in zip(given.split(","), found, strict=True) if not match]
+        matches = [re.fullmatch(r"layers\.(-\d+:|:\d+)(?:\.(\w+))?", word) for word in trained.split(",")]
+        ranges = {match[1] for match in matches if match}
+        inside = [match[2] or "all" for match in matches if match]
+        extra = [word for word, match in zip(trained.split(","), matches, strict=True) if not match]
         if len(ranges) != 1 or not all(re.fullmatch(r"\w+", word) for word in extra):
             return {}
         count = -int(ranges.pop().strip(":"))
@@ -186,6 +186,6 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
 def _listed(keys: Keys, key: str) -> list[str]:
     value = keys.raw(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(one, str) for one in values):
+    if not all(isinstance(word, str) for word in values):
         raise keys.wrong(key, "must be a list of names")
-    return [str(one).strip() for one in values if str(one).strip()]
+    return [str(word).strip() for word in values if str(word).strip()]

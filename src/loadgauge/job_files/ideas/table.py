@@ -407,7 +407,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Every key that some idea reads."""
         return frozenset(key for idea in self.ideas for key in idea.keys)
 
-    def read(self, keys: Keys, given: frozenset[str] = frozenset()) -> dict[str, Fact]:
+    def read(self, keys: Keys, fact_names: frozenset[str] = frozenset()) -> dict[str, Fact]:
         """Reads the facts of a document, by name; keys of facts that are `given` elsewhere need not be readable.
 
         Raises `ConfigError` for values that cannot be read or contradict each other.
@@ -419,10 +419,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
                 values = idea.read(keys)
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
-                if asked == ["global_batch"] and not given & {"global_batch"}:
+                if asked == ["global_batch"] and not fact_names & {"global_batch"}:
                     note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
                     keys.add(Uncounted(note, str(error.key), effect="either"))
-                elif not given & {*idea.facts, *asked}:
+                elif not fact_names & {*idea.facts, *asked}:
                     wanted = [fact for fact in asked if fact not in UNASKED]
                     if wanted:
                         unknown.append((error, wanted[0]))
@@ -437,7 +437,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             keys.remarks[f"its model, which comes from outside the file, is taken for {named}, as its path says"] = None
             facts["model"], unknown = Fact(named, str(unknown[0][0].key), default=True), []
         if unknown:
-            raise _missing(keys, unknown, named=bool(given & {"model"} or facts.keys() & {"model", "config"}))
+            raise _missing(keys, unknown, named=bool(fact_names & {"model"} or facts.keys() & {"model", "config"}))
         return facts
 
     def unread(self, document: Document) -> tuple[str, ...]:
@@ -539,8 +539,8 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
         return ConfigError(f"{names} are set nowhere: add {words}{more}", key=key, file=keys.file)
     if len(unknown) == 1:
         return ConfigError(f"{str(error).rpartition(': ')[2]}: add {', '.join(flags)}", key=key, file=keys.file)
-    said = ", ".join(str(error.key) for error, _ in unknown)
-    return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=said, file=keys.file)
+    facts = ", ".join(str(error.key) for error, _ in unknown)
+    return ConfigError(f"values that come from outside the file: add {' '.join(flags)}", key=facts, file=keys.file)
 
 
 def _fact(keys: Keys, idea: Idea, name: str, value: Any) -> Fact:

@@ -422,7 +422,7 @@ def _optimizer(keys: Keys) -> Facts:
 def _task(keys: Keys, at: Named) -> Facts:
     """Distillation where a teacher is beside the model; recipes of other models than those that write text are not read."""
     recipe, name = str(keys.raw("recipe") or keys.raw("recipe._target_")).lower(), keys.word(at.teacher)
-    other = next((what for part, what in OTHER_RECIPES.items() if part in recipe), None)
+    other = next((task for part, task in OTHER_RECIPES.items() if part in recipe), None)
     if other is not None:
         raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
     if "diffusionlm" in recipe or "diffusiongemma" in recipe:

@@ -152,10 +152,10 @@ def _recipe(keys: Keys) -> Facts:
     for narrow, parts in NARROW.items():
         if keys.document.get(narrow) is not MISSING and narrow not in keys.document.names():
             keys.note(narrow, "its recipe keeps 16 bits of what is counted in 32", "saves", parts, 0.5)
-    for key, what in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
+    for key, tower in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
         if keys.flag(f"model.{key}"):
             shown = keys.document.shown(f"model.{key}")
-            note = f"{shown}: {what} is not trained, and is counted as if it were"
+            note = f"{shown}: {tower} is not trained, and is counted as if it were"
             keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
     return {}
 

@@ -185,7 +185,7 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
 
     usual: the method where none is given; None: `full` needs one
     """
-    what, how, count, modules = (
+    granularity, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
     )
     named = (
@@ -193,10 +193,10 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
         "activations_checkpoint_num_layers",
     )  # of 2021, when the method was the switch
     older = () if prefix else ("checkpoint_activations", "checkpoint_num_layers", "moe_layer_recompute", *named)
-    owned: tuple[str, ...] = (what, how, count, modules, *([switch] if switch else []), *older)
+    owned: tuple[str, ...] = (granularity, how, count, modules, *([switch] if switch else []), *older)
 
     def read(keys: Keys) -> Facts:
-        kind = keys.choice(what, {"full": "full", "selective": "selective", "none": "none"}) or "none"
+        kind = keys.choice(granularity, {"full": "full", "selective": "selective", "none": "none"}) or "none"
         if older and keys.flag(older[0]):
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
@@ -219,7 +219,7 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
         way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
         each = keys.whole(number) or 1
         if way is None:
-            raise keys.wrong(what, f"full needs {keys.document.shown(how)}")
+            raise keys.wrong(granularity, f"full needs {keys.document.shown(how)}")
         return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -229,13 +229,13 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
         if kind == "none":
             return values
         if kind == "selective":
-            return values | {what: "selective"}
+            return values | {granularity: "selective"}
         if kind == "modules":
-            return values | {what: "selective", modules: option.split(",")}
+            return values | {granularity: "selective", modules: option.split(",")}
         key, _, number = option.partition("=")
         if kind != "full" or key == "every":
             return {}
-        return values | {what: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
+        return values | {granularity: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
 
     return Idea(keys=owned, facts=("recompute",), read=read, write=write)
 
@@ -264,8 +264,8 @@ def context(cp: str, comm: str) -> Idea:
     def read(keys: Keys) -> Facts:
         ranks = keys.whole(cp) or 1
         words = set(keys.words(comm) or ["p2p"]) & set(CP_COMM) or {"p2p"}
-        given = set(keys.words(comm) or []) - {"p2p", "a2a", "allgather"}
-        if any("+" in word for word in given) or len(words) > 1:
+        transports = set(keys.words(comm) or []) - {"p2p", "a2a", "allgather"}
+        if any("+" in word for word in transports) or len(words) > 1:
             keys.note(comm, "exchanges in different ways by layer, counted as one", "either")
         return {"cp": ranks, "cp_comm": CP_COMM[words.pop()] if ranks > 1 else None}
 
@@ -473,13 +473,13 @@ def offload(prefix: str = "", share: float | None = None) -> Idea:
     switch, part = f"{prefix}optimizer_cpu_offload", f"{prefix}optimizer_offload_fraction"
 
     def read(keys: Keys) -> Facts:
-        given = keys.real(part)
-        if not keys.flag(switch) or given == 0:
+        offloaded = keys.real(part)
+        if not keys.flag(switch) or offloaded == 0:
             return {"offload": "none"}
-        if given not in (None, 1.0):
+        if offloaded not in (None, 1.0):
             shown = keys.document.shown(part)
             note = f"{shown}: that part of the optimizer is in the host's memory, where all of it is counted on the GPU"
-            keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, given))))
+            keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, offloaded))))
             return {"offload": "none"}
         return {"offload": "optimizer"}
 

@@ -57,10 +57,10 @@ def _repository(keys: Keys) -> str | None:
 
 
 def _vocabulary(keys: Keys, hidden: int, layers: int, tied: bool) -> int:
-    given = keys.whole("vocab_size") or keys.whole("padded_vocab_size")
+    vocabulary = keys.whole("vocab_size") or keys.whole("padded_vocab_size")
     kind = keys.word("tokenizer_type")
-    if given is not None or kind in VOCABULARIES:
-        return given or VOCABULARIES[str(kind)]
+    if vocabulary is not None or kind in VOCABULARIES:
+        return vocabulary or VOCABULARIES[str(kind)]
     repository = _repository(keys)
     if repository is not None:
         try:

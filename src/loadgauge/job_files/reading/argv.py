@@ -229,8 +229,8 @@ class Argv:
         words = [word for word in self.words if word.start >= 0]
         return None if not words else words[0].end if launcher else words[-1].end
 
-    def _in_array(self, place: int) -> bool:
-        return self.source.rfind("=(", 0, place) > self.source.rfind(")", 0, place)
+    def _in_array(self, offset: int) -> bool:
+        return self.source.rfind("=(", 0, offset) > self.source.rfind(")", 0, offset)
 
     def drop(self, key: str) -> None:
         """Removes an option if it is there, and its line if nothing else is on it."""

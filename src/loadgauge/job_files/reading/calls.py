@@ -188,8 +188,8 @@ class Calls:
         if self.notebook:
             raise ConfigError("a notebook is read and not written; export it as a script first")
 
-    def _splice(self, place: tuple[int, int], text: str) -> None:
-        self.source = self.source[: place[0]] + text + self.source[place[1] :]
+    def _splice(self, span: tuple[int, int], text: str) -> None:
+        self.source = self.source[: span[0]] + text + self.source[span[1] :]
         self._parse()
 
     def _place(self, node: ast.expr) -> tuple[int, int]:

@@ -101,7 +101,7 @@ def launch_options(keys: Keys, owned: Callable[[str], bool]) -> dict[str, Any]:
     names = keys.document.names() if keys.document.syntax == "argv" else ()
     places = {name: f"fsdp_config.{name}" if name.startswith("fsdp_") else LAUNCHED_AS.get(name) for name in names}
     values: dict[str, Any] = {
-        place: keys.plain(name) for name, place in places.items() if place is not None and not owned(name)
+        field: keys.plain(name) for name, field in places.items() if field is not None and not owned(name)
     }
     for switch, kind in (("use_fsdp", "FSDP"), ("use_deepspeed", "DEEPSPEED")):
         if values.pop(switch, None):

@@ -42,10 +42,10 @@ class Layered:
 
     def _flat(self) -> dict[str, Any]:
         if self.known is None:
-            found: dict[str, Any] = {}
+            flat: dict[str, Any] = {}
             for layer in [*self.layers, _flat(self.own)]:
-                found = _over(found, layer)
-            self.known = {name: value for name, value in found.items() if name.split(".")[0] != self.key}
+                flat = _over(flat, layer)
+            self.known = {name: value for name, value in flat.items() if name.split(".")[0] != self.key}
         return self.known
 
     def names(self) -> tuple[str, ...]:
@@ -106,8 +106,8 @@ def _resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int) -> Any:
 
     def of_name(match: re.Match[str]) -> str:
         name = _absolute(key, match[1])
-        found = _resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
-        return str(found)
+        value = _resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
+        return str(value)
 
     text = REFERENCE.sub(of_name, value)
     for _ in range(DEEPEST):
@@ -122,10 +122,10 @@ def _multiplied(how: str, first: str, second: str) -> str:
     words = [first.strip(), second.strip()]
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
         return "$(unknown)"
-    one, other = map(int, words)
+    left, other = map(int, words)
     if how == "div":
-        return str(one // other) if other else "$(unknown)"
-    return str(one * other)
+        return str(left // other) if other else "$(unknown)"
+    return str(left * other)
 
 
 def _absolute(key: str, name: str) -> str:
@@ -180,9 +180,9 @@ def _beneath(
             continue
         name = each.partition("@")[0]  # Hydra's package, and its names without an ending
         name = name if Path(name).suffix in (".yaml", ".yml") else f"{name}.yaml"
-        place = Path(file).parent / name
-        if file and os.path.isfile(place):
-            where = str(place)
+        path = Path(file).parent / name
+        if file and os.path.isfile(path):
+            where = str(path)
             inner: Mapping[str, Any] = _flat(read(where))
         elif Path(name).name in bundled:
             inner, where = bundled[Path(name).name], ""

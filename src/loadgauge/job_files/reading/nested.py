@@ -76,26 +76,26 @@ class Nested:
 
     def put(self, key: str, value: Any) -> None:
         """Sets the value of a key in place, or adds the key and the sections around it."""
-        place = self._place(key)
+        path = self._place(key)
         node = self.root
-        for name in place[:-1]:
+        for name in path[:-1]:
             if not isinstance(node.get(name), dict):
                 node[name] = self.table()
             node = node[name]
-        node[place[-1]] = value
+        node[path[-1]] = value
         self._find()
 
     def drop(self, key: str) -> None:
         """Removes a key if it is there, and keeps the comments after it."""
-        place = self._place(key)
+        path = self._place(key)
         if self.get(key) is MISSING:
             return
         node = self.root
-        for name in place[:-1]:
+        for name in path[:-1]:
             node = node[name]
-        _keep_comments(node, place[-1])
+        _keep_comments(node, path[-1])
         with suppress(KeyError):  # ruamel.yaml's, once the key is out, of a mapping that others merge (`<<: *base`)
-            del node[place[-1]]
+            del node[path[-1]]
         self._find()
 
     def shown(self, key: str) -> str:

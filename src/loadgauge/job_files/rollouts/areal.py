@@ -122,10 +122,10 @@ def _task(keys: Keys) -> Facts:
     if keys.has("teacher.path"):
         keys.note("teacher.path", "scores the answers on GPUs of its own, which are not counted")
     again = (keys.word(f"{A}prox_logp_method") or "recompute") in ("recompute", "metrics")
-    made = again if keys.flag(f"{A}use_decoupled_loss") else keys.flag(f"{A}recompute_logprob")
+    recomputed = again if keys.flag(f"{A}use_decoupled_loss") else keys.flag(f"{A}recompute_logprob")
     return {
         "task": "ppo" if keys.has("critic.path") else "grpo",
-        "old_logprobs": None if made else "none",
+        "old_logprobs": None if recomputed else "none",
         "reference": reference if keys.has("ref.path") and keys.real(f"{A}kl_ctl") != 0 else "none",
         "rollout_offload": "all" if keys.flag("enable_offload") else "none",
     }

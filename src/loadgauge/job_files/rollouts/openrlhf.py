@@ -94,8 +94,8 @@ def at(keys: Keys, name: str) -> str:
     new, old = both(name)[:-1], OLD[name]
     if keys.document.get(old) is not None and keys.has(old):
         return old
-    sections = any(OF_SECTIONS.match(one) for one in keys.document.names())
-    if not sections and keys.document.names() and any(one in OLD.values() for one in keys.document.names()):
+    sections = any(OF_SECTIONS.match(name_in_file) for name_in_file in keys.document.names())
+    if not sections and keys.document.names() and any(key in OLD.values() for key in keys.document.names()):
         return old
     return new[0] if len(new) == 1 or trainer_of(keys) == "ppo_ray" else new[1]
 

@@ -78,7 +78,7 @@ def devices(keys: Keys, key: str) -> set[int] | None:
     """
     value = keys.raw(key)
     if isinstance(value, list):
-        value = str([int(one) for one in value if str(one).isdecimal()])
+        value = str([int(device) for device in value if str(device).isdecimal()])
     if value is None:
         return None
     text, numbers = str(value), set[int]()

@@ -141,8 +141,8 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     refers = facts.get("reference") not in (None, "none", "precomputed")
     already = bool(keys.flag(at.switch) or keys.real(at.weight))
     kept = {} if refers == already else {at.switch: refers, at.weight: None}
-    said = {at.engine_s: facts.get("old_logprobs") == "none"}
-    return {at.kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | said
+    old_logprobs = {at.engine_s: facts.get("old_logprobs") == "none"}
+    return {at.kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | old_logprobs
 
 
 @reads(
@@ -232,7 +232,7 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if tokens is not None and longest.isdecimal() and facts.get("prompt_len"):
         ranks, length = facts.get("cp") or 1, facts["prompt_len"] + int(longest)
         both = (facts.get("micro_batch") or 1) * length, tokens
-        if all(one % ranks == 0 for one in both):
+        if all(rows % ranks == 0 for rows in both):
             return values | {at.dynamic: True, at.most: both[0] // ranks, at.scored: both[1] // ranks, at.micro: None}
     if "prompts" not in facts and (facts.get("micro_batch") or 1) == 1:
         return values | {at.dynamic: True}
@@ -260,12 +260,12 @@ def _batch(keys: Keys, at: Named) -> Facts:
         raise keys.wrong(at.prompts, "says how many prompts a step has")
     count, batch = keys.whole(at.steps), keys.whole(at.whole)
     if count is not None:
-        found, left = divmod(first * each, count)
-        if left or (batch is not None and batch != found):
+        sequences, left = divmod(first * each, count)
+        if left or (batch is not None and batch != sequences):
             raise keys.wrong(
-                at.steps, f"{count} updates of {first} x {each} sequences are not of {batch or found} each"
+                at.steps, f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
             )
-        batch = found
+        batch = sequences
     facts: Facts = {"global_batch": batch, "micro_batch": keys.whole(at.micro) or 1}
     if _supervised(keys):
         return facts | ({"micro_batch": 1} if keys.flag(at.dynamic) else {})
@@ -280,9 +280,9 @@ def _batch(keys: Keys, at: Named) -> Facts:
     longest = both["prompt_len"] + int(both["answers"])
     # A sequence that is longer makes a micro-batch of its own.
     facts["logprob_tokens"] = max((keys.whole(at.scored) or tokens) * ranks, longest)
-    said = f"{tokens * ranks} tokens of a micro-batch"
+    remark = f"{tokens * ranks} tokens of a micro-batch"
     own = _own_batch(keys, batch or first * each)
-    facts["micro_batch"] = fitted(keys, at.most, max(1.0, tokens * ranks / longest), own, longest, said)
+    facts["micro_batch"] = fitted(keys, at.most, max(1.0, tokens * ranks / longest), own, longest, remark)
     return facts
 
 

@@ -253,8 +253,8 @@ def log_probs(keys: Keys) -> Facts:
         if asked:
             number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
             tokens.append(number * sharing(keys))
-        elif (said := keys.whole(each)) is not None:
-            rows.append(said)
+        elif (rows_each := keys.whole(each)) is not None:
+            rows.append(rows_each)
     if tokens and rows:
         length = sum(keys.whole(f"data.max_{part}_length") or 512 for part in ("prompt", "response"))
         tokens, rows = [*tokens, *(each * length for each in rows)], []

@@ -16,26 +16,26 @@ MOST = 14
 """Rows that are shown."""
 
 
-def changes(given: Setup) -> list[dict[str, Any]]:
+def changes(setup: Setup) -> list[dict[str, Any]]:
     """Rows with the changed flags, bytes and seconds of the other run, and the difference to this one.
 
     `step_delta` compares steps of as many tokens: it is the other step, rescaled to this one's tokens, less this step.
     `speed` is tokens a second there over here. Where this run does not fit, what makes it fit goes first; what takes more
     or fewer GPUs, or another batch, comes last.
     """
-    before = given.estimate()
+    before = setup.estimate()
     rows: dict[str, dict[str, Any]] = {}
     if before.memory.fits is False:
-        for trial in advice(given):
+        for trial in advice(setup):
             fields = {name: trial.fields[name] for name in Job.__struct_fields__ if name in trial.fields}
-            rows[trial.flags] = _row(given, before, trial, fields)
-    for change in listed(Run.of_setup(given), NEXT):
-        fields = complete(given, change.fields)
+            rows[trial.flags] = _row(setup, before, trial, fields)
+    for change in listed(Run.of_setup(setup), NEXT):
+        fields = complete(setup, change.fields)
         key = words(fields) or ", ".join(fields)
         if key not in rows:
-            alone = try_change(given, change.fields, change.why)
+            alone = try_change(setup, change.fields, change.why)
             if alone is not None:
-                rows[key] = _row(given, before, alone, fields)
+                rows[key] = _row(setup, before, alone, fields)
     worth = [row for row in rows.values() if row["memory_delta"] or row["step_delta"]]
     return sorted(worth, key=lambda row: _rank(row, before))[:MOST]
 
@@ -51,7 +51,7 @@ def _rank(row: dict[str, Any], before: Estimate) -> tuple[Any, ...]:
     return row["fits"] is False, elsewhere, gain if gain < -0.001 else 0.0, memory
 
 
-def _row(given: Setup, before: Estimate, trial: Tried, change: dict[str, Any]) -> dict[str, Any]:
+def _row(setup: Setup, before: Estimate, trial: Tried, change: dict[str, Any]) -> dict[str, Any]:
     other = trial.result
     step: float | None = None
     speed: float | None = None
@@ -59,7 +59,7 @@ def _row(given: Setup, before: Estimate, trial: Tried, change: dict[str, Any]) -
         speed = (other.time.tokens / other.time.step) / (before.time.tokens / before.time.step)
         step = before.time.step / speed - before.time.step
     return {
-        "label": label(given, change),
+        "label": label(setup, change),
         "flags": flags(change),
         "memory": other.memory.total,
         "memory_delta": other.memory.total - before.memory.total,
@@ -90,13 +90,13 @@ def flags(change: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-def label(given: Setup, change: dict[str, Any]) -> str:
+def label(setup: Setup, change: dict[str, Any]) -> str:
     """The change in words: what it was, and what it becomes."""
     words = []
     for name, value in change.items():
         if name == "measured":
             continue
-        was, title = _was(given, name), name.replace("_", "-")
+        was, title = _was(setup, name), name.replace("_", "-")
         if value in (None, False):
             words.append(f"no {title}")
         elif value is True:
@@ -106,11 +106,11 @@ def label(given: Setup, change: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _was(given: Setup, name: str) -> str:
-    asked = getattr(given.job, name)
+def _was(setup: Setup, name: str) -> str:
+    asked = getattr(setup.job, name)
     if asked is not None:
         return str(asked)
-    layout, kind = given.layout, given.training
+    layout, kind = setup.layout, setup.training
     if name in (*DEGREES, "zero", "micro_batch", "global_batch", "recompute", "gpus", "schedule"):
         return str(getattr(layout, name))
     return {

@@ -95,11 +95,11 @@ def snapshot(path: str, device: int = 0) -> dict[str, Any]:
     if not start.startswith(PICKLE):
         _too_long(Path(path), b"\0" not in start)
     try:
-        found = PYTORCH.of_snapshot(Path(path), device)
+        diagnosis = PYTORCH.of_snapshot(Path(path), device)
     except ConfigError as error:
         # The path where the server keeps it means nothing to the user.
         raise ConfigError(str(error).replace(f"{path}: ", "")) from None
-    return _answer("snapshot", found.verdict, why=found.to_dict())
+    return _answer("snapshot", diagnosis.verdict, why=diagnosis.to_dict())
 
 
 def _answer(kind: str, message: str = "", **more: Any) -> dict[str, Any]:
@@ -153,14 +153,14 @@ def _bytes(content: str, name: str) -> bytes:
 
 def _pickled(raw: bytes) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
-        place = Path(folder) / "snapshot"
-        place.write_bytes(raw)
-        return snapshot(str(place))
+        file = Path(folder) / "snapshot"
+        file.write_bytes(raw)
+        return snapshot(str(file))
 
 
 def _oom(text: str) -> dict[str, Any]:
-    found = PYTORCH.answer(text)
-    return _answer("oom", found.verdict, why=found.to_dict())
+    diagnosis = PYTORCH.answer(text)
+    return _answer("oom", diagnosis.verdict, why=diagnosis.to_dict())
 
 
 def _trace(text: str, name: str) -> dict[str, Any]:
@@ -172,8 +172,8 @@ def _trace(text: str, name: str) -> dict[str, Any]:
         trace = msgspec.json.decode(text, type=PYTORCH.Trace)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"is no trace: {error}", file=name) from None
-    found = PYTORCH.of_recording(trace, again=False)
-    return _answer("trace", found.verdict, why=found.to_dict(), dots=read_trace(text, name))
+    trace_read = PYTORCH.of_recording(trace, again=False)
+    return _answer("trace", trace_read.verdict, why=trace_read.to_dict(), dots=read_trace(text, name))
 
 
 def _config(text: str, config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -219,12 +219,12 @@ def _lengths(text: str, name: str) -> dict[str, Any]:
     from loadgauge.core.base.lengths import Lengths
 
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
-        place = Path(folder) / "lengths"
-        place.write_text(text, encoding="utf-8")
+        file = Path(folder) / "lengths"
+        file.write_text(text, encoding="utf-8")
         try:
-            lengths = Lengths.from_file(place)
+            lengths = Lengths.from_file(file)
         except ConfigError as error:
-            raise ConfigError(str(error).replace(str(place), name)) from None
+            raise ConfigError(str(error).replace(str(file), name)) from None
     counts = [end - start for start, end in itertools.pairwise((0, *lengths.cumulative))]
     histogram = {str(length): count for length, count in zip(lengths.values, counts, strict=True)}
     message = f"lengths of sequences: mean {lengths.mean:,.0f}, longest {lengths.longest:,} tokens"

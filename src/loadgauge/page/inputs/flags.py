@@ -104,20 +104,22 @@ def _is_switch(name: str) -> bool:
 def job_of(state: State, uploads: Uploads) -> Setup:
     """Resolve the run that a state asks for, as `loadgauge estimate` does. Raises an `Error` where it cannot be run."""
     job = request_of(state, uploads)
-    found = model_of(job, uploads)
-    return noted(resolve_job(job, found.spec), found)
+    looked_up = model_of(job, uploads)
+    return noted(resolve_job(job, looked_up.spec), looked_up)
 
 
-def noted(setup: Setup, found: Found) -> Setup:
+def noted(setup: Setup, looked_up: Found) -> Setup:
     """The run with how its model was read among its assumptions, where that is not by its own name."""
-    if found.spec.listed is None:
+    if looked_up.spec.listed is None:
         return setup
-    return msgspec.structs.replace(setup, assumed={"model": f"{found.spec.name} ({found.how})", **setup.assumed})
+    return msgspec.structs.replace(
+        setup, assumed={"model": f"{looked_up.spec.name} ({looked_up.how})", **setup.assumed}
+    )
 
 
-def command_line(given: Setup, result: Estimate, uploads: Uploads) -> str:
+def command_line(setup: Setup, result: Estimate, uploads: Uploads) -> str:
     """The command line that prints the same numbers, with the original names of uploaded files."""
-    return named(completer(given.job)(result), uploads).command()
+    return named(completer(setup.job)(result), uploads).command()
 
 
 def named(job: Job, uploads: Uploads) -> Job:

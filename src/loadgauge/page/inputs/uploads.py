@@ -69,10 +69,10 @@ class Uploads:
 
         Raises `ConfigError` if it is no longer kept, `NotModelled` where no family reads it.
         """
-        found = self._kept(key)[0]
-        if isinstance(found, NotModelled):
-            raise found
-        return found
+        spec = self._kept(key)[0]
+        if isinstance(spec, NotModelled):
+            raise spec
+        return spec
 
     def keys(self, key: str) -> tuple[str, dict[str, Any]]:
         """Return the name of an uploaded config, by its id, and its keys. Raises `ConfigError` if it is no longer kept."""
@@ -95,9 +95,9 @@ class Uploads:
         self._kept(key)
         folder = Path(self.folder.name) / "models" / key.removeprefix(PREFIX)
         folder.mkdir(parents=True, exist_ok=True)
-        place = folder / "config.json"
-        place.write_text(self.models[key][2], encoding="utf-8")
-        return place
+        file = folder / "config.json"
+        file.write_text(self.models[key][2], encoding="utf-8")
+        return file
 
     def of(self, flags: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
         """Return the uploads that the flags refer to, for another process: text, name and kind (model or file) by id."""
@@ -115,12 +115,14 @@ class Uploads:
 
     def name_of_path(self, path: str) -> str:
         """Return the original name of an uploaded file, by the path where it is kept."""
-        return next((name for name, place in self.files.values() if str(place) == path), os.path.basename(path))
+        return next(
+            (name for name, path_of_file in self.files.values() if str(path_of_file) == path), os.path.basename(path)
+        )
 
 
 def _config(text: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = decode(text.encode("utf-8", "surrogatepass"), name)
-    return found
+    config: dict[str, Any] = decode(text.encode("utf-8", "surrogatepass"), name)
+    return config
 
 
 def own_name(file: str) -> str:

@@ -84,13 +84,13 @@ def by_road(job: Job, read: Callable[[], Found], config: Callable[[], tuple[str,
             why = "no family here reads it"
     name, keys = config()
     PYTORCH.check_keys(name, keys)
-    found: Found = PYTORCH.taken(job, family(name, keys, PYTORCH.Tuned.of(job), job), why)
+    looked_up: Found = PYTORCH.taken(job, family(name, keys, PYTORCH.Tuned.of(job), job), why)
     beside = {axis: getattr(job, axis) or 1 for axis in DEGREES}
     if any(degree > 1 for degree in beside.values()):
-        shut = closed(found.spec)
+        shut = closed(looked_up.spec)
         if axes := [axis for axis, degree in beside.items() if degree > 1 and axis in shut]:
-            raise Closed("; ".join(_problem(found.spec, axis, beside[axis]) or shut[axis] for axis in axes), axes)
-    return found
+            raise Closed("; ".join(_problem(looked_up.spec, axis, beside[axis]) or shut[axis] for axis in axes), axes)
+    return looked_up
 
 
 def closed(model: ModelSpec) -> dict[str, str]:
@@ -100,12 +100,12 @@ def closed(model: ModelSpec) -> dict[str, str]:
     >>> closed(model("llama-3.1-8b"))
     {'ep': 'ep = 2, etp = 1: the model has no experts', 'etp': 'ep = 1, etp = 2: the model has no experts'}
     """
-    found: dict[str, str] = {}
+    problems_of: dict[str, str] = {}
     for axis in MODEL_PARALLEL:
         problems = [_problem(model, axis, degree) for degree in PROBED]
         if all(problems):
-            found[axis] = problems[0]
-    return found
+            problems_of[axis] = problems[0]
+    return problems_of
 
 
 def _problem(model: ModelSpec, axis: str, degree: int) -> str:
@@ -138,13 +138,13 @@ def capture(wanted: dict[str, Any], stage: str) -> dict[str, Any]:
 
     Path(stage).write_text("runs", encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
-        place = Path(folder) / "config.json"
-        place.write_bytes(msgspec.json.encode(asked.keys))
-        target = PYTORCH.OnDemand(str(place), where="here", tuned=asked.key.tuned)
+        config_file = Path(folder) / "config.json"
+        config_file.write_bytes(msgspec.json.encode(asked.keys))
+        target = PYTORCH.OnDemand(str(config_file), where="here", tuned=asked.key.tuned)
         try:
             target.document(asked.key, asked.sizes)
         except Error as error:
-            raise type(error)(str(error).replace(str(place), asked.name)) from None
+            raise type(error)(str(error).replace(str(config_file), asked.name)) from None
         except Exception as error:
             raise NotModelled(f"{asked.name} cannot be run: {type(error).__name__}: {first_line(error)}") from None
         file = target.file(asked.key)

@@ -68,11 +68,11 @@ class Captures:
     async def _made(self, key: str, wanted: Wanted, stage: Path) -> None:
         try:
             raw = await self.worker.ask("capture", wanted=msgspec.to_builtins(wanted), stage=str(stage))
-            found = msgspec.json.decode(raw)
-            if not found["kept"]:
-                raise ConfigError(f"captures are kept in {found['folder']}, which cannot be written")
-            known = family(wanted.name, wanted.keys, wanted.key.tuned)
-            known.seconds, known.cached = known.seconds + found["seconds"], False
+            result = msgspec.json.decode(raw)
+            if not result["kept"]:
+                raise ConfigError(f"captures are kept in {result['folder']}, which cannot be written")
+            of_family = family(wanted.name, wanted.keys, wanted.key.tuned)
+            of_family.seconds, of_family.cached = of_family.seconds + result["seconds"], False
         except Exception as error:
             self.failed[key] = error
             while len(self.failed) > MOST_FAILED:

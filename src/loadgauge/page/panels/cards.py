@@ -50,17 +50,17 @@ def cards(question: Cards, uploads: Uploads) -> dict[str, Any]:
     cheapest: id of the GPU and place of the price; close: ids of others whose cheapest may be less, within the ranges
     """
     state = dict(question.flags)
-    said = bool(written("tokens", state.get("tokens", "")))
+    tokens_set = bool(written("tokens", state.get("tokens", "")))
     rows = [_priced(_on(state, id, own, uploads), question.prices.get(id, [])) for id, own in question.cards.items()]
     every = [
-        {"gpu": row["gpu"], "price": place, "cost": cost}
+        {"gpu": row["gpu"], "price": price, "cost": cost}
         for row in rows
         if row["verdict"] != "does not fit"
-        for place, cost in enumerate(row["costs"])
+        for price, cost in enumerate(row["costs"])
         if cost is not None
     ]
-    cheapest = min(every, key=lambda one: one["cost"], default=None)
-    return {"rows": rows, "tokens": None if said else 1e9, "cheapest": cheapest, "close": _close(rows, cheapest)}
+    cheapest = min(every, key=lambda card: card["cost"], default=None)
+    return {"rows": rows, "tokens": None if tokens_set else 1e9, "cheapest": cheapest, "close": _close(rows, cheapest)}
 
 
 def _on(state: State, id: str, own: State, uploads: Uploads) -> Known:
@@ -84,8 +84,8 @@ def _estimated(id: str, asked: State, uploads: Uploads) -> Known:
     row |= {"gpu": id, "name": id, "error": ""}
     try:
         row["name"] = gpu_of(id).name
-        given = job_of(asked, uploads)
-        result = given.estimate()
+        setup = job_of(asked, uploads)
+        result = setup.estimate()
     except Error as error:
         return Known({**row, "error": str(error)})
     memory, time = result.memory, result.time
@@ -93,28 +93,28 @@ def _estimated(id: str, asked: State, uploads: Uploads) -> Known:
     if time is None:
         return Known({**row, "error": result.untimed})
     budgets = [
-        given.budget(msgspec.structs.replace(result, time=msgspec.structs.replace(time, step=step)))
+        setup.budget(msgspec.structs.replace(result, time=msgspec.structs.replace(time, step=step)))
         for step in (time.step, time.low, time.high)
     ]
-    known = tuple(budget for budget in budgets if budget is not None)
-    row |= {"step": time.step, "mfu": time.mfu, "days": known[0].days, "gpu_hours": known[0].gpu_hours}
-    row |= {"low": known[1].gpu_hours, "high": known[2].gpu_hours}
-    return Known(row, known)
+    known_budgets = tuple(budget for budget in budgets if budget is not None)
+    row |= {"step": time.step, "mfu": time.mfu, "days": known_budgets[0].days, "gpu_hours": known_budgets[0].gpu_hours}
+    row |= {"low": known_budgets[1].gpu_hours, "high": known_budgets[2].gpu_hours}
+    return Known(row, known_budgets)
 
 
-def _priced(known: Known, prices: list[float | None]) -> dict[str, Any]:
+def _priced(card: Known, prices: list[float | None]) -> dict[str, Any]:
     """A row with the cost at each price, and its range at the lowest one."""
-    row = {**known.row, "costs": [None] * len(prices), "cost_low": None, "cost_high": None}
-    given = [price for price in prices if price is not None]
-    if not known.budgets or not given:
+    row = {**card.row, "costs": [None] * len(prices), "cost_low": None, "cost_high": None}
+    set_prices = [price for price in prices if price is not None]
+    if not card.budgets or not set_prices:
         return row
 
     def cost(budget: Budget, price: float) -> float | None:
         return msgspec.structs.replace(budget, price=price).cost
 
-    usual, fast, slow = known.budgets
+    usual, fast, slow = card.budgets
     row["costs"] = [None if price is None else cost(usual, price) for price in prices]
-    row["cost_low"], row["cost_high"] = cost(fast, min(given)), cost(slow, min(given))
+    row["cost_low"], row["cost_high"] = cost(fast, min(set_prices)), cost(slow, min(set_prices))
     return row
 
 

@@ -44,8 +44,8 @@ def answer(question: OfFleet, uploads: Uploads) -> dict[str, Any]:
     """
     if question.failures.endswith(".toml"):
         raise ConfigError("files are read by `loadgauge fleet` alone", key="failures")
-    given = job_of(question.flags, uploads)
-    result = given.estimate()
+    setup = job_of(question.flags, uploads)
+    result = setup.estimate()
     every = "async" if question.every is None else f"async:{question.every * 60:.3f}s"
     options = FLEETS.Options(
         failures=question.failures,
@@ -54,38 +54,38 @@ def answer(question: OfFleet, uploads: Uploads) -> dict[str, Any]:
         recover=question.recover,
         runs=RUNS,
     )
-    found = FLEETS.fleet(result, given.job.tokens or TOKENS, options, price=given.job.price)
+    fleet = FLEETS.fleet(result, setup.job.tokens or TOKENS, options, price=setup.job.price)
     if question.why:
-        return explained(found, question.why)
+        return explained(fleet, question.why)
     return {
-        **found.to_dict(),
+        **fleet.to_dict(),
         "events": [
-            [event.at / 86_400, event.cause, event.redone + event.down] for event in found.outcome.events[:MARKS]
+            [event.at / 86_400, event.cause, event.redone + event.down] for event in fleet.outcome.events[:MARKS]
         ],
-        "columns": columns(found) if len(found.outcome.events) > MARKS else [],
-        "first_days": float(found.outcome.seconds[0]) / 86_400,
-        "bins": bins(found),
-        "said": FLEETS.verdict(found),
-        "assumed_tokens": None if given.job.tokens else TOKENS,
+        "columns": columns(fleet) if len(fleet.outcome.events) > MARKS else [],
+        "first_days": float(fleet.outcome.seconds[0]) / 86_400,
+        "bins": bins(fleet),
+        "said": FLEETS.verdict(fleet),
+        "assumed_tokens": None if setup.job.tokens else TOKENS,
     }
 
 
-def columns(found: Fleet) -> list[list[float]]:
+def columns(fleet: Fleet) -> list[list[float]]:
     """Return for each stretch of the first run how many interruptions begin in it, and the share of it that they take."""
-    whole = float(found.outcome.seconds[0])
+    whole = float(fleet.outcome.seconds[0])
     rows = [[0.0, 0.0] for _ in range(COLUMNS)]
-    for event in found.outcome.events:
+    for event in fleet.outcome.events:
         row = rows[min(COLUMNS - 1, int(COLUMNS * event.at / whole))]
         row[0] += 1
         row[1] += (event.redone + event.down) * COLUMNS / whole
     return rows
 
 
-def explained(found: Fleet, topic: str) -> dict[str, Any]:
+def explained(fleet: Fleet, topic: str) -> dict[str, Any]:
     """Return why a number is what it is, as the page shows reasons; shares with what they are summed from."""
-    why = FLEETS.reason(found, topic)
+    why = FLEETS.reason(fleet, topic)
     shares = [row for row in why.rows if isinstance(row[1], float) and len(row) < 4 and topic != "days"]
-    words = {name: f"fleet.time.{name.replace(' ', '-')}" for name in found.names}
+    words = {name: f"fleet.time.{name.replace(' ', '-')}" for name in fleet.names}
     steps = [
         Step(words.get(str(row[0]), str(row[0])), float(row[1]), "share", note=str(row[2]) if len(row) > 2 else "")
         for row in shares
@@ -94,10 +94,10 @@ def explained(found: Fleet, topic: str) -> dict[str, Any]:
     return shown(0.0 if why.value is None else why.value, UNITS.get(why.unit, why.unit), why, why.lines, steps)
 
 
-def bins(found: Fleet) -> dict[str, Any]:
+def bins(fleet: Fleet) -> dict[str, Any]:
     """Return how many runs take how many days, in columns of one width."""
     import numpy
 
-    days = found.outcome.seconds / 86_400
+    days = fleet.outcome.seconds / 86_400
     counts, edges = numpy.histogram(days, bins=BINS)
     return {"counts": counts.tolist(), "low": float(edges[0]), "high": float(edges[-1])}

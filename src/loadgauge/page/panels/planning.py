@@ -44,14 +44,14 @@ def planned(
     """
     kept = handed_in(uploads)
     try:
-        found = model_of(request_of(_open(flags, locks), kept), kept)
-        if found.spec.listed is not None:
-            found.spec.listed.most = more
+        looked_up = model_of(request_of(_open(flags, locks), kept), kept)
+        if looked_up.spec.listed is not None:
+            looked_up.spec.listed.most = more
         yours = _yours(flags, kept)
-        spec = found.spec if found.spec.listed is not None else None
-        request = plan_of(files_of(flags, kept), locks, (not spec and path) or found.spec.name)
+        spec = looked_up.spec if looked_up.spec.listed is not None else None
+        request = plan_of(files_of(flags, kept), locks, (not spec and path) or looked_up.spec.name)
         setup, searches = cases(request, spec)
-        setup = noted(setup, found)
+        setup = noted(setup, looked_up)
     finally:
         kept.close()
     sampler = Sampler(EACH)
@@ -80,7 +80,7 @@ def planned(
         }
     best = result.layouts[0]
     exact = {_key(estimate.layout): estimate for estimate in (*result.layouts, *result.pareto)}
-    places = {key: place for place, key in enumerate(exact)}
+    places = {key: index for index, key in enumerate(exact)}
     points = [_point(estimate.memory.total, seconds(estimate), estimate.layout, best) for estimate in exact.values()]
     rest = [row for row in sampler.rows if _key(row[2]) not in places]
     every = max(1, -(-len(rest) // max(1, MOST - len(points))))
@@ -103,7 +103,7 @@ def planned(
 def plan_of(flags: State, locks: list[str], model: str) -> PlanRequest:
     """The request that the page's flags make: of the open axes only those that are locked."""
     locked = {name.replace("-", "_") for name in locks}
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in flags.items():
         name, text = key.replace("-", "_"), written(key, value)
         if not text or name not in (*JOB_FIELDS, *RANKING):
@@ -111,8 +111,8 @@ def plan_of(flags: State, locks: list[str], model: str) -> PlanRequest:
         if name in OPEN_AXES and name not in locked:
             continue
         if NEEDED.get(name, name) in {*locked, name} and (text != "false" or name in OPEN_AXES):
-            given[name] = text
-    return PlanRequest.of(model, given)
+            fields[name] = text
+    return PlanRequest.of(model, fields)
 
 
 def _open(flags: State, locks: list[str]) -> State:

@@ -62,13 +62,13 @@ def answer(question: OfTask, uploads: Uploads) -> dict[str, Any]:
     left = [name.replace("_", "-") for name in flags if name in unread and written(name, flags[name])]
     state = {name: value for name, value in flags.items() if name not in unread} | asked
     job = request_of(state, uploads)
-    found = answered(job, model_of(job, uploads).spec)
-    rollout = found.run.engine is not None
+    answered_task = answered(job, model_of(job, uploads).spec)
+    rollout = answered_task.run.engine is not None
     return {
-        **found.to_dict(),
+        **answered_task.to_dict(),
         "command": named(job, uploads).command(),
         "left_out": left,
-        "histogram": histogram(found.run.sequences.answers) if rollout else None,
+        "histogram": histogram(answered_task.run.sequences.answers) if rollout else None,
     }
 
 
@@ -80,7 +80,7 @@ def histogram(answers: Lengths) -> dict[str, Any]:
     (1.0, 825.0, 3000)
     """
     columns = round(OCTAVE * math.log2(LONGEST / SHORTEST))
-    edges = [SHORTEST * 2 ** (place / OCTAVE) for place in range(columns + 1)]
+    edges = [SHORTEST * 2 ** (step / OCTAVE) for step in range(columns + 1)]
     edges[-1] = math.inf
     total = answers.cumulative[-1]
     below = [0.0]

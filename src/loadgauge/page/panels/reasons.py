@@ -60,7 +60,7 @@ class Step(NamedTuple):
     note: str = ""
 
 
-def reason(given: Setup, result: Estimate, id: str, tree: list[Node] | None = None) -> dict[str, Any]:
+def reason(setup: Setup, result: Estimate, id: str, tree: list[Node] | None = None) -> dict[str, Any]:
     """Explain a figure by its id: fit, step, rate, mfu, days, cost, lane/<lane>, network/<axis>/<what>, or a block of the treemap.
 
     Returns the value and its unit, formulas, summands (`steps`), the rule, notes and sources, as plain values; of a block its
@@ -74,7 +74,7 @@ def reason(given: Setup, result: Estimate, id: str, tree: list[Node] | None = No
     if result.time is None or name not in FIGURES:
         raise _none(id)
     if name in ("days", "cost"):
-        budget = given.budget(result)
+        budget = setup.budget(result)
         if budget is None or (name == "cost" and budget.price is None):
             raise _none(id)
         return _whole(result, budget, name)
@@ -85,17 +85,19 @@ def _none(id: str) -> ConfigError:
     return ConfigError(f"no figure {id[:60]!r} in this run", key="id")
 
 
-def shown(value: float, unit: str, found: Reason, lines: Iterable[Line], steps: Iterable[Step] = ()) -> dict[str, Any]:
+def shown(
+    value: float, unit: str, reason_shown: Reason, lines: Iterable[Line], steps: Iterable[Step] = ()
+) -> dict[str, Any]:
     """The page's form of a reason. lines: those of its formulas that are about the figure"""
     return {
         "value": value,
         "unit": unit,
-        "rule": found.rule,
-        "basis": found.basis,
+        "rule": reason_shown.rule,
+        "basis": reason_shown.basis,
         "formulas": [_formula(line) for line in lines if line.letters],
         "steps": [step._asdict() for step in steps],
-        "notes": list(found.notes),
-        "sources": [{"text": text, "url": address(text)} for source in found.sources for text in _works(source)],
+        "notes": list(reason_shown.notes),
+        "sources": [{"text": text, "url": address(text)} for source in reason_shown.sources for text in _works(source)],
     }
 
 
@@ -155,8 +157,8 @@ def _fit(result: Estimate) -> dict[str, Any]:
     """The peak as the sum of its parts, against what a program may use of the card."""
     memory = result.memory
     parts = sorted(((memory.parts[part], part) for part in PARTS if memory.parts[part]), reverse=True)
-    found = reason_of(result, "verdict")
-    return shown(memory.total, "B", found, found.lines[1:], (Step(part, size, "B", part) for size, part in parts))
+    verdict = reason_of(result, "verdict")
+    return shown(memory.total, "B", verdict, verdict.lines[1:], (Step(part, size, "B", part) for size, part in parts))
 
 
 def _block(result: Estimate, id: str, tree: list[Node]) -> dict[str, Any]:
@@ -181,8 +183,8 @@ def find(nodes: list[Node], id: str) -> Node | None:
 
 def _tensors(explanation: Explanation, id: str) -> list[dict[str, Any]]:
     """The tensors of a block: all of its part, or those of the layer, operation or tensor that the id names."""
-    place = id.partition("/")[2]
-    chosen = [tensor for tensor in explanation.tensors if not place or _within(tensor, place)]
+    path = id.partition("/")[2]
+    chosen = [tensor for tensor in explanation.tensors if not path or _within(tensor, path)]
     return [
         {
             "layer": tensor.layer,
@@ -196,9 +198,9 @@ def _tensors(explanation: Explanation, id: str) -> list[dict[str, Any]]:
     ]
 
 
-def _within(tensor: Kept, place: str) -> bool:
+def _within(tensor: Kept, path: str) -> bool:
     """Return whether a tensor is under `layer/operation/tensor`."""
-    layer, _, rest = place.partition("/")
+    layer, _, rest = path.partition("/")
     operation, _, name = rest.partition("/")
     if tensor.layer != layer:
         return False
@@ -211,44 +213,52 @@ def _within(tensor: Kept, place: str) -> bool:
 
 
 def _step(result: Estimate, _: str) -> dict[str, Any]:
-    found = reason_of(result, "time")
+    time_reason = reason_of(result, "time")
     steps = [
         Step(f"lane.{lane['lane']}", lane["seconds"], "s", f"lane/{lane['lane']}")
         for lane in lanes(result) or ()
         if lane["seconds"]
     ]
-    ends = [line for line in found.lines if line.letters in ENDS]
-    return shown(result.timing.step, "s", found, ends, steps)
+    ends = [line for line in time_reason.lines if line.letters in ENDS]
+    return shown(result.timing.step, "s", time_reason, ends, steps)
 
 
 def _figure(topic: str, name: str, unit: str, kept: str = "") -> Callable[[Estimate, str], dict[str, Any]]:
     """Explain a number of the time by the lines of a topic; kept: by those of this unit alone."""
 
     def of(result: Estimate, _: str) -> dict[str, Any]:
-        found = reason_of(result, topic)
-        return shown(getattr(result.time, name), unit, found, [line for line in found.lines if kept in ("", line.unit)])
+        figure = reason_of(result, topic)
+        return shown(
+            getattr(result.time, name), unit, figure, [line for line in figure.lines if kept in ("", line.unit)]
+        )
 
     return of
 
 
 def _lane(result: Estimate, lane: str) -> dict[str, Any]:
-    drawn = next((one for one in lanes(result) or () if one["lane"] == lane), None)
+    drawn = next((row for row in lanes(result) or () if row["lane"] == lane), None)
     if drawn is None:
         raise _none(f"lane/{lane}")
     seconds, scale = drawn["seconds"], result.timing.scale
     if lane in KINDS:
-        found = reason_of(result, lane)
-        timed = sorted((one for one in result.workings.operations if kind_of(one) == lane), key=lambda one: -one.each)
-        share = seconds / sum(one.each for one in timed)
-        steps = [Step(f"{one.layer}: {one.operation.name}", one.each * share, note=_often(one)) for one in timed]
-        return shown(seconds, "s", found, found.lines, _shortened(steps))
+        behind = reason_of(result, lane)
+        timed = sorted(
+            (operation for operation in result.workings.operations if kind_of(operation) == lane),
+            key=lambda operation: -operation.each,
+        )
+        share = seconds / sum(operation.each for operation in timed)
+        steps = [
+            Step(f"{operation.layer}: {operation.operation.name}", operation.each * share, note=_often(operation))
+            for operation in timed
+        ]
+        return shown(seconds, "s", behind, behind.lines, _shortened(steps))
     rows = sorted((row for row in result.network if row.lane == lane), key=lambda row: -row.seconds)
     if not seconds:
         # All of it is hidden: there is nothing on the critical path to explain.
         rule = "all of it overlaps with compute: it adds nothing to the step"
         hidden = Reason(topic=lane, what=lane, value=0.0, unit="s", basis=result.basis["network"], rule=rule)
         return shown(seconds, "s", hidden, ())
-    found = reason_of(result, TOPIC_OF[lane])
+    behind = reason_of(result, TOPIC_OF[lane])
     steps = [
         Step(
             row.what,
@@ -258,7 +268,7 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
         for row in rows
     ]
     name = f"({rows[0].axis}, {rows[0].what}:" if rows else ""
-    return shown(seconds, "s", found, [line for line in found.lines if name in line.what], _shortened(steps))
+    return shown(seconds, "s", behind, [line for line in behind.lines if name in line.what], _shortened(steps))
 
 
 def _often(timed: TimedOperation) -> str:
@@ -274,15 +284,17 @@ def _shortened(steps: list[Step]) -> list[Step]:
 
 def _network(result: Estimate, rest: str) -> dict[str, Any]:
     """The bandwidth that an axis needs, from the bytes and the seconds it has for them."""
-    axis, _, what = rest.partition("/")
-    row = next((one for one in network(result) or () if (one["axis"], one["what"]) == (axis, what)), None)
+    axis, _, purpose = rest.partition("/")
+    row = next(
+        (row_of for row_of in network(result) or () if (row_of["axis"], row_of["what"]) == (axis, purpose)), None
+    )
     if row is None:
         raise _none(f"network/{rest}")
     assert result.cluster is not None
     case = NetworkCase.of_step(result.workings.step)
-    found = need_reason(case, case.answer(), axis, result.cluster.gpus_per_node)
-    place = f"({what}, {'between' if row['link'] == 'outer' else 'inside'} nodes)"
-    return shown(row["need"], "B/s", found, [line for line in found.lines if place in line.what])
+    need = need_reason(case, case.answer(), axis, result.cluster.gpus_per_node)
+    link = f"({purpose}, {'between' if row['link'] == 'outer' else 'inside'} nodes)"
+    return shown(row["need"], "B/s", need, [line for line in need.lines if link in line.what])
 
 
 OF_STEP: dict[str, Callable[[Estimate, str], dict[str, Any]]] = {
@@ -296,11 +308,11 @@ OF_STEP: dict[str, Callable[[Estimate, str], dict[str, Any]]] = {
 
 def _whole(result: Estimate, budget: Budget, name: str) -> dict[str, Any]:
     """The days or the cost of the run, and what they are worked out from."""
-    found = reason_of(result, "money", budget)
+    money = reason_of(result, "money", budget)
     wanted = ("steps", "days", "GPU-hours") if name == "days" else ("GPU-hours", "cost")
     value = budget.days if budget.cost is None or name == "days" else budget.cost
     return shown(
-        value, "days" if name == "days" else "money", found, [line for line in found.lines if line.what in wanted]
+        value, "days" if name == "days" else "money", money, [line for line in money.lines if line.what in wanted]
     )
 
 

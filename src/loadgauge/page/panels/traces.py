@@ -72,11 +72,11 @@ def read_measurement(text: str, name: str) -> dict[str, Any]:
     )
 
 
-def _read(text: str, kind: type[Any], name: str, what: str) -> Any:
+def _read(text: str, kind: type[Any], name: str, title: str) -> Any:
     try:
         return msgspec.json.decode(text.encode("utf-8", "surrogatepass"), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"is no {what}: {error}", file=name) from None
+        raise ConfigError(f"is no {title}: {error}", file=name) from None
     except RecursionError:
         raise ConfigError("is nested too deeply", file=name) from None
 

@@ -38,7 +38,7 @@ def order() -> tuple[Run, ...]:
     """Return the published runs, mixed so that the first rows are of many sources."""
     runs = EVIDENCE.published().runs
     stride = STRIDE if len(runs) % STRIDE else STRIDE + 2
-    return tuple(runs[place * stride % len(runs)] for place in range(len(runs)))
+    return tuple(runs[index * stride % len(runs)] for index in range(len(runs)))
 
 
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)@([\w.-]+)(?::([\w./-]*[\w/-]))?")
@@ -56,10 +56,10 @@ def link(source: str) -> str:
     paper = PAPER.match(source)
     if paper is not None:
         return f"https://arxiv.org/abs/{paper[1]}"
-    found = REPOSITORY.match(source)
-    if found is None:
+    match = REPOSITORY.match(source)
+    if match is None:
         return ""
-    return f"https://github.com/{found[1]}/{'blob' if found[3] else 'tree'}/{found[2]}/{found[3] or ''}"
+    return f"https://github.com/{match[1]}/{'blob' if match[3] else 'tree'}/{match[2]}/{match[3] or ''}"
 
 
 def name(source: str) -> str:
@@ -68,8 +68,8 @@ def name(source: str) -> str:
     >>> name("NVIDIA/NeMo@v2.0.0:docs/performance_summary.md / Finetuning"), name("arXiv 2401.10241 Table 4")
     ('NVIDIA/NeMo', 'arXiv 2401.10241')
     """
-    paper, found = PAPER.match(source), REPOSITORY.match(source)
-    return f"arXiv {paper[1]}" if paper is not None else found[1] if found is not None else source[:40]
+    paper, match = PAPER.match(source), REPOSITORY.match(source)
+    return f"arXiv {paper[1]}" if paper is not None else match[1] if match is not None else source[:40]
 
 
 @cache
@@ -104,10 +104,10 @@ def some(since: int = 0) -> dict[str, Any]:
         Done.records += EVIDENCE.validate(runs[Done.runs : Done.runs + 1])
         Done.runs += 1
     start = since if since <= len(Done.records) else 0
-    known = software()
+    spread = software()
     return {
         "rows": [record.to_dict() | about(record.id) for record in Done.records[start:]],
-        "left_out": {"median": known.median, "p90": known.most, "covered": known.covered},
+        "left_out": {"median": spread.median, "p90": spread.most, "covered": spread.covered},
         "since": start,
         "done": Done.runs,
         "of": len(runs),

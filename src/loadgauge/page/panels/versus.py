@@ -53,7 +53,7 @@ def versus(question: Versus, uploads: Uploads) -> dict[str, Any]:
     Returns rows of `memory` [bytes at the peak], `time` [s of a step] and `network` [s exposed]: id as in `explain`, values in A
     and B (None: there is no such part), and which numbers behind them differ; then the totals, and the moments of the peaks.
     """
-    a, b = (Side(given, given.estimate()) for given in (job_of(question.a, uploads), job_of(question.flags, uploads)))
+    a, b = (Side(setup, setup.estimate()) for setup in (job_of(question.a, uploads), job_of(question.flags, uploads)))
     memories = a.result.memory, b.result.memory
     times = a.result.time, b.result.time
     return {
@@ -70,7 +70,7 @@ def versus(question: Versus, uploads: Uploads) -> dict[str, Any]:
 
 
 def _row(id: str, a: float | None, b: float | None, why: list[Why]) -> dict[str, Any]:
-    return {"id": id, "a": a, "b": b, "why": [one._asdict() for one in why[:MOST]]}
+    return {"id": id, "a": a, "b": b, "why": [why_row._asdict() for why_row in why[:MOST]]}
 
 
 def _same(a: float, b: float, within: float = ALIKE) -> bool:
@@ -86,42 +86,42 @@ def _part(a: Side, b: Side, part: str) -> dict[str, Any] | None:
         return _row(part, before, after, [])
     first, second = a.result.explain(part), b.result.explain(part)
     legends = [
-        {name: entry for formula in one.formulas for name, entry in formula.legend.items()} for one in (first, second)
+        {name: entry for formula in side.formulas for name, entry in formula.legend.items()} for side in (first, second)
     ]
     why = [
         Why(legends[0][name][0], float(legends[0][name][1]), float(legends[1][name][1]), "count")
         for name in legends[0]
         if name in legends[1] and not _same(legends[0][name][1], legends[1][name][1])
     ]
-    lines = [{step.what: step.nbytes for step in one.steps if step.nbytes} for one in (first, second)]
-    gone = [what for what in lines[0] if what not in lines[1]]
-    come = [what for what in lines[1] if what not in lines[0]]
+    lines = [{step.what: step.nbytes for step in side.steps if step.nbytes} for side in (first, second)]
+    gone = [step for step in lines[0] if step not in lines[1]]
+    come = [step for step in lines[1] if step not in lines[0]]
     why += [Why("", here, there) for here, there in zip_longest(gone, come)]
     why += [
-        Why(what, lines[0][what], lines[1][what], "B")
-        for what in lines[0]
-        if what in lines[1] and not _same(lines[0][what], lines[1][what])
+        Why(step, lines[0][step], lines[1][step], "B")
+        for step in lines[0]
+        if step in lines[1] and not _same(lines[0][step], lines[1][step])
     ]
     return _row(part, before, after, why)
 
 
 def _lanes(a: Side, b: Side) -> Iterator[dict[str, Any]]:
     """The parts of a step."""
-    found = [{lane["lane"]: lane["seconds"] for lane in lanes(one.result) or ()} for one in (a, b)]
-    for lane in {**found[0], **found[1]}:
-        before, after = found[0].get(lane), found[1].get(lane)
+    seconds = [{lane["lane"]: lane["seconds"] for lane in lanes(side.result) or ()} for side in (a, b)]
+    for lane in {**seconds[0], **seconds[1]}:
+        before, after = seconds[0].get(lane), seconds[1].get(lane)
         id = f"lane/{lane}"
         yield _row(id, before, after, _numbers(a, b, id, before, after))
 
 
 def _traffic(a: Side, b: Side) -> Iterator[dict[str, Any]]:
     """Yield what each axis exposes on the network."""
-    found = [
-        {f"network/{row['axis']}/{row['what']}": row["exposed_seconds"] for row in network(one.result) or ()}
-        for one in (a, b)
+    exposed = [
+        {f"network/{row['axis']}/{row['what']}": row["exposed_seconds"] for row in network(side.result) or ()}
+        for side in (a, b)
     ]
-    for id in {**found[0], **found[1]}:
-        before, after = found[0].get(id), found[1].get(id)
+    for id in {**exposed[0], **exposed[1]}:
+        before, after = exposed[0].get(id), exposed[1].get(id)
         yield _row(id, before, after, _numbers(a, b, id, before, after, always=True))
 
 
@@ -131,7 +131,7 @@ def _numbers(
     """The numbers behind a figure of both runs that differ; always: also where the figure itself does not."""
     if before is None or after is None or (_same(before, after) and not always):
         return []
-    both = [_behind(reason(one.given, one.result, id)) for one in (a, b)]
+    both = [_behind(reason(side.given, side.result, id)) for side in (a, b)]
     return [
         Why(meaning, value, both[1][meaning][0], unit)
         for meaning, (value, unit) in both[0].items()
@@ -141,10 +141,10 @@ def _numbers(
     ]
 
 
-def _behind(found: dict[str, Any]) -> dict[str, tuple[float, str]]:
+def _behind(reason_parts: dict[str, Any]) -> dict[str, tuple[float, str]]:
     """The numbers of a figure's formulas by what they mean; what a formula of the largest alone holds, only where it is named."""
     return {
         meaning: (formula["numbers"][letter], formula["units"][letter])
-        for formula in found["formulas"]
+        for formula in reason_parts["formulas"]
         for letter, meaning in formula["meaning"].items()
     }

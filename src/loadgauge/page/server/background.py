@@ -162,8 +162,8 @@ class Background:
         if not (device.isascii() and device.isdecimal() and len(device) < 4):
             raise Refused(400, "device must be a number")
         with tempfile.TemporaryDirectory(prefix="loadgauge-") as folder:
-            place = Path(folder) / "snapshot"
-            async with await open_file(place, "wb") as file:
+            path = Path(folder) / "snapshot"
+            async with await open_file(path, "wb") as file:
                 async for piece in request.stream():
                     await file.write(piece)
-            return await self.reader.ask("snapshot", "", path=str(place), device=int(device))
+            return await self.reader.ask("snapshot", "", path=str(path), device=int(device))

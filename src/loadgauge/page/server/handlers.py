@@ -72,17 +72,17 @@ class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     """Estimate the run: the document of `loadgauge estimate --json`, the command line that prints it, and the figures."""
-    given = job_of(question.flags, uploads)
-    result = given.estimate()
+    setup = job_of(question.flags, uploads)
+    result = setup.estimate()
     wanted = list(PANELS) if question.want is None else question.want
     unknown = [name for name in wanted if name not in PANELS]
     if unknown:
         raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
-    answer = told(given, result, wanted)
+    answer = told(setup, result, wanted)
     if "moments" in answer["panels"]:
         model = plain_name(uploads.name(str(question.flags["model"])))
         answer["panels"]["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
-    return {**answer, "command": command_line(given, result, uploads)}
+    return {**answer, "command": command_line(setup, result, uploads)}
 
 
 def told(setup: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any]:
@@ -103,14 +103,14 @@ def _on_host(setup: Setup, result: Estimate) -> dict[str, Any] | None:
     return {"bytes": nbytes, "of": stated, "holds": host_holds(nbytes, stated)} if nbytes else None
 
 
-def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
+def ranges(setup: Setup, result: Estimate) -> dict[str, list[float]]:
     """The lowest and highest value of each figure in `RANGED`, computed from the fastest and the slowest step."""
     if result.time is None:
         return {}
     ends: list[dict[str, Any]] = []
     for step in (result.time.low, result.time.high):
         other = msgspec.structs.replace(result, time=msgspec.structs.replace(result.time, step=step))
-        budget = given.budget(other)
+        budget = setup.budget(other)
         ends.append({**other.timing.to_dict(), **({} if budget is None else budget.to_dict())})
     return {
         name: sorted(end[name] for end in ends) for name in RANGED if all(end.get(name) is not None for end in ends)
@@ -119,8 +119,8 @@ def ranges(given: Setup, result: Estimate) -> dict[str, list[float]]:
 
 def explain(question: OfBlock, uploads: Uploads) -> dict[str, Any]:
     """Explain a block of the treemap or a figure: rule, formulas, summands and sources. Raises `ConfigError` for another id."""
-    given = job_of(question.flags, uploads)
-    return reason(given, given.estimate(), question.id)
+    setup = job_of(question.flags, uploads)
+    return reason(setup, setup.estimate(), question.id)
 
 
 def changes(question: Question, uploads: Uploads) -> dict[str, Any]:
@@ -133,18 +133,18 @@ def fitting(question: OfError, uploads: Uploads) -> dict[str, Any]:
 
     size: the tensors of the run that have the size which was asked for. Raises `ConfigError` for a text without such an error.
     """
-    given, found = job_of(question.flags, uploads), PYTORCH.answer(question.text)
-    memory = given.estimate().memory
+    setup, failure = job_of(question.flags, uploads), PYTORCH.answer(question.text)
+    memory = setup.estimate().memory
     return {
         "total": memory.total,
         "moment": memory.moment,
         "verdict": memory.verdict,
-        "micro_batch": given.layout.micro_batch,
-        "seq_len": given.layout.seq_len,
-        "vocabulary": getattr(given.model, "vocab_size", None),
+        "micro_batch": setup.layout.micro_batch,
+        "seq_len": setup.layout.seq_len,
+        "vocabulary": getattr(setup.model, "vocab_size", None),
         "capacity": memory.capacity,
-        "size": found.same_size(given),
-        "changes": [PYTORCH.describe_change(change) for change in PYTORCH.changes(given, found.place)],
+        "size": failure.same_size(setup),
+        "changes": [PYTORCH.describe_change(change) for change in PYTORCH.changes(setup, failure.place)],
     }
 
 
@@ -160,22 +160,22 @@ def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
 
 def export(question: Export, uploads: Uploads) -> dict[str, Any]:
     """Write the run as a job file of another tool, or as one page: file name, text, and what the tool's keys cannot express."""
-    given = job_of(question.flags, uploads)
+    setup = job_of(question.flags, uploads)
     if question.dialect == "html":
         text, _ = load("loadgauge.page.single:page")(
-            given, given.estimate(), named(given.job, uploads), partial(resolve_job, model=given.model)
+            setup, setup.estimate(), named(setup.job, uploads), partial(resolve_job, model=setup.model)
         )
         return {"filename": "loadgauge.html", "text": text, "not_expressed": []}
     if question.dialect == JOB_FILES.FLAGS:
         return {
             "filename": "loadgauge.sh",
-            "text": f"{command_line(given, given.estimate(), uploads)}\n",
+            "text": f"{command_line(setup, setup.estimate(), uploads)}\n",
             "not_expressed": [],
         }
     if question.dialect not in JOB_FILES.FILES:
         raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(JOB_FILES.FILES)})", key="dialect")
-    given = msgspec.structs.replace(given, job=named(given.job, uploads))
-    written = JOB_FILES.export(given, question.dialect)
+    setup = msgspec.structs.replace(setup, job=named(setup.job, uploads))
+    written = JOB_FILES.export(setup, question.dialect)
     ending = ENDINGS[JOB_FILES.dialect(question.dialect).syntaxes[0]]
     name = NAMES.get(question.dialect, question.dialect)
     return {"filename": f"{name}.{ending}", "text": written.text, "not_expressed": list(written.left_out)}

@@ -50,8 +50,8 @@ class Pages:
 
     async def index(self, request: Request) -> Response:
         """Serve the page with the token in a meta element, and in a cookie for reloads without the token in the address."""
-        place = self.folder / "index.html"
-        text = place.read_text(encoding="utf-8") if place.is_file() else BLANK
+        path = self.folder / "index.html"
+        text = path.read_text(encoding="utf-8") if path.is_file() else BLANK
         answer = Response(text.replace(MARK, html.escape(self.token)), media_type="text/html; charset=utf-8")
         answer.set_cookie(f"loadgauge-{self.port}", self.token, httponly=True, samesite="strict", path="/")
         return answer
@@ -61,21 +61,21 @@ class Pages:
         name = request.path_params["name"].removeprefix("static/")
         if name not in self.files:
             self.files = listed(self.folder)
-        place = self.files.get(name)
-        if place is None or not place.is_file():
+        path = self.files.get(name)
+        if path is None or not path.is_file():
             raise HTTPException(404)
-        content = place.read_bytes()
+        content = path.read_bytes()
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(content, media_type=TYPES[place.suffix], headers=headers)
+        return Response(content, media_type=TYPES[path.suffix], headers=headers)
 
 
 def listed(folder: Path) -> dict[str, Path]:
     """Return the files of a folder that may be served, by path relative to it. Links are left out."""
     return {
-        place.relative_to(folder).as_posix(): place
-        for place in sorted(folder.rglob("*"))
-        if place.is_file() and not place.is_symlink() and place.suffix in TYPES
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink() and path.suffix in TYPES
     }

@@ -54,7 +54,7 @@ class Worker:
         self.newest: dict[str, object] = {}
         self.asking: tuple[str, object] | None = None
 
-    async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
+    async def ask(self, task: str, page: str = "", /, **arguments: Any) -> msgspec.Raw:
         """Ask the process and return its answer as raw JSON.
 
         page: the page that asks, if its newer questions replace this one. Raises `Replaced`, `Failed` (an error answer),
@@ -71,7 +71,7 @@ class Worker:
             async with self.lock:
                 self._still(page, mine)
                 self.asking = page, mine
-                return await self._asked(Asked(task, given, self.room), page, mine)
+                return await self._asked(Asked(task, arguments, self.room), page, mine)
         finally:
             self.waiting -= 1
             if self.newest.get(page) is mine:
@@ -201,9 +201,9 @@ class Pool:
     def __init__(self, count: int, seconds: float, room: int = 0) -> None:
         self.workers = [Worker(seconds, room) for _ in range(count)]
 
-    async def ask(self, task: str, page: str = "", /, **given: Any) -> msgspec.Raw:
+    async def ask(self, task: str, page: str = "", /, **arguments: Any) -> msgspec.Raw:
         """Ask the worker with the shortest queue, and return its answer as JSON; arguments and errors as in `Worker.ask`."""
-        return await min(self.workers, key=lambda worker: worker.waiting).ask(task, page, **given)
+        return await min(self.workers, key=lambda worker: worker.waiting).ask(task, page, **arguments)
 
     async def close(self) -> None:
         """Kill all processes and wait for their end."""

@@ -31,15 +31,15 @@ def answer(asked: Asked) -> dict[str, Any]:
         return {"status": status, "body": body}
 
 
-def _call(task: Task, given: dict[str, Any]) -> Any:
+def _call(task: Task, arguments: dict[str, Any]) -> Any:
     function = load(task.function)
     if not task.question:
-        return function(**given)
+        return function(**arguments)
     from loadgauge.page.inputs.uploads import handed_in
 
-    uploads = handed_in(given["uploads"])
+    uploads = handed_in(arguments["uploads"])
     try:
-        return function(msgspec.convert(given["question"], load(task.question)), uploads)
+        return function(msgspec.convert(arguments["question"], load(task.question)), uploads)
     finally:
         uploads.close()
 
