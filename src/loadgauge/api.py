@@ -113,8 +113,8 @@ def estimate(
             raise ConfigError("a Job is estimated as it is; change it with job.replace(...)", key="model")
         return resolve_job(model).estimate()
     if layout is None:
-        given = {"training": training, "cluster": cluster, "efficiencies": efficiencies}
-        for name, value in given.items():
+        objects = {"training": training, "cluster": cluster, "efficiencies": efficiencies}
+        for name, value in objects.items():
             if value is not None:
                 raise ConfigError("needs a Layout; without one, give the flags of the job", key=name)
         if scale != 1.0:

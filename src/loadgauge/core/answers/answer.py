@@ -99,8 +99,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         """Explain a number: one of `topics`, or any by its key in the document. Raises `ConfigError` for another."""
         if self.explains is not None and (not self.topics or topic in self.topics):
             return self.explains(topic)
-        found: Answer = load("loadgauge.core.answers.why.of_key:key_reason")(self, topic)
-        return found
+        behind: Answer = load("loadgauge.core.answers.why.of_key:key_reason")(self, topic)
+        return behind
 
     def plot(self, file: Path, figure: str) -> None:
         """Draw the tables of the ledger to a file, as bars. Raises `ConfigError` where there is none."""

@@ -39,18 +39,18 @@ class Estimated(Answer, frozen=True, kw_only=True):
     next: Callable[[], Answer | None] | None = None
 
     @classmethod
-    def of(cls, given: Setup, result: Estimate, *, allow_tight: bool = False, **more: Any) -> Estimated:
+    def of(cls, setup: Setup, result: Estimate, *, allow_tight: bool = False, **more: Any) -> Estimated:
         """Return the answer that an estimate of a setup is."""
-        held = host_holds(given.on_host(result), given.job.host_memory)
+        held = host_holds(setup.on_host(result), setup.job.host_memory)
         return cls(
-            given=given,
+            given=setup,
             result=result,
             verdict=result.memory.verdict,
             code=exit_code(result.memory.verdict, allow_tight=allow_tight) if held else NO,
-            assumed=given.assumed,
-            unread=given.unread(result),
+            assumed=setup.assumed,
+            unread=setup.unread(result),
             not_counted=result.not_counted,
-            command=given.job.command(),
+            command=setup.job.command(),
             **more,
         )
 
@@ -62,16 +62,16 @@ class Estimated(Answer, frozen=True, kw_only=True):
     def why(self, topic: str) -> Answer:
         if topic in PARTS:
             explained = self.result.explain(topic, self.at)
-            found, plain = memory_reason(explained), explained.to_dict()
+            behind, plain = memory_reason(explained), explained.to_dict()
         elif topic in TOPICS:
-            found = reason(self.result, topic, self.given.budget(self.result))
-            plain = found.to_dict()
+            behind = reason(self.result, topic, self.given.budget(self.result))
+            plain = behind.to_dict()
         elif topic in OF_A_TASK:
             raise ConfigError(f"{topic} is of a run with a rollout: --task grpo", key="explain")
         else:
             return super().why(topic)
         document = estimate_document(self.given, self.result) | {"explain": plain}
-        return msgspec.structs.replace(found, document=document, form=self.form)
+        return msgspec.structs.replace(behind, document=document, form=self.form)
 
     def plot(self, file: Path, figure: str) -> None:
         need("FIGURES").plot(self.given, self.result, file, figure)
@@ -110,47 +110,47 @@ def neither_said(setup: Setup) -> Tried:
     return Tried(words, rows)
 
 
-def estimate_document(given: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:
+def estimate_document(setup: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:
     """Return the document of `loadgauge estimate --json`: the estimate, the assumptions, and what else the job asks for.
 
     outcomes: with what each assumption's alternative comes to, an estimate each. Bytes, seconds and FLOP.
     """
     document = result.to_dict()
-    document["assumed"] = given.assumed
+    document["assumed"] = setup.assumed
     if outcomes:
         document["outcomes"] = [
             {
-                "name": one.name,
-                "value": one.value,
-                "alternative": one.alternative,
-                "total": result.memory.total + one.memory,
-                "step": None if one.step is None or result.time is None else result.time.step + one.step,
+                "name": assumption.name,
+                "value": assumption.value,
+                "alternative": assumption.alternative,
+                "total": result.memory.total + assumption.memory,
+                "step": None if assumption.step is None or result.time is None else result.time.step + assumption.step,
             }
-            for one in assumptions(given, result)
+            for assumption in assumptions(setup, result)
         ]
-    if given.file:
-        document["file"] = given.file
-        document["unread"] = given.unread(result)
-    budget = given.budget(result) if given.job.tokens else None
+    if setup.file:
+        document["file"] = setup.file
+        document["unread"] = setup.unread(result)
+    budget = setup.budget(result) if setup.job.tokens else None
     if document["time"] is not None and budget is not None:
         document["time"].update(budget.to_dict())
-    worst = given.worst_case()
-    if worst is not None and given.lengths is not None:
+    worst = setup.worst_case()
+    if worst is not None and setup.lengths is not None:
         document["lengths"] = {
-            "mean": given.lengths.mean,
-            "longest": given.lengths.longest,
-            "expected_tokens": given.layout.tokens,
-            "expected_pairs": given.layout.pairs,
-            "fullest_tokens": None if given.layout.fullest is None else given.layout.fullest.tokens,
+            "mean": setup.lengths.mean,
+            "longest": setup.lengths.longest,
+            "expected_tokens": setup.layout.tokens,
+            "expected_pairs": setup.layout.pairs,
+            "fullest_tokens": None if setup.layout.fullest is None else setup.layout.fullest.tokens,
             "worst_case": needs(worst.memory),
         }
-    expected = given.forecast()
+    expected = setup.forecast()
     if expected is not None:
         document["forecast"] = expected.to_dict()
-    routed = worst_routing(given, result)
+    routed = worst_routing(setup, result)
     if routed is not None:
         document["experts"] = {
-            "imbalance": given.layout.expert_imbalance,
+            "imbalance": setup.layout.expert_imbalance,
             "worst_imbalance": routed.layout.expert_imbalance,
             "worst_case": needs(routed.memory) | {"step": None if routed.time is None else routed.time.step},
         }

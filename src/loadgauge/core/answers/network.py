@@ -21,16 +21,16 @@ NOT_COUNTED = (
 )
 
 
-def networked(given: Setup, case: NetworkCase) -> Answer:
+def networked(setup: Setup, case: NetworkCase) -> Answer:
     """Return what the network must carry in a step of a run, and whether it can."""
     result = case.answer()
 
     def explained(axis: str) -> Answer:
         from loadgauge.core.answers.equations.run_forms import bandwidth_lines  # brings SymPy
 
-        assert given.cluster is not None
+        assert setup.cluster is not None
         closed = bandwidth_lines(axis, closed_numbers(case, result))
-        return need_reason(case, result, axis, given.cluster.gpus_per_node, closed)
+        return need_reason(case, result, axis, setup.cluster.gpus_per_node, closed)
 
     return Answer(
         form="network.needs",
@@ -39,13 +39,13 @@ def networked(given: Setup, case: NetworkCase) -> Answer:
         explains=explained,
         pivots=(Pivot("Seconds of the collectives of a step", "network.seconds", "axis", "what"),),
         tried=lambda: [(change.name, change.result) for change in what_if(case, result)],
-        shown=(given, case, result),
-        document=lambda: _plain(given, case, result),
+        shown=(setup, case, result),
+        document=lambda: _plain(setup, case, result),
         verdict="enough" if result.enough else "not enough",
         code=YES if result.enough else NO,
-        assumed=given.assumed,
+        assumed=setup.assumed,
         not_counted=NOT_COUNTED,
-        command=given.job.command("network"),
+        command=setup.job.command("network"),
     )
 
 
@@ -70,12 +70,12 @@ def _cell(job: Job, cell: dict[str, Any], answer: Network | Error) -> dict[str, 
     return document | {"enough": answer.enough, "step": answer.step, "exposed": answer.exposed, "needs": needs}
 
 
-def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
+def _plain(planned: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
     """The JSON document, in bytes, seconds, byte/s and plain counts."""
-    layout = given.layout
+    layout = planned.layout
     batch = smallest_batch(setup)
     return {
-        "model": {"name": given.model.name},
+        "model": {"name": planned.model.name},
         "gpu": setup.machine.efficiencies.gpu,
         "layout": {
             **{name: getattr(layout, name) for name in (*SIZES, "zero", "replicas")},
@@ -110,18 +110,18 @@ def _plain(given: Setup, setup: NetworkCase, answer: Network) -> dict[str, Any]:
             "largest_tp": largest_tp(setup),
             "smallest_batch": None if batch is None else msgspec.structs.asdict(batch),
         },
-        "basis": _basis(given, setup),
-        "assumed": given.assumed,
+        "basis": _basis(planned, setup),
+        "assumed": planned.assumed,
         "not_counted": list(NOT_COUNTED),
     }
 
 
-def _basis(given: Setup, setup: NetworkCase) -> dict[str, str]:
-    known, job = setup.machine.efficiencies, given.job
+def _basis(planned: Setup, setup: NetworkCase) -> dict[str, str]:
+    efficiencies, job = setup.machine.efficiencies, planned.job
     return {
         "bytes": "derived",
         "inner_bandwidth": "given" if job.link_bandwidth or job.topology else "datasheet",
         "outer_bandwidth": "given" if job.nic_bandwidth or job.topology else "datasheet",
-        "efficiencies": known.basis,
-        "compute": "given" if setup.achieved else known.basis,
+        "efficiencies": efficiencies.basis,
+        "compute": "given" if setup.achieved else efficiencies.basis,
     }

@@ -61,21 +61,21 @@ def answered(job: Job, model: ModelSpec | None = None, *, allow_tight: bool = Fa
     ('reference', True)
     """
     run, _ = resolve_posttrain(job, model)
-    found = memory(run)
-    time, untimed = timed(run, found)
-    held = host_holds(sum(found.host.values()), job.host_memory)
+    memory_of_run = memory(run)
+    time, untimed = timed(run, memory_of_run)
+    held = host_holds(sum(memory_of_run.host.values()), job.host_memory)
     return RunOfTask(
         job=job,
         run=run,
-        memory=found,
+        memory=memory_of_run,
         time=time,
         untimed=untimed,
         model=model,
-        verdict=found.verdict,
-        code=exit_code(found.verdict, allow_tight=allow_tight) if held else NO,
+        verdict=memory_of_run.verdict,
+        code=exit_code(memory_of_run.verdict, allow_tight=allow_tight) if held else NO,
         assumed=run.assumed,
         not_counted=[*(item.note for item in run.uncounted if item.note), *NOT_COUNTED],
-        unread=[item.document(found.unread) for item in run.uncounted if item.file],
+        unread=[item.document(memory_of_run.unread) for item in run.uncounted if item.file],
         command=job.command(),
     )
 
@@ -84,7 +84,7 @@ def _memory_document(answer: RunOfTask) -> dict[str, Any]:
     """Return the document of `--json`: bytes and plain counts."""
     run, memory = answer.run, answer.memory
     sequences, engine = run.sequences, memory.engine
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "task": run.task.name,
         "model": {"name": run.trained.model.name, "params": run.trained.params},
         "gpu": None if run.gpu is None else run.gpu.id,
@@ -113,19 +113,22 @@ def _memory_document(answer: RunOfTask) -> dict[str, Any]:
                     "total": phase.total,
                     "low": phase.low,
                     "high": phase.high,
-                    "parts": [{"role": one.role, "part": one.part, "bytes": one.nbytes} for one in phase.residents],
+                    "parts": [
+                        {"role": resident.role, "part": resident.part, "bytes": resident.nbytes}
+                        for resident in phase.residents
+                    ],
                 }
                 for phase in memory.phases
             ],
         },
         "host": memory.host,
         "assumed": run.assumed,
-        "remedies": [{"flags": flags, "memory": needs(one)} for flags, one in answer.alternatives()],
+        "remedies": [{"flags": flags, "memory": needs(remedy)} for flags, remedy in answer.alternatives()],
         "not_counted": answer.not_counted,
         "unread": answer.unread,
     }
     if engine is not None and run.engine is not None:
-        found["rollout"] = {
+        document["rollout"] = {
             "engine": run.engine.text(),
             "replicas": run.replicas,
             "cache": engine.pool,
@@ -134,25 +137,25 @@ def _memory_document(answer: RunOfTask) -> dict[str, Any]:
             "at_once": engine.running,
             "asked": engine.asked,
         }
-        found["sequences"] = {
+        document["sequences"] = {
             "prompts": sequences.prompts,
             "samples": sequences.samples,
             "prompt_len": sequences.prompt,
             "answer_mean": sequences.answers.mean,
             "answer_longest": sequences.answers.longest,
         }
-    return found
+    return document
 
 
 def time_document(time: StepTime | None, untimed: str, job: Job) -> dict[str, Any]:
     """Return the `time` of `--json`: seconds."""
     if time is None:
         return {"time": None, "untimed": untimed}
-    found = msgspec.to_builtins(time) | {"tokens_per_second_per_gpu": time.tokens_per_second_per_gpu}
-    found["tokens_per_step"] = found.pop("tokens")
-    found |= {"days": None, "cost": None}
+    document = msgspec.to_builtins(time) | {"tokens_per_second_per_gpu": time.tokens_per_second_per_gpu}
+    document["tokens_per_step"] = document.pop("tokens")
+    document |= {"days": None, "cost": None}
     if job.steps is not None:
         days = time.days(job.steps)
         cost = None if job.price is None else time.money(job.steps, job.price)
-        found |= {"steps": job.steps, "days": days, "gpu_hours": days * 24 * time.gpus, "cost": cost}
-    return {"time": found}
+        document |= {"steps": job.steps, "days": days, "gpu_hours": days * 24 * time.gpus, "cost": cost}
+    return {"time": document}

@@ -13,34 +13,34 @@ TOPICS = ("memory", "first", "token")
 """Topics of inference."""
 
 
-def served(found: Inferred, *, allow_tight: bool = False, **more: Any) -> Answer:
+def served(inferred: Inferred, *, allow_tight: bool = False, **more: Any) -> Answer:
     """Return the answer that a result of inference is. more: what was assumed, and the keys of a job file that are not counted"""
     unread = {"unread": more["unread"]} if "unread" in more else {}
     return Answer(
         form="estimate.inference",
         writer="loadgauge.core.text.inference:write",
         topics=TOPICS,
-        explains=lambda topic: _explained(found, topic),
+        explains=lambda topic: _explained(inferred, topic),
         pivots=(Pivot("Traffic", "first.traffic.wire", "axis", "collective"),),
-        shown=found,
-        document=lambda: found.to_dict() | {"assumed": more.get("assumed", {})} | unread,
-        verdict=found.memory.verdict,
-        code=exit_code(found.memory.verdict, allow_tight=allow_tight),
-        not_counted=found.not_counted,
+        shown=inferred,
+        document=lambda: inferred.to_dict() | {"assumed": more.get("assumed", {})} | unread,
+        verdict=inferred.memory.verdict,
+        code=exit_code(inferred.memory.verdict, allow_tight=allow_tight),
+        not_counted=inferred.not_counted,
         **more,
     )
 
 
-def _explained(found: Inferred, topic: str) -> Reason:
+def _explained(inferred: Inferred, topic: str) -> Reason:
     if topic == "memory":
-        parts, total, unit = found.memory.parts, found.memory.total, "byte"
+        parts, total, unit = inferred.memory.parts, inferred.memory.total, "byte"
         rule = (
             "weights, the cache of all sequences, what lives at once in a layer, logits, and what lies outside PyTorch"
         )
     else:
-        run = found.first if topic == "first" else found.last
+        run = inferred.first if topic == "first" else inferred.last
         if run is None:
-            raise NotStated(f"--explain {topic} is of the time: {found.untimed or 'a forward pass has none'}")
+            raise NotStated(f"--explain {topic} is of the time: {inferred.untimed or 'a forward pass has none'}")
         parts = {**run.lanes, "traffic": sum(row.seconds for row in run.traffic)}
         total, unit = run.seconds, "s"
         rule = "each operation takes the longer of computing and moving its bytes; traffic is added"

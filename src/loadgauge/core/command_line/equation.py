@@ -77,9 +77,9 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     loadgauge equation duration --numbers P=175B,N=300B,X=140TFLOP/s,duration=24d --solve n
     """
     if latex:
-        given = click.get_current_context().params
+        params = click.get_current_context().params
         refuse(
-            {name: given[name] or None for name in ("json", "csv", "markdown")},
+            {name: params[name] or None for name in ("json", "csv", "markdown")},
             "excludes --latex; --json has the LaTeX too",
         )
     if not quantity:
@@ -88,8 +88,8 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     from loadgauge.core.answers.equations.numbers import read_numbers, with_numbers
     from loadgauge.core.answers.equations.run_forms import run_forms
 
-    given = arguments(quantity, flags)
-    forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **given)
+    params = arguments(quantity, flags)
+    forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}
     forms = tuple(with_numbers(form, values) for form in forms)
     if solve:
@@ -104,7 +104,9 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
 
 def _answer(shown: list[Block], forms: list[dict[str, Any]]) -> Answer:
     """Return the answer that closed forms are; in CSV without their parts and letters."""
-    flat = [{name: one for name, one in form.items() if not isinstance(one, dict | list | tuple)} for form in forms]
+    flat = [
+        {name: value for name, value in form.items() if not isinstance(value, dict | list | tuple)} for form in forms
+    ]
     return Answer(form="equation.forms", writer=BLOCKS, shown=shown, document={"equations": forms}, table=flat)
 
 
@@ -164,20 +166,20 @@ MEANT = dict.fromkeys(("zero", "fsdp", "ddp", "optimizer", "gradients"), "states
 
 def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     """Return what the user gave, as arguments of `equations`; a flag that does not apply is an error."""
-    known = (*QUANTITIES, *FORMS)
-    if quantity not in known:
+    quantities = (*QUANTITIES, *FORMS)
+    if quantity not in quantities:
         wrong = f"unknown quantity {quantity!r}" if quantity else "name a quantity"
-        meant = f"; did you mean {MEANT[quantity]}?" if quantity in MEANT else suggest(quantity, known)
-        raise ConfigError(f"{wrong} (known: {', '.join(known)}){meant}")
-    given = {name: value for name, value in flags.items() if value is not None and value is not False}
-    for name in given:
+        meant = f"; did you mean {MEANT[quantity]}?" if quantity in MEANT else suggest(quantity, quantities)
+        raise ConfigError(f"{wrong} (known: {', '.join(quantities)}){meant}")
+    fields = {name: value for name, value in flags.items() if value is not None and value is not False}
+    for name in fields:
         if name not in _APPLY.get(quantity, frozenset()):
             raise ConfigError(f"--{name.replace('_', '-')} does not change {quantity}")
-    if given.get("sequence_parallel") and "tp" not in given:
-        given["tp"] = "t"
-    for axis in _AXES.keys() & given.keys():
-        given[axis] = _ranks(axis, given[axis])
-    return given
+    if fields.get("sequence_parallel") and "tp" not in fields:
+        fields["tp"] = "t"
+    for axis in _AXES.keys() & fields.keys():
+        fields[axis] = _ranks(axis, fields[axis])
+    return fields
 
 
 def _ranks(axis: str, text: str) -> int | str:

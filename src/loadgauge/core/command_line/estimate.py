@@ -166,29 +166,29 @@ def _estimate(
         there = "there is no --explain" if part is None else f"{part} is of the whole step"
         raise ConfigError(f"--at chooses the moment at which --explain explains a part of the memory; {there}")
     job, answers = project.answered(job)
-    given = resolve_job(job)
-    given = msgspec.structs.replace(given, assumed=given.assumed | answers)
+    setup = resolve_job(job)
+    setup = msgspec.structs.replace(setup, assumed=setup.assumed | answers)
     if at == "setup":
-        around = msgspec.structs.replace(given.training.around, load=True)
-        given = msgspec.structs.replace(given, training=msgspec.structs.replace(given.training, around=around))
-    result = given.estimate()
+        around = msgspec.structs.replace(setup.training.around, load=True)
+        setup = msgspec.structs.replace(setup, training=msgspec.structs.replace(setup.training, around=around))
+    result = setup.estimate()
     # It may be of another run, where the job leaves something open.
-    given = msgspec.structs.replace(given, assumed=given.assumed | (result.setup or given).assumed)
+    setup = msgspec.structs.replace(setup, assumed=setup.assumed | (result.setup or setup).assumed)
     if timeline is not None:
         from loadgauge.core.answers.figures.chrome_trace import chrome_trace
 
         write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
-        write_page(page, given, result)
+        write_page(page, setup, result)
     if table is not None:
-        whole = Estimated.of(given, result, allow_tight=more["allow_tight"])
-        found = table_of(result.workings, table)
+        whole = Estimated.of(setup, result, allow_tight=more["allow_tight"])
+        listing = table_of(result.workings, table)
         return Answer(
             form="estimate.table",
             writer="loadgauge.core.text.estimate.operations:write",
-            shown=found,
-            document=found.to_dict(),
-            table=found.rows,
+            shown=listing,
+            document=listing.to_dict(),
+            table=listing.rows,
             code=whole.code,
         )
 
@@ -199,22 +199,22 @@ def _estimate(
         setup = resolve_job(job.replace(**fields))
         return Estimated.of(setup, setup.estimate(), **more)
 
-    return Estimated.of(given, result, at=at or "largest", next=follow, **more)
+    return Estimated.of(setup, result, at=at or "largest", next=follow, **more)
 
 
-def _infer(job: Job, why: Untrained | None, task: str, given: dict[str, Any], *, allow_tight: bool) -> Answer:
+def _infer(job: Job, why: Untrained | None, task: str, task_flags: dict[str, Any], *, allow_tight: bool) -> Answer:
     """Estimates a forward pass or generation. why: a job file in place of a model trains nothing"""
     from loadgauge.core.answers.serving import served
     from loadgauge.core.resolve.inference import fitting, resolve_inference
 
     if why is None:
-        found, assumed = resolve_inference(job, task, given)  # type: ignore[arg-type]
-        tried = partial(fitting, job, task, given)  # type: ignore[arg-type]
-        return served(found, assumed=assumed, tried=tried, allow_tight=allow_tight)
+        inferred, assumed = resolve_inference(job, task, task_flags)  # type: ignore[arg-type]
+        tried = partial(fitting, job, task, task_flags)  # type: ignore[arg-type]
+        return served(inferred, assumed=assumed, tried=tried, allow_tight=allow_tight)
     read = need("DIALECTS").served(job, why)
-    merged = read.given | {name: value for name, value in given.items() if value is not None}
-    found, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
-    return served(found, assumed=assumed | read.assumed, unread=list(read.unread), allow_tight=allow_tight)
+    merged = read.given | {name: value for name, value in task_flags.items() if value is not None}
+    inferred, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
+    return served(inferred, assumed=assumed | read.assumed, unread=list(read.unread), allow_tight=allow_tight)
 
 
 def _sweep(job: Job, texts: tuple[str, ...], output: str | None, *, allow_tight: bool) -> Answer:

@@ -92,16 +92,16 @@ def meant(name: str) -> tuple[Gpu, ...]:
     ['rtx3080-10gb', 'rtx3080-12gb', 'rtx3080ti']
     """
     ids = gpu_ids()
-    found = {id for id in ids if plain(name) and plain(name) in id.replace("-", "")}
-    if not found:
+    ids_meant = {id for id in ids if plain(name) and plain(name) in id.replace("-", "")}
+    if not ids_meant:
         try:
-            one = gpu(name).id
+            exact = gpu(name).id
         except ConfigError:
             raise ConfigError(
                 f"no GPU is called {name!r} (closest: {', '.join(nearest(name, ids))})", key="name"
             ) from None
-        found = {one, *variants(one, ids)}
-    return tuple(gpu(id) for id in sorted(found))
+        ids_meant = {exact, *variants(exact, ids)}
+    return tuple(gpu(id) for id in sorted(ids_meant))
 
 
 def _natural(card: Gpu) -> list[tuple[int, str]]:

@@ -82,7 +82,7 @@ class Commands(click.Group):
 
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(name, help=what) for name, what in COMMANDS.items() if name.startswith(incomplete)]
+        return [CompletionItem(name, help=summary) for name, summary in COMMANDS.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""

@@ -62,29 +62,29 @@ def command(words: tuple[str, ...], check: bool) -> Answer:
 def _types(words: tuple[str, ...]) -> Answer:
     """Return the model types of transformers, and what takes each."""
     survey = need("MODEL_SOURCES").survey()
-    rows = _with(words, survey.world(), lambda one: f"{one.type} {one.cls} {one.road}", "model type", "models --check")
-    here, known, roads = survey.installed(), survey.tried(), survey.counts(rows)
+    rows = _with(words, survey.world(), lambda row: f"{row.type} {row.cls} {row.road}", "model type", "models --check")
+    here, tried, roads = survey.installed(), survey.tried(), survey.counts(rows)
     with_ = f"transformers {here}" if here else "no transformers is installed; its types are those that were tried"
     notes = [
         f"{len(rows)} types ({with_}): {', '.join(f'{road} {number}' for road, number in roads.items())}",
         "family: `loadgauge estimate`; formulas and numbers: `loadgauge capture`, tried with transformers "
-        + known.transformers,
+        + tried.transformers,
     ]
-    cells = [[one.type, one.cls, one.head, one.road, one.why] for one in rows]
+    cells = [[row.type, row.cls, row.head, row.road, row.why] for row in rows]
     return Answer(
         form="models.types",
         writer=BLOCKS,
         shown=[Table(TYPES, cells), Notes(notes, gap=True)],
-        document={"transformers": here, "tried_with": known.transformers, "roads": roads, "types": rows},
+        document={"transformers": here, "tried_with": tried.transformers, "roads": roads, "types": rows},
         pivots=(Pivot("Model types by road", "roads", "roads", "of"),),
     )
 
 
-def _with(words: tuple[str, ...], rows: Sequence[Any], text: Callable[[Any], str], what: str, all_: str) -> list[Any]:
+def _with(words: tuple[str, ...], rows: Sequence[Any], text: Callable[[Any], str], listed: str, all_: str) -> list[Any]:
     """Return the rows in whose text every word is. Raises `ConfigError` where there is none."""
     chosen = [row for row in rows if all(word.lower() in text(row).lower() for word in words)]
     if not chosen:
-        raise ConfigError(f"no {what} matches {' '.join(words)!r}; `loadgauge {all_}` lists them all")
+        raise ConfigError(f"no {listed} matches {' '.join(words)!r}; `loadgauge {all_}` lists them all")
     return chosen
 
 

@@ -71,7 +71,7 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
     from loadgauge.core.answers.plan.task import planned as planned_task
 
     context = click.get_current_context()
-    given: dict[str, tuple[Any, ...]] = {}
+    options: dict[str, tuple[Any, ...]] = {}
     values: dict[str, Any] = {}
     sought = None
     for name, value in flags.items():
@@ -80,8 +80,8 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
         ):
             continue
         if name in AXES_OF_TASK:
-            texts = [one.strip() for one in str(value).split(";" if name == "recompute" else ",")]
-            given[name] = tuple(fields()[name].read(one) for one in texts)
+            texts = [piece.strip() for piece in str(value).split(";" if name == "recompute" else ",")]
+            options[name] = tuple(fields()[name].read(piece) for piece in texts)
         elif name == "gpus" or name in OPEN_AXES:
             values[name] = fields()[name].read(str(value))
         elif name in POSTTRAIN or name in fields():
@@ -91,8 +91,8 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
         else:
             raise ConfigError("cannot be searched with --task; leave it out", key=name)
     if "logprob_batch" in values:
-        given["logprob_batch"] = (values.pop("logprob_batch"),)
-    return planned_task(Job.of(model, values), given, sought)
+        options["logprob_batch"] = (values.pop("logprob_batch"),)
+    return planned_task(Job.of(model, values), options, sought)
 
 
 def _time(text: str | None, name: str) -> float | None:

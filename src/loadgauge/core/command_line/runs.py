@@ -45,8 +45,8 @@ def predicted(name: str) -> dict[str, Any]:
     from loadgauge.core.resolve.resolve import resolve_job
 
     run = famous()[name]
-    given = command.make_context("estimate", flags_of(name)).params
-    fields = {key: value for key, value in given.items() if key in Job.__struct_fields__ and value is not None}
+    params = command.make_context("estimate", flags_of(name)).params
+    fields = {key: value for key, value in params.items() if key in Job.__struct_fields__ and value is not None}
     unit, _, text = run["figure"].partition(" ")
     row = {"name": name, "what": run["what"], "year": run["year"], "unit": unit, "published": float(text)}
     try:

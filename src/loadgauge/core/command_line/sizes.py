@@ -44,19 +44,19 @@ def model_of(model: str | None, flags: dict[str, Any]) -> str | None:
     'gpt:10B,vocab=50k'
     """
     names = {name: name.replace("-", "_") for name in ("size", *KEYS)}
-    given = {name: value for name, key in names.items() if (value := flags.pop(key, None)) is not None}
+    own_sizes = {name: value for name, key in names.items() if (value := flags.pop(key, None)) is not None}
     family = flags.pop("family", None)
-    if not given and family is None:
+    if not own_sizes and family is None:
         return model
     if model is not None:
-        first = next(iter(given), "family")
+        first = next(iter(own_sizes), "family")
         raise ConfigError(f"describes a model in place of {model!r}; give one of them", key=first)
-    return written(family or DEFAULT, given)
+    return written(family or DEFAULT, own_sizes)
 
 
 def model_or_usage(model: str | None, flags: dict[str, Any]) -> str:
     """Return `model_of`. Raises `click.UsageError` where no model is given."""
-    found = model_of(model, flags)
-    if found is None:
+    model_name = model_of(model, flags)
+    if model_name is None:
         raise click.UsageError("Missing argument 'MODEL' (or --size).", click.get_current_context())
-    return found
+    return model_name

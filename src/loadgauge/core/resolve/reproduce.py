@@ -188,11 +188,11 @@ def _hosted(job: Job, kind: Training, recompute: str) -> dict[str, Any]:
 def _links(job: Job, machines: Cluster | None) -> dict[str, Any]:
     """The flags of the links: the given ones if they result in this cluster, else those that differ from the GPU's own."""
     names = ("gpus_per_node", "link_bandwidth", "nic_bandwidth")
-    given: dict[str, Any] = {name: getattr(job, name) for name in names}
+    links: dict[str, Any] = {name: getattr(job, name) for name in names}
     if machines is not None and machines.topology is not None:
-        return given | {"topology": job.topology or machines.topology.id}
-    if machines is None or _cluster(machines, **given) == machines:
-        return given
+        return links | {"topology": job.topology or machines.topology.id}
+    if machines is None or _cluster(machines, **links) == machines:
+        return links
     inner = machines.links[0].bandwidth if machines.links[0].domain > 1 else None
     outer = machines.links[-1].bandwidth if len(machines.links) > 1 else None
     for node in dict.fromkeys((job.gpus_per_node, None, machines.gpus_per_node)):
@@ -215,8 +215,8 @@ def _cluster(
     if adapter is None and (usual := usual_network(machines.gpu)) is not None:
         adapter = usual[0]
     try:
-        found = cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
-        return msgspec.structs.replace(found, sustained=machines.sustained)
+        machines_again = cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
+        return msgspec.structs.replace(machines_again, sustained=machines.sustained)
     except Error:
         return None
 

@@ -22,20 +22,20 @@ def memory(result: Estimate, height: int = 180) -> str:
     >>> drawn.startswith("<svg"), drawn.count("<polygon") > 3
     (True, True)
     """
-    found = moments_of(result)
-    rows, columns = found["curve"]["rows"], found["curve"]["columns"][1:]
-    capacity = found["capacity"]
+    moments = moments_of(result)
+    rows, columns = moments["curve"]["rows"], moments["curve"]["columns"][1:]
+    capacity = moments["capacity"]
     highest = max([sum(row[1:]) for row in rows] + ([capacity] if capacity else [])) * 1.04
     end = rows[-1][0] or 1.0
     below = [0.0] * len(rows)
     shapes = []
-    for place, part in enumerate(columns, 1):
-        above = [base + row[place] for base, row in zip(below, rows, strict=True)]
-        if any(row[place] for row in rows):
+    for column, part in enumerate(columns, 1):
+        above = [base + row[column] for base, row in zip(below, rows, strict=True)]
+        if any(row[column] for row in rows):
             outline = [(row[0], value) for row, value in zip(rows, above, strict=True)]
             outline += [(row[0], value) for row, value in zip(reversed(rows), reversed(below), strict=True)]
             corners = " ".join(f"{WIDTH * t / end:.1f},{height * (1 - value / highest):.1f}" for t, value in outline)
-            largest = max(row[place] for row in rows)
+            largest = max(row[column] for row in rows)
             shapes.append(
                 f"<polygon points='{corners}' fill='{PARTS[part]}'><title>{escape(part)}: {gib(largest)}</title></polygon>"
             )
@@ -60,8 +60,8 @@ def time(result: Estimate) -> str:
         return ""
     shapes, end = [], max(result.time.step, 1e-12)
     rows = lanes_of(result) or []
-    for place, row in enumerate(rows):
-        y = place * ROW
+    for index, row in enumerate(rows):
+        y = index * ROW
         colour = LANES.get(row["lane"], EXPOSED)
         shapes.append(
             f"<text x='{LEFT - 6}' y='{y + ROW - 5}' text-anchor='end' fill='{INK}'>{escape(row['lane'])}</text>"

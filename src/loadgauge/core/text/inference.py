@@ -103,40 +103,40 @@ def _beside(answer: Inferred) -> list[str]:
 def _run(answer: Inferred) -> str:
     """Return what is run, and on what."""
     asked = answer.asked
-    what = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
+    work = f"{asked.batch:,} sequence{'s' if asked.batch > 1 else ''} of {asked.context:,} tokens"
     if asked.task == "generate":
-        what += f", of which {asked.answer:,} {'are' if asked.answer > 1 else 'is'} generated"
+        work += f", of which {asked.answer:,} {'are' if asked.answer > 1 else 'is'} generated"
     degrees = ", ".join(f"{name} {getattr(asked, name)}" for name in AXES_OF if getattr(asked, name) > 1)
     card = "GPU" if answer.gpu is None else answer.gpu.name
     return (
-        f"{answer.model.name}, {count(answer.params)} parameters, {asked.task}: {what}"
+        f"{answer.model.name}, {count(answer.params)} parameters, {asked.task}: {work}"
         f" on {answer.gpus:,} x {card}{': ' + degrees if degrees else ''}."
     )
 
 
 def _source(answer: Inferred) -> str:
     if answer.served is not None:
-        known = serving()
-        return f"80 % of {known.points:,} measured points of servers ({known.source}), each model left out in turn"
+        data = serving()
+        return f"80 % of {data.points:,} measured points of servers ({data.source}), each model left out in turn"
     return (
         known_range().source if answer.asked.task == "generate" else "that of training steps, whose kernels these are"
     )
 
 
-def _working(target: Paper, answer: Inferred, found: Steady) -> None:
+def _working(target: Paper, answer: Inferred, steady: Steady) -> None:
     """Prints what a first token and a token of a server wait for."""
     asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
     read = "with it" if engine.mixed else "between"
-    alone = found.token == found.step
+    alone = steady.token == steady.step
     parts = (
-        ("first token", found.queue, f"its prompt ({seconds(found.prompt)} alone) and those before it"),
-        ("", found.place, "a place in the cache"),
-        ("", found.waited, "steps until it is seen and its token is sent"),
-        ("", found.host, f"the host: {asked.prompt:,} tokens, {asked.batch * asked.attentions:,} requests"),
-        ("", found.first, "together"),
-        ("token", found.step, f"a step of {found.running:,.0f} sequences, half answered"),
-        ("", found.token - found.step, f"prompts of others that are read {read}"),
-        ("", 0 if alone else found.token, "together"),
+        ("first token", steady.queue, f"its prompt ({seconds(steady.prompt)} alone) and those before it"),
+        ("", steady.place, "a place in the cache"),
+        ("", steady.waited, "steps until it is seen and its token is sent"),
+        ("", steady.host, f"the host: {asked.prompt:,} tokens, {asked.batch * asked.attentions:,} requests"),
+        ("", steady.first, "together"),
+        ("token", steady.step, f"a step of {steady.running:,.0f} sequences, half answered"),
+        ("", steady.token - steady.step, f"prompts of others that are read {read}"),
+        ("", 0 if alone else steady.token, "together"),
     )
     rows = [[of, seconds(value), note] for of, value, note in parts if value]
     title = f"The server: {asked.batch:,} requests come at once, then one whenever one is answered, ten times as many in all"
@@ -163,7 +163,7 @@ def _cache_note(answer: Inferred) -> str:
 
 
 def _headline(answer: Inferred) -> list[str]:
-    known = known_range()
+    ranges = known_range()
     if answer.first is None:
         return [f"No times: {answer.untimed}."]
     took, (low, high) = answer.first.seconds, answer.first_range
@@ -183,7 +183,7 @@ def _headline(answer: Inferred) -> list[str]:
     lines = [
         f"Time to first token: {seconds(took)} by its kernels, all prompts at once; in servers {spread}.",
         f"Time per token {where}: {seconds(last)}"
-        f" ({seconds(last * known.token_low)} to {seconds(last * known.token_high)});"
+        f" ({seconds(last * ranges.token_low)} to {seconds(last * ranges.token_high)});"
         f" {answer.tokens_per_second:,.0f} tokens/s over all GPUs in the mean.",
     ]
     return lines + _money(answer)
@@ -194,22 +194,22 @@ def _money(answer: Inferred) -> list[str]:
     return [] if price is None else [f"A million generated tokens: {price:,.2f}, prompts included."]
 
 
-def _served(answer: Inferred, found: Steady) -> list[str]:
+def _served(answer: Inferred, steady: Steady) -> list[str]:
     rates, asked = serving(), answer.asked
-    low, high = (found.token * factor for factor in answer.token_range)
+    low, high = (steady.token * factor for factor in answer.token_range)
     more = asked.answer > 1
     lines = [
-        f"{asked.server} with {asked.batch:,} requests at a time: a token takes {seconds(found.token)}"
+        f"{asked.server} with {asked.batch:,} requests at a time: a token takes {seconds(steady.token)}"
         f" ({seconds(low)} to {seconds(high)}){'' if more else ' at this context'}, the first one"
-        f" {seconds(found.first)} ({seconds(found.first * rates.first_low)} to {seconds(found.first * rates.first_high)}).",
+        f" {seconds(steady.first)} ({seconds(steady.first * rates.first_low)} to {seconds(steady.first * rates.first_high)}).",
         f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs."
         if more
         else f"{answer.tokens_per_second:,.1f} requests/s over all GPUs, each answered by one token; --answer N says by how many.",
     ]
-    if found.running < asked.batch:
+    if steady.running < asked.batch:
         whole = rates.engines[asked.server or ""].reserved == 1
         held = "its whole answer reserved" if whole else "half answered"
-        lines.append(f"The cache holds {found.running:,.0f} of them, each {held}; the others wait.")
+        lines.append(f"The cache holds {steady.running:,.0f} of them, each {held}; the others wait.")
     return lines + _money(answer)
 
 
@@ -226,14 +226,14 @@ def _work(target: Paper, answer: Inferred) -> None:
     rows = [
         [
             name,
-            flops(one.flops),
-            f"{one.flops / (answer.active_params * tokens):.2f}",
-            in_gib(one.moved),
-            *(seconds(one.lanes[lane]) for lane in ("products", "attention", "rest")),
-            seconds(sum(row.seconds for row in one.traffic)),
-            seconds(one.seconds),
+            flops(pass_of_model.flops),
+            f"{pass_of_model.flops / (answer.active_params * tokens):.2f}",
+            in_gib(pass_of_model.moved),
+            *(seconds(pass_of_model.lanes[lane]) for lane in ("products", "attention", "rest")),
+            seconds(sum(row.seconds for row in pass_of_model.traffic)),
+            seconds(pass_of_model.seconds),
         ]
-        for name, one, tokens in passes
+        for name, pass_of_model, tokens in passes
     ]
     heads = ("FLOPs a parameter and token", "GiB moved a rank", "products", "attention", "rest", "traffic", "together")
     columns = [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)]
@@ -243,9 +243,9 @@ def _work(target: Paper, answer: Inferred) -> None:
 def _traffic(target: Paper, answer: Inferred) -> None:
     rows = [
         [name, row.axis, row.collective, f"{row.calls:,.0f}", f"{row.wire / 1e6:,.2f} MB", seconds(row.seconds)]
-        for name, one in (("prompts", answer.first), ("one more token each", answer.last))
-        if one is not None
-        for row in one.traffic
+        for name, pass_of_model in (("prompts", answer.first), ("one more token each", answer.last))
+        if pass_of_model is not None
+        for row in pass_of_model.traffic
     ]
     if rows:
         columns = [Column("pass"), Column("axis"), Column("collective"), Column("calls", "right")]

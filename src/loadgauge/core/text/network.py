@@ -17,8 +17,8 @@ NAMES = {"inner": "node", "outer": "network"}
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answer of `loadgauge network`; brief: the verdict, and what each axis needs."""
-    given, setup, network = answer.shown
-    _verdict(target, given, setup, network)
+    planned, setup, network = answer.shown
+    _verdict(target, planned, setup, network)
     if network.traffic:
         _needs(target, setup, network)
     if brief:
@@ -26,8 +26,8 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     if network.traffic:
         _traffic(target, setup, network)
         _what_if(target, setup, network)
-        _limits(target, given, setup, network)
-    print_assumed(target, given.assumed)
+        _limits(target, planned, setup, network)
+    print_assumed(target, planned.assumed)
     heading(target, "Not counted")
     points(target, answer.not_counted)
 
@@ -69,18 +69,18 @@ def verdict(network: Network) -> tuple[str, str, str]:
     )
 
 
-def _verdict(target: Paper, given: Setup, setup: NetworkCase, network: Network) -> None:
+def _verdict(target: Paper, planned: Setup, setup: NetworkCase, network: Network) -> None:
     word, style, rest = verdict(network)
     first_line(target, f"{word}  {rest}", word, style)
-    layout, fabric, efficiencies = given.layout, setup.fabric, setup.machine.efficiencies
-    assert given.gpu is not None
+    layout, fabric, efficiencies = planned.layout, setup.fabric, setup.machine.efficiencies
+    assert planned.gpu is not None
     shape = layout_words(layout, ("replicas",))
     batches = f"{layout.num_microbatches} micro-batch{'es' if layout.num_microbatches > 1 else ''} on each rank"
     lines = [
-        f"{given.model.name} on {layout.gpus:,} x {given.gpu.name}: {shape}; {batches} a step.",
+        f"{planned.model.name} on {layout.gpus:,} x {planned.gpu.name}: {shape}; {batches} a step.",
     ]
     if network.traffic:
-        lines.append(_links(given, setup))
+        lines.append(_links(planned, setup))
         how = (
             f"at the {setup.achieved / 1e12:g} TFLOP/s you gave"
             if setup.achieved
@@ -101,25 +101,25 @@ def _verdict(target: Paper, given: Setup, setup: NetworkCase, network: Network) 
     points(target, lines, "")
 
 
-def _source(given: Setup, own: str | None) -> str:
+def _source(planned: Setup, own: str | None) -> str:
     """Who states a bandwidth: the user, the topology, or the datasheet."""
-    return "yours" if own else "topology" if given.job.topology else "datasheet"
+    return "yours" if own else "topology" if planned.job.topology else "datasheet"
 
 
-def _links(given: Setup, setup: NetworkCase) -> str:
+def _links(planned: Setup, setup: NetworkCase) -> str:
     """Return the links with their bandwidth, and the share of it that collectives achieve."""
     fabric = setup.fabric
-    assert given.gpu is not None
+    assert planned.gpu is not None
     parts = []
     if fabric.domain > 1:
-        kind = given.gpu.interconnect.kind or "the fast link"
-        source = _source(given, given.job.link_bandwidth)
+        kind = planned.gpu.interconnect.kind or "the fast link"
+        source = _source(planned, planned.job.link_bandwidth)
         parts.append(
             f"{kind} connects {fabric.domain} GPUs at {gigabytes(fabric.inner_bandwidth)} GB/s per GPU per direction"
             f" ({source}), of which collectives achieve {fabric.inner_efficiency:.0%}"
         )
-    if given.layout.gpus > fabric.domain:
-        source = _source(given, given.job.nic_bandwidth)
+    if planned.layout.gpus > fabric.domain:
+        source = _source(planned, planned.job.nic_bandwidth)
         parts.append(
             f"the network provides {gigabytes(fabric.outer_bandwidth)} GB/s per GPU per direction ({source}), of which"
             f" collectives achieve {fabric.outer_efficiency:.0%}"
@@ -192,7 +192,7 @@ def _stages(setup: NetworkCase, network: Network) -> list[str]:
     for row in network.traffic:
         if row.stage != network.stage:
             other.setdefault(row.stage, {})[f"{row.axis} {row.kind}"] = None
-    busier = (f"{' and '.join(kinds)} of stage {stage}" for stage, kinds in sorted(other.items()))
+    busier = (f"{' and '.join(axes)} of stage {stage}" for stage, axes in sorted(other.items()))
     more = f"; {', '.join(busier)}, where they take longest" if other else ""
     return [f"Of pipeline stage {network.stage}, the slowest of 0 to {setup.layout.pp - 1}{more}."]
 
@@ -302,9 +302,9 @@ def compare(sweep: Answer, target: Paper, *, brief: bool = False) -> None:
     points(target, [f"cannot tell: {error}" for error in wrong])
 
 
-def _limits(target: Paper, given: Setup, setup: NetworkCase, network: Network) -> None:
+def _limits(target: Paper, planned: Setup, setup: NetworkCase, network: Network) -> None:
     heading(target, "What these links allow")
-    layout, lines = given.layout, []
+    layout, lines = planned.layout, []
     best = largest_tp(setup)
     yours = f" (yours: {layout.tp})" if layout.tp > 1 else ""
     if best == 1:
@@ -314,7 +314,7 @@ def _limits(target: Paper, given: Setup, setup: NetworkCase, network: Network) -
     elif best is not None:
         lines.append(f"largest sustainable tp (dp fills the rest): {best}{yours}")
     if any(need.axis == "dp" for need in network.needs):
-        lines.append(_batch_line(given, setup))
+        lines.append(_batch_line(planned, setup))
     lines.append(
         f"compute is {network.efficiency:.1%} of compute and exposed communication together"
         " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)"
@@ -322,8 +322,8 @@ def _limits(target: Paper, given: Setup, setup: NetworkCase, network: Network) -
     points(target, lines)
 
 
-def _batch_line(given: Setup, setup: NetworkCase) -> str:
-    layout, batch = given.layout, smallest_batch(setup)
+def _batch_line(planned: Setup, setup: NetworkCase) -> str:
+    layout, batch = planned.layout, smallest_batch(setup)
     if batch is None:
         return f"no batch makes data parallelism cost less than {percent(setup.share)} of compute"
     tokens = count(batch.global_batch * layout.seq_len)

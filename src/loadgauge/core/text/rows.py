@@ -38,10 +38,10 @@ def print_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None
 
 def ending(file: str) -> str:
     """The ending of a file that rows can be written to. Raises `ConfigError` for any other."""
-    found = Path(file).suffix.lower()
-    if found not in ENDINGS:
+    suffix = Path(file).suffix.lower()
+    if suffix not in ENDINGS:
         raise ConfigError(f"must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, got {file!r}", key="output")
-    return found
+    return suffix
 
 
 def write(file: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind]) -> None:

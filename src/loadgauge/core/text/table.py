@@ -276,8 +276,8 @@ def wrapped(text: str, width: int) -> list[str]:
                     for piece in PIECE.findall(word)
                     for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))
                 ]
-            for place, piece in enumerate(pieces):
-                blank = " " if line and place == 0 else ""
+            for index, piece in enumerate(pieces):
+                blank = " " if line and index == 0 else ""
                 if line and cell_len(line + blank + piece) > width:
                     lines.append(line)
                     line, blank = "", ""

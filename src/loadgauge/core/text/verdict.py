@@ -82,15 +82,15 @@ def unread_words(unread: Sequence[Mapping[str, Any]]) -> list[str]:
     for key in unread:
         if key["effect"] == "none":
             continue
-        what = {"saves": "can only save", "costs": "can only cost", "either": "can save or cost"}[key["effect"]]
+        effect = {"saves": "can only save", "costs": "can only cost", "either": "can save or cost"}[key["effect"]]
         most = max(key["low_bytes"] or 0.0, key["high_bytes"] or 0.0)
         much = (
             f"at most {gib(most, 1)}" if most >= SHOWN else "time alone" if not most else f"less than {gib(SHOWN, 1)}"
         )
         if key["high_bytes"] is None:
-            what, much = "may change memory, by how much is not known", ""
-        lines.setdefault(what, []).append(f"{key['key']}{f' ({much})' if much else ''}")
-    return [f"Not read, {what}: {', '.join(keys)}." for what, keys in lines.items()]
+            effect, much = "may change memory, by how much is not known", ""
+        lines.setdefault(effect, []).append(f"{key['key']}{f' ({much})' if much else ''}")
+    return [f"Not read, {effect}: {', '.join(keys)}." for effect, keys in lines.items()]
 
 
 def left_out_words(model: ModelSpec, each: float) -> list[str]:

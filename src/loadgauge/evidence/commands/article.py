@@ -28,15 +28,15 @@ def command(number: int) -> Answer:
     """
     from loadgauge.evidence.articles.article import article, check_all
 
-    found, checked = article(number), check_all(number)
+    document, checked = article(number), check_all(number)
     tables: list[dict[str, Any]] = [
-        {"title": table.title, "commands": table.commands, "rows": [one.to_dict() for one in rows]}
-        for table, rows in zip(found.table, checked, strict=True)
+        {"title": table.title, "commands": table.commands, "rows": [row.to_dict() for row in rows]}
+        for table, rows in zip(document.table, checked, strict=True)
     ]
     return Answer(
         form="article.tables",
         writer="loadgauge.evidence.text.article:write",
-        shown=(found, checked),
-        document={"number": found.number, "title": found.title, "unit": found.unit, "tables": tables},
+        shown=(document, checked),
+        document={"number": document.number, "title": document.title, "unit": document.unit, "tables": tables},
         table=[{"table": table["title"], **row} for table in tables for row in table["rows"]],
     )

@@ -90,12 +90,12 @@ def _operators() -> Answer:
     from loadgauge.evidence.text.validation import operator_blocks
     from loadgauge.evidence.validate.operators import scores
 
-    found = scores()
+    scores_of_kernels = scores()
     return Answer(
         form="validate.operators",
         writer=BLOCKS,
-        shown=operator_blocks(found),
-        document={"operators": [msgspec.structs.asdict(score) for score in found]},
+        shown=operator_blocks(scores_of_kernels),
+        document={"operators": [msgspec.structs.asdict(score) for score in scores_of_kernels]},
         pivots=(Pivot("Median error", "operators.median", "kind", "gpu"),),
     )
 
@@ -110,9 +110,9 @@ def _chosen(runs: Runs, sources: tuple[str, ...], quality: str) -> Runs:
     def keep(run: Run) -> bool:
         return (every or run.quality in letters) and (not wanted or run.series.upper() in wanted)
 
-    known = {run.series for run in runs.runs}
-    for name in wanted - {name.upper() for name in known}:
-        raise ConfigError(f"no row has the source {name!r} (there are: {', '.join(sorted(known))})", key="source")
+    series = {run.series for run in runs.runs}
+    for name in wanted - {name.upper() for name in series}:
+        raise ConfigError(f"no row has the source {name!r} (there are: {', '.join(sorted(series))})", key="source")
     rejected = () if wanted or not every else runs.rejected
     return msgspec.structs.replace(runs, runs=tuple(run for run in runs.runs if keep(run)), rejected=rejected)
 

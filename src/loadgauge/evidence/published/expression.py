@@ -265,12 +265,12 @@ def _version(run: SourceRow, framework: str) -> str | None:
 
     bitsandbytes 0.41 is what LitGPT asked for in 2023, and the newest of that year.
     """
-    given = {"bitsandbytes": "0.41"} if run.task == "qlora" and (run.year or 9999) <= 2023 else {}
+    releases_of = {"bitsandbytes": "0.41"} if run.task == "qlora" and (run.year or 9999) <= 2023 else {}
     libraries = {library for choice in FRAMEWORKS[framework].flash for library, _ in choice.since}
     for library, releases in vocabulary.RELEASES.items():
         if library in libraries and run.year is not None and (run.year in releases or run.year < min(releases)):
-            given[library] = releases.get(run.year, releases[min(releases)])
-    return ",".join(f"{name}={release}" for name, release in given.items()) or None
+            releases_of[library] = releases.get(run.year, releases[min(releases)])
+    return ",".join(f"{name}={release}" for name, release in releases_of.items()) or None
 
 
 def _liger(flags: Flags) -> bool:

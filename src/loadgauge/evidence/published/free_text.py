@@ -44,8 +44,8 @@ class Flags(msgspec.Struct, frozen=True):
         """Return what follows `name=`."""
         wanted = _key(name)
         for phrase in self.phrases:
-            key, found, value = phrase.partition("=")
-            if found and _key(key) == wanted:
+            key, equals, value = phrase.partition("=")
+            if equals and _key(key) == wanted:
                 return value.strip()
         return None
 

@@ -121,9 +121,9 @@ def maxtext_sizes(run: SourceRow, flags: Flags) -> SourceRow:
         wanted = float(called[1]) * 1e9
         shapes.sort(key=lambda shape: abs(parameters(*shape) - wanted))
     width, gated = shapes[0]
-    found = {"layers": layers, "hidden": hidden, "heads": count, "ffn": ffn, "head_dim": width, "vocab": 32_000}
-    stated = {name: getattr(run, name) for name in found if getattr(run, name) is not None}
-    return msgspec.structs.replace(run, **{**found, **stated}, gated=run.gated or ("yes" if gated else "no"))
+    sizes = {"layers": layers, "hidden": hidden, "heads": count, "ffn": ffn, "head_dim": width, "vocab": 32_000}
+    stated = {name: getattr(run, name) for name in sizes if getattr(run, name) is not None}
+    return msgspec.structs.replace(run, **{**sizes, **stated}, gated=run.gated or ("yes" if gated else "no"))
 
 
 def undropped(spec: ModelSpec) -> ModelSpec:
@@ -152,9 +152,9 @@ def named(name: str) -> ModelSpec | None:
     while SUFFIXES.search(text):
         text = SUFFIXES.sub("", text)
     plain = text.replace("-", "")
-    for known in catalogue.models():
-        if known.replace("-", "") == plain:
-            return catalogue.model(known)
+    for listed in catalogue.models():
+        if listed.replace("-", "") == plain:
+            return catalogue.model(listed)
     return None
 
 
@@ -168,11 +168,11 @@ def family(run: SourceRow) -> tuple[ModelSpec, str]:
     gated = run.gated == "yes"
     if "mcore-ci" in run.model and Flags.of(run.other_flags).value("normalization") != "RMSNorm":
         return catalogue.model("megatron-gpt-22b"), "Megatron-LM's GPT, with LayerNorm as it does not say otherwise"
-    for pattern, known in FAMILIES:
+    for pattern, listed in FAMILIES:
         if re.search(pattern, name):
-            model = catalogue.model(known)
+            model = catalogue.model(listed)
             if not run.gated or gated in {_gated(block) for block in model.blocks}:
-                return model, f"those of {known}, by the model's name"
+                return model, f"those of {listed}, by the model's name"
     if gated:
         return catalogue.model("llama-3.1-8b"), "Llama's, as the MLP is gated"
     return catalogue.model("megatron-gpt-22b"), "Megatron-LM's GPT, as the MLP is not gated"
@@ -182,17 +182,17 @@ def _gated(block: Block) -> bool:
     return block.mlp is not None and block.mlp.gated
 
 
-def _vocabulary(run: SourceRow, known: ModelSpec | None, assumed: list[str]) -> tuple[int, tuple[int, ...]]:
+def _vocabulary(run: SourceRow, spec: ModelSpec | None, assumed: list[str]) -> tuple[int, tuple[int, ...]]:
     if run.vocab is not None:
         return run.vocab, ()
-    published = _paper(run) or known
+    published = _paper(run) or spec
     if published is not None:
         assumed.append(f"vocabulary: that of {published.name}")
         return int(published.vocab_size), ()
     if "mcore-ci" in run.model:
         assumed.append(f"vocabulary: GPT-2's {GPT2_VOCABULARY}, which Megatron-LM's tests use where they state none")
         return GPT2_VOCABULARY, ()
-    match = next((known for pattern, known in FAMILIES if re.search(pattern, run.model.lower())), "")
+    match = next((listed for pattern, listed in FAMILIES if re.search(pattern, run.model.lower())), "")
     if match and not match.startswith("megatron"):
         model = catalogue.model(match)
         assumed.append(f"vocabulary: that of {model.name}")
@@ -214,7 +214,7 @@ def _spec(
     run: SourceRow,
     flags: Flags,
     template: ModelSpec,
-    known: ModelSpec | None,
+    listed: ModelSpec | None,
     framework: str,
     vocab: int,
     assumed: list[str],
@@ -229,14 +229,14 @@ def _spec(
     dropout = MEGATRON_DROPOUT if megatron_gpt and not _undropped(run) else 0.0
     if megatron_gpt:
         assumed.append(f"dropout: {dropout:g}{' (the default of Megatron-LM)' if dropout else ''}")
-    attention = _attention(run, flags, template, known, dropout, assumed)
-    dense = _dense(run, flags, template, known, assumed)
+    attention = _attention(run, flags, template, listed, dropout, assumed)
+    dense = _dense(run, flags, template, listed, assumed)
     common = {"norm": norm, "attention": attention, "dropout": dropout, "residual_in_fp32": False}
     if run.moe_experts is None:
         blocks: tuple[Block, ...] = (msgspec.structs.replace(first, mlp=dense, **common),)
         pattern = (0,) * run.layers
     else:
-        experts = msgspec.structs.replace(first, mlp=_moe(run, flags, template, known), **common)
+        experts = msgspec.structs.replace(first, mlp=_moe(run, flags, template, listed), **common)
         leading = min(run.moe_first_dense_layers or 0, run.layers)
         if leading:
             blocks = (msgspec.structs.replace(first, mlp=dense, **common), experts)
@@ -296,13 +296,13 @@ def _norm(run: SourceRow, flags: Flags, norm: Norm) -> Norm:
 
 
 def _attention(
-    run: SourceRow, flags: Flags, template: ModelSpec, known: ModelSpec | None, dropout: float, assumed: list[str]
+    run: SourceRow, flags: Flags, template: ModelSpec, listed: ModelSpec | None, dropout: float, assumed: list[str]
 ) -> Attention | LatentAttention:
     assert run.hidden is not None
     assert run.heads is not None
     own = template.blocks[0].attention
     if run.attention == "mla":
-        base = known or template
+        base = listed or template
         latent = base.blocks[0].attention
         if not isinstance(latent, LatentAttention):
             latent = catalogue.model("deepseek-v3").blocks[0].attention
@@ -332,7 +332,7 @@ def _attention(
     )
 
 
-def _dense(run: SourceRow, flags: Flags, template: ModelSpec, known: ModelSpec | None, assumed: list[str]) -> Mlp:
+def _dense(run: SourceRow, flags: Flags, template: ModelSpec, listed: ModelSpec | None, assumed: list[str]) -> Mlp:
     assert run.hidden is not None
     own = next((block.mlp for block in template.blocks if isinstance(block.mlp, Mlp)), None)
     if own is None or (run.gated and own.gated != (run.gated == "yes")):
@@ -348,7 +348,7 @@ def _dense(run: SourceRow, flags: Flags, template: ModelSpec, known: ModelSpec |
     )
 
 
-def _moe(run: SourceRow, flags: Flags, template: ModelSpec, known: ModelSpec | None) -> Moe:
+def _moe(run: SourceRow, flags: Flags, template: ModelSpec, listed: ModelSpec | None) -> Moe:
     own = next((block.mlp for block in template.blocks if isinstance(block.mlp, Moe)), None)
     gated = run.gated == "yes" if run.gated else True
     width = run.moe_expert_ffn or run.ffn

@@ -241,7 +241,7 @@ def difference(old: msgspec.Struct, new: msgspec.Struct, without: tuple[str, ...
             continue
         if name == "blocks":
             changes[name] = [
-                difference(before[min(place, len(before) - 1)], block) for place, block in enumerate(after)
+                difference(before[min(index, len(before) - 1)], block) for index, block in enumerate(after)
             ]
         elif name == "pattern":
             changes[name] = _run_lengths(after)

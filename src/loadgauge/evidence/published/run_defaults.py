@@ -42,8 +42,8 @@ def with_overlap(run: SourceRow, flags: Flags, training: Training, *, performanc
         since = run.year is None or run.year >= OVERLAP_SINCE
         overlap = msgspec.structs.replace(overlap, dp=since, pp=since)
     if not flags.says("no comm overlap"):
-        said = {name: True for name, words in SAID.items() if any(flags.says(word) for word in words)}
-        overlap = msgspec.structs.replace(overlap, **said)
+        switches = {name: True for name, words in SAID.items() if any(flags.says(word) for word in words)}
+        overlap = msgspec.structs.replace(overlap, **switches)
     kernels = training.kernels
     before = run.year is None or run.year < PLACEHOLDERS_SINCE
     if before or flags.has("no-gradient-accumulation-fusion") or flags.value("transformer-impl") == "local":

@@ -103,8 +103,8 @@ def parse(text: str, file: str = "") -> SourceRows:
     (12, "layers: must be a whole number, got 'many'", ('colour',))
     """
     header, rows, rejected = read_rows(text, file, _row)
-    known = KINDS.keys() | CARRIED
-    return SourceRows(with_recipes(rows), rejected, tuple(name for name in header if name not in known))
+    fields = KINDS.keys() | CARRIED
+    return SourceRows(with_recipes(rows), rejected, tuple(name for name in header if name not in fields))
 
 
 def _row(name: str, cells: dict[str, str]) -> SourceRow:
@@ -149,8 +149,8 @@ def release(row: SourceRow) -> tuple[int, ...] | None:
     >>> release(SourceRow(id="x", source="a@1:docs/performance-summary-archive.md ## 26.06.01 / Pre-Training"))
     (26, 6, 1)
     """
-    found = TABLE.search(row.source)
-    return None if found is None else tuple(int(part or 0) for part in found.groups())
+    table = TABLE.search(row.source)
+    return None if table is None else tuple(int(part or 0) for part in table.groups())
 
 
 def _alike(row: SourceRow) -> tuple[object, ...]:
@@ -170,11 +170,11 @@ def with_recipes(rows: Iterable[SourceRow]) -> tuple[SourceRow, ...]:
     ('zero1', 'dropless; graphs', 'recipe of the release 26.6')
     """
     listed = tuple(rows)
-    known: dict[tuple[object, ...], dict[tuple[int, ...], SourceRow]] = {}
+    recipes: dict[tuple[object, ...], dict[tuple[int, ...], SourceRow]] = {}
     for row in listed:
         if (of := release(row)) is not None and row.sharding:
-            known.setdefault(_alike(row), {})[of] = row
-    return tuple(_with(row, known.get(_alike(row), {})) for row in listed)
+            recipes.setdefault(_alike(row), {})[of] = row
+    return tuple(_with(row, recipes.get(_alike(row), {})) for row in listed)
 
 
 def _with(row: SourceRow, recipes: dict[tuple[int, ...], SourceRow]) -> SourceRow:

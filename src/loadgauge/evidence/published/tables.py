@@ -114,5 +114,5 @@ def _of_source(text: str, file: str) -> Runs:
 def _line_of(name: str, text: str) -> int:
     """The line of a CSV on which the row of an id ends."""
     lines = csv.reader(text.splitlines(keepends=True))
-    place = [cell.strip() for cell in next(lines)].index("id")
-    return next(lines.line_num for row in lines if name in (row[place].strip(), f"line {lines.line_num}"))
+    column = [cell.strip() for cell in next(lines)].index("id")
+    return next(lines.line_num for row in lines if name in (row[column].strip(), f"line {lines.line_num}"))

@@ -40,10 +40,10 @@ def baseline(records: Sequence[Record], runs: Sequence[Run]) -> tuple[Record, ..
             timed.append((record, ideal_seconds(setup_of(by_id[record.id]))))
         except Error:
             continue
-    kinds = grouped([record for record, _ in timed], lambda record: record.gpu)
+    by_gpu = grouped([record for record, _ in timed], lambda record: record.gpu)
     ideal = {record.id: seconds for record, seconds in timed}
     share = {}
-    for gpu, group in kinds.items():
+    for gpu, group in by_gpu.items():
         ratios = [ideal[record.id] / record.measured for record in group if record.measured]
         share[gpu] = quantile(ratios, configuration_weights(group), 0.5) or 1.0
     return tuple(_replaced(record, seconds / share[record.gpu]) for record, seconds in timed)

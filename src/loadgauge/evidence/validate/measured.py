@@ -63,10 +63,10 @@ def _check(run: Run, setup: Setup) -> None:
         if value is None or measured.step_time_s is None:
             continue
         flops = flops or counted_flops(run, setup)
-        found = value * TERA * setup.layout.gpus * measured.step_time_s / getattr(flops, kind)
-        if not 1 / CONTRADICTS < found < CONTRADICTS:
+        ratio = value * TERA * setup.layout.gpus * measured.step_time_s / getattr(flops, kind)
+        if not 1 / CONTRADICTS < ratio < CONTRADICTS:
             raise NotModelled(
-                f"measured: {measured.step_time_s:g} s and {value:g} TFLOP/s are {found:.2g} times the FLOPs of the batch that"
+                f"measured: {measured.step_time_s:g} s and {value:g} TFLOP/s are {ratio:.2g} times the FLOPs of the batch that"
                 " the row states"
             )
 

@@ -115,18 +115,18 @@ def products() -> Iterator[Measured]:
         if min(float(row[side]) for side in "mnk") < LEAST and row["kind"] == "dense":
             continue
         form = FORMATS[row["dtype"]]
-        one = _measured(f"products {form}", row)
+        timing = _measured(f"products {form}", row)
         if row["kind"] == "grouped":
-            yield msgspec.structs.replace(one, kind=f"grouped products {form}")
-        elif heat(one) > WARM:
-            yield msgspec.structs.replace(one, kind=f"products {form}, sustained")
+            yield msgspec.structs.replace(timing, kind=f"grouped products {form}")
+        elif heat(timing) > WARM:
+            yield msgspec.structs.replace(timing, kind=f"products {form}, sustained")
         else:
-            yield msgspec.structs.replace(one, kind=f"products {form}, short")
+            yield msgspec.structs.replace(timing, kind=f"products {form}, short")
 
 
 def machine(
     card: str,
-    known: Efficiencies,
+    efficiencies: Efficiencies,
     form: str = "bf16",
     heat: float = 1.0,
     attention: str = "fa2",
@@ -134,42 +134,42 @@ def machine(
     one_kernel: bool = False,
 ) -> Machine:
     """Return a machine of a card; heat: how much of `throttle` shows (0: none)."""
-    found = card_named(card)
+    gpu = card_named(card)
     low = None if form == "bf16" else TRANSFORMER_ENGINE[_RECIPES[form]]
-    throttle = 1 - (1 - known.throttle) * heat
+    throttle = 1 - (1 - efficiencies.throttle) * heat
     return Machine(
-        peak=found.peak("bf16"),
-        bandwidth=found.memory_bandwidth,
-        efficiencies=msgspec.structs.replace(known, throttle=throttle),
-        fp8_peak=None if low is None else found.peak(low.format),
+        peak=gpu.peak("bf16"),
+        bandwidth=gpu.memory_bandwidth,
+        efficiencies=msgspec.structs.replace(efficiencies, throttle=throttle),
+        fp8_peak=None if low is None else gpu.peak(low.format),
         low=low,
         attention=attention,
         one_kernel=one_kernel,
     )
 
 
-def heat(one: Measured) -> float:
+def heat(timing: Measured) -> float:
     """Return how hot the chip is when this is measured: between `COOL` and `HOT` by the logarithm of the time of all calls."""
-    if one.source in ENDLESS:
+    if timing.source in ENDLESS:
         return 1.0
-    together = one.seconds * CALLS.get(one.source, FEW_CALLS)
+    together = timing.seconds * CALLS.get(timing.source, FEW_CALLS)
     return min(1.0, max(0.0, math.log(together / COOL) / math.log(HOT / COOL)))
 
 
-def product_seconds(one: Measured, known: Efficiencies) -> float:
+def product_seconds(timing: Measured, rates: Efficiencies) -> float:
     """Return the predicted time of a product [s]; where the measurement includes quantising its input, that too."""
-    form = FORMATS[one["dtype"]]
-    made = machine(one.gpu, known, form, heat(one))
-    m, n, k, groups = (int(one.number(name)) for name in ("m", "n", "k", "groups"))
-    weight = one["pass"] == "wgrad"
+    form = FORMATS[timing["dtype"]]
+    card = machine(timing.gpu, rates, form, heat(timing))
+    m, n, k, groups = (int(timing.number(name)) for name in ("m", "n", "k", "groups"))
+    weight = timing["pass"] == "wgrad"
     gemm, few = Gemm(m, n, k, groups), form != "bf16"
-    if one["kind"] == "grouped":
-        time = float(grouped_seconds(gemm, made, fp8=few, weight=weight))
+    if timing["kind"] == "grouped":
+        time = float(grouped_seconds(gemm, card, fp8=few, weight=weight))
     else:
-        time = float(gemm_seconds(gemm, made, fp8=few, slower=known.weight_gradient if weight else 1.0))
-    if "quantising" in one["notes"]:
+        time = float(gemm_seconds(gemm, card, fp8=few, slower=rates.weight_gradient if weight else 1.0))
+    if "quantising" in timing["notes"]:
         element = 0.5 if form == "fp4" else 1
-        time += m * k * groups * (2 + element) / made.memory(f"quantise-{form}").forward + made.quantise_launch
+        time += m * k * groups * (2 + element) / card.memory(f"quantise-{form}").forward + card.quantise_launch
     return time
 
 
@@ -190,27 +190,27 @@ def experts() -> Iterator[Measured]:
             yield _measured(f"expert layer {FORMATS[row['dtype']]}", row)
 
 
-def expert_seconds(one: Measured, known: Efficiencies) -> float:
+def expert_seconds(timing: Measured, rates: Efficiencies) -> float:
     """Return the predicted time of a layer of experts on one of its ranks, forward [s]."""
-    form = FORMATS[one["dtype"]]
-    made = machine(one.gpu, known, form, heat(one), one_kernel=True)
-    hidden, inner = int(one.number("hidden")), int(one.number("inter"))
+    form = FORMATS[timing["dtype"]]
+    card = machine(timing.gpu, rates, form, heat(timing), one_kernel=True)
+    hidden, inner = int(timing.number("hidden")), int(timing.number("inter"))
     held, copies = (
-        one.number("experts") / one.number("ep"),
-        one.number("tokens") * one.number("topk") / one.number("ep"),
+        timing.number("experts") / timing.number("ep"),
+        timing.number("tokens") * timing.number("topk") / timing.number("ep"),
     )
     rows, element = copies / held, {"bf16": 2, "fp4": 0.5}.get(form, 1)
     time = sum(
-        grouped_seconds(Gemm(rows, n, k, held), made, fp8=form != "bf16")
+        grouped_seconds(Gemm(rows, n, k, held), card, fp8=form != "bf16")
         for n, k in ((2 * inner, hidden), (hidden, inner))
     )
     # Permuting reads 16 bits and writes the product's format, and so does the activation, of twice as many; the sum reads each
     # copy and writes each token. Scales by blocks are made in a kernel of their own.
-    moved = copies * ((4 + element) * (hidden + inner)) + 2 * one.number("tokens") * hidden
+    moved = copies * ((4 + element) * (hidden + inner)) + 2 * timing.number("tokens") * hidden
     if form in ("fp8-block", "fp4"):
         moved += 4 * copies * (hidden + inner)
-    sorting = known.expert_start + known.expert_copy * one.number("tokens") * one.number("topk")
-    return float(time + moved / made.memory("permute-serving").forward + sorting)
+    sorting = rates.expert_start + rates.expert_copy * timing.number("tokens") * timing.number("topk")
+    return float(time + moved / card.memory("permute-serving").forward + sorting)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -237,13 +237,13 @@ def attentions() -> Iterator[Measured]:
     """
     listed = list(_attentions())
     shortest: dict[tuple[str, str, str], float] = {}
-    for one in listed:
-        place = (one.source, one.gpu, one["direction"])
-        shortest[place] = min(one.seconds, shortest.get(place, one.seconds))
-    for one in listed:
-        from_host = one.seconds < HOST_SHOWS * shortest[one.source, one.gpu, one["direction"]]
-        if one.source not in CALLS or not from_host:
-            yield one
+    for timing in listed:
+        case = (timing.source, timing.gpu, timing["direction"])
+        shortest[case] = min(timing.seconds, shortest.get(case, timing.seconds))
+    for timing in listed:
+        from_host = timing.seconds < HOST_SHOWS * shortest[timing.source, timing.gpu, timing["direction"]]
+        if timing.source not in CALLS or not from_host:
+            yield timing
 
 
 def _attentions() -> Iterator[Measured]:
@@ -261,12 +261,12 @@ def _attentions() -> Iterator[Measured]:
         yield _measured(f"attention {kernel}, {way}", row)
 
 
-def attention_seconds(one: Measured, known: Efficiencies, kernel: str | None = None) -> float:
+def attention_seconds(timing: Measured, rates: Efficiencies, kernel: str | None = None) -> float:
     """Return the predicted time of a kernel of fused attention [s], forward, backward or both."""
-    kernel = kernel or attention_family(one.row) or "fa2"
-    made = machine(one.gpu, known, heat=1.0 if one.source in OWN_POWER else 0.0, attention=kernel)
-    batch, heads, queries, keys = (int(one.number(name)) for name in ("batch", "heads", "seq", "kv_seq"))
-    width, value = int(one.number("head_dim")), int(one.number("head_dim_v"))
+    kernel = kernel or attention_family(timing.row) or "fa2"
+    card = machine(timing.gpu, rates, heat=1.0 if timing.source in OWN_POWER else 0.0, attention=kernel)
+    batch, heads, queries, keys = (int(timing.number(name)) for name in ("batch", "heads", "seq", "kv_seq"))
+    width, value = int(timing.number("head_dim")), int(timing.number("head_dim_v"))
     flops = 2 * batch * heads * queries * keys * (width + value)
     operation = Operation(
         "attention",
@@ -277,10 +277,10 @@ def attention_seconds(one: Measured, known: Efficiencies, kernel: str | None = N
         forward_flops=flops,
         input_gradient_flops=2 * flops,
         rerun_flops=2 * batch * heads * queries * keys * width,
-        computed_share=0.5 if one["causal"] in ("1", "True") else 1,
+        computed_share=0.5 if timing["causal"] in ("1", "True") else 1,
     )
-    time = operation_seconds(operation, made)
-    return float({"fwd": time.forward, "bwd": time.backward}.get(one["direction"], time.forward + time.backward))
+    time = operation_seconds(operation, card)
+    return float({"fwd": time.forward, "bwd": time.backward}.get(timing["direction"], time.forward + time.backward))
 
 
 # -- kernels that memory bounds ----------------------------------------------------------------------------------------
@@ -328,14 +328,14 @@ def streams() -> Iterator[Measured]:
             yield _measured(f"{family}, {'backward' if row['direction'] == 'bwd' else 'forward'}", row)
 
 
-def stream_seconds(one: Measured, known: Efficiencies) -> float:
+def stream_seconds(timing: Measured, rates: Efficiencies) -> float:
     """Return the predicted time of a kernel that memory bounds [s]."""
-    share = known.memory[memory_family(one.row) or "elementwise"]
-    back = one["direction"] == "bwd"
+    share = rates.memory[memory_family(timing.row) or "elementwise"]
+    back = timing["direction"] == "bwd"
     rate = share.backward if back else share.forward
     return (
-        one.number("bytes") / (card_named(one.gpu).memory_bandwidth * rate)
-        + (one.number("kernels") or 1) * known.launch
+        timing.number("bytes") / (card_named(timing.gpu).memory_bandwidth * rate)
+        + (timing.number("kernels") or 1) * rates.launch
     )
 
 
@@ -363,30 +363,32 @@ def collectives(*, nodes: bool = False) -> Iterator[Measured]:
         yield _measured(row["op"].replace("_", "-") + where, row)
 
 
-def collective_seconds(one: Measured, known: Efficiencies) -> float:
+def collective_seconds(timing: Measured, rates: Efficiencies) -> float:
     """Return the predicted time of a collective [s]."""
-    group = Group("dp", int(one.number("ranks")), 1)
-    return float(seconds(one["op"], one.number("bytes"), group, _fabric(one, known)))
+    group = Group("dp", int(timing.number("ranks")), 1)
+    return float(seconds(timing["op"], timing.number("bytes"), group, _fabric(timing, rates)))
 
 
-def _fabric(one: Measured, known: Efficiencies) -> Fabric:
+def _fabric(timing: Measured, rates: Efficiencies) -> Fabric:
     """The links that a collective was measured on."""
-    card, ranks, nodes = card_named(one.gpu), int(one.number("ranks")), int(one.number("nodes"))
-    switched = "NVLS" in one["algorithm"] or not one.source.startswith(("microsoft/vidur", "stas00")) or not known.nvls
+    card, ranks, nodes = card_named(timing.gpu), int(timing.number("ranks")), int(timing.number("nodes"))
+    switched = (
+        "NVLS" in timing["algorithm"] or not timing.source.startswith(("microsoft/vidur", "stas00")) or not rates.nvls
+    )
     return Fabric(
         domain=ranks // nodes,
         inner_bandwidth=card.link_bandwidth,
-        outer_bandwidth=6.25e9 if "4 x 100 Gbit/s" in one["link"] else 50e9,
-        inner_latency=known.inner_latency,
-        outer_latency=known.outer_latency,
-        inner_efficiency=known.inner_link,
-        outer_efficiency=known.outer_link,
-        wires=known.wires,
-        nvls=known.nvls if switched else 0.0,
-        nvls_ranks=known.nvls_ranks,
-        outer_start=known.outer_start,
-        outer_root=known.outer_root,
-        dispatch_link=known.dispatch_link,
+        outer_bandwidth=6.25e9 if "4 x 100 Gbit/s" in timing["link"] else 50e9,
+        inner_latency=rates.inner_latency,
+        outer_latency=rates.outer_latency,
+        inner_efficiency=rates.inner_link,
+        outer_efficiency=rates.outer_link,
+        wires=rates.wires,
+        nvls=rates.nvls if switched else 0.0,
+        nvls_ranks=rates.nvls_ranks,
+        outer_start=rates.outer_start,
+        outer_root=rates.outer_root,
+        dispatch_link=rates.dispatch_link,
     )
 
 
@@ -400,17 +402,17 @@ def dispatches() -> Iterator[Measured]:
         yield _measured(f"dispatch by {row['library']}{' over nodes' if int(row['nodes']) > 1 else ''}", row)
 
 
-def dispatch_seconds(one: Measured, known: Efficiencies) -> float:
+def dispatch_seconds(timing: Measured, rates: Efficiencies) -> float:
     """Return the predicted time of sending tokens to their experts [s]."""
-    words = one["notes"].split()
-    said = {key: int(value) for key, value in zip(words[::2], words[1::2], strict=True)}
-    nbytes = said["tokens"] * said["hidden"] * said["topk"] * said.get("bytes", DISPATCHED_BYTES)
-    if one["library"] in known.wires:
-        wires = known.wires | {"dispatch": known.wires[one["library"]]}
-        known = msgspec.structs.replace(known, wires=wires)
-    fabric, group = _fabric(one, known), Group("ep", int(one.number("ranks")), 1)
-    copies = max(said["topk"], 1 + 1e-9)
-    return float(seconds("all_to_all", nbytes, group, fabric, copies=copies, rows=said["tokens"] * said["topk"]))
+    words = timing["notes"].split()
+    sizes = {key: int(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    nbytes = sizes["tokens"] * sizes["hidden"] * sizes["topk"] * sizes.get("bytes", DISPATCHED_BYTES)
+    if timing["library"] in rates.wires:
+        wires = rates.wires | {"dispatch": rates.wires[timing["library"]]}
+        rates = msgspec.structs.replace(rates, wires=wires)
+    fabric, group = _fabric(timing, rates), Group("ep", int(timing.number("ranks")), 1)
+    copies = max(sizes["topk"], 1 + 1e-9)
+    return float(seconds("all_to_all", nbytes, group, fabric, copies=copies, rows=sizes["tokens"] * sizes["topk"]))
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -427,32 +429,32 @@ TABLES: tuple[tuple[Callable[[], Iterable[Measured]], Callable[[Measured, Effici
 """What is measured, and what predicts it."""
 
 
-def own_power(rows: Iterable[Measured], known: Efficiencies) -> Efficiencies:
+def own_power(rows: Iterable[Measured], rates: Efficiencies) -> Efficiencies:
     """Return the efficiencies with the `throttle` of a machine that ran some of these products: that of its largest one.
 
     This is what `calibrate` measures on a machine of one's own.
     """
     largest = max(
-        (one for one in rows if one["pass"] == "fwd" and one["kind"] == "dense"),
-        key=lambda one: one.number("m") * one.number("n") * one.number("k"),
+        (row for row in rows if row["pass"] == "fwd" and row["kind"] == "dense"),
+        key=lambda row: row.number("m") * row.number("n") * row.number("k"),
         default=None,
     )
     if largest is None:
-        return known
-    cool = product_seconds(largest, msgspec.structs.replace(known, throttle=1.0))
-    return msgspec.structs.replace(known, throttle=min(1.05, cool / largest.seconds))
+        return rates
+    cool = product_seconds(largest, msgspec.structs.replace(rates, throttle=1.0))
+    return msgspec.structs.replace(rates, throttle=min(1.05, cool / largest.seconds))
 
 
-def own_network(rows: Iterable[Measured], known: Efficiencies) -> Efficiencies:
+def own_network(rows: Iterable[Measured], rates: Efficiencies) -> Efficiencies:
     """Return the efficiencies with the `outer_start` of a network that was measured: that of its fastest message.
 
     Networks differ by ten times in it; a user's own is what `calibrate` measures, or the latency of the link that is given.
     """
-    fastest = min(rows, key=lambda one: one.seconds)
+    fastest = min(rows, key=lambda row: row.seconds)
     if fastest.number("bytes") > SMALL:
-        return known
-    start = known.outer_start + fastest.seconds - collective_seconds(fastest, known)
-    return msgspec.structs.replace(known, outer_start=max(0.0, start))
+        return rates
+    start = rates.outer_start + fastest.seconds - collective_seconds(fastest, rates)
+    return msgspec.structs.replace(rates, outer_start=max(0.0, start))
 
 
 def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]]:
@@ -463,21 +465,21 @@ def errors(of: EfficienciesOf = efficiencies) -> Iterator[tuple[Measured, float]
         for card, rows in lists((row.gpu, row) for row in own).items():
             power[source, card] = own_power(rows, of(card))
     networks = lists(((f"{row.source} over nodes", row.gpu), row) for row in collectives(nodes=True))
-    power |= {place: own_network(rows, of(place[1])) for place, rows in networks.items()}
+    power |= {case: own_network(rows, of(case[1])) for case, rows in networks.items()}
     for measured, predict in TABLES:
-        for one in measured():
+        for timing in measured():
             try:
-                machine_of = f"{one.source} over nodes" if one.kind == "all-reduce over nodes" else one.source
-                predicted = predict(one, power.get((machine_of, one.gpu)) or of(one.gpu))
+                machine_of = f"{timing.source} over nodes" if timing.kind == "all-reduce over nodes" else timing.source
+                predicted = predict(timing, power.get((machine_of, timing.gpu)) or of(timing.gpu))
             except NotStated:
                 continue
-            yield one, predicted / one.seconds - 1
+            yield timing, predicted / timing.seconds - 1
 
 
 def scores(of: EfficienciesOf = efficiencies) -> tuple[Score, ...]:
     """Return the errors of all measurements by kind and GPU."""
-    found = lists(((row.kind, row.gpu), error) for row, error in errors(of))
-    return tuple(_score(kind, card, values) for (kind, card), values in sorted(found.items()))
+    by_kind = lists(((row.kind, row.gpu), error) for row, error in errors(of))
+    return tuple(_score(kind, card, values) for (kind, card), values in sorted(by_kind.items()))
 
 
 def _score(kind: str, card: str, values: list[float]) -> Score:
@@ -494,7 +496,7 @@ def _score(kind: str, card: str, values: list[float]) -> Score:
 
 def _quantile(ordered: list[float], share: float) -> float:
     """The quantile of sorted values, interpolated."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

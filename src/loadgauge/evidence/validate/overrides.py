@@ -51,21 +51,21 @@ def apply(record: Record, changes: Mapping[str, Any]) -> Record:
 
 
 def _value(record: msgspec.Struct, name: str, change: Any) -> Any:
-    kinds = _hints(type(record))
-    if name not in kinds:
+    types = _hints(type(record))
+    if name not in types:
         raise ConfigError(f"{type(record).__name__} has no field {name!r}")
     current = getattr(record, name)
     try:
         if name == "pattern":  # pairs of a block's number and of how many layers in a row it is
             return tuple(block for block, layers in change for _ in range(layers))
         if name == "blocks":
-            return tuple(apply(current[min(place, len(current) - 1)], block) for place, block in enumerate(change))
+            return tuple(apply(current[min(index, len(current) - 1)], block) for index, block in enumerate(change))
         if isinstance(change, dict) and "type" in change:
             kind = KINDS[change["type"]]
             return apply(_least(kind, change), {key: value for key, value in change.items() if key != "type"})
         if isinstance(change, dict) and isinstance(current, msgspec.Struct):
             return apply(current, change)
-        return msgspec.convert(change, kinds[name])
+        return msgspec.convert(change, types[name])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{name} of {type(record).__name__}: {error}") from None
 

@@ -157,7 +157,7 @@ def read_rows(
     """
     if "\0" in text:
         raise ConfigError("has a zero byte in it, so it is no CSV", file=file)
-    made: list[Row] = []
+    records: list[Row] = []
     rejected: list[Rejected] = []
     try:
         lines = csv.DictReader(text.splitlines(keepends=True), strict=True)
@@ -177,12 +177,12 @@ def read_rows(
                 seen.add(name)
                 if row.pop(None, None):
                     raise ConfigError("has more cells than there are columns")
-                made.append(make(name, {key: (cell or "").strip() for key, cell in row.items() if key != "id"}))
+                records.append(make(name, {key: (cell or "").strip() for key, cell in row.items() if key != "id"}))
             except ConfigError as error:
                 rejected.append(Rejected(name, lines.line_num, str(error)))
     except csv.Error as error:
         raise ConfigError(f"is not a valid CSV: {error}", file=file) from None
-    return header, tuple(made), tuple(rejected)
+    return header, tuple(records), tuple(rejected)
 
 
 OWN = ("id", "quality", "source", "hardware", "sharding", "memory_kind", *Measured.__struct_fields__)

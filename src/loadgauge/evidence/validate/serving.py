@@ -87,18 +87,18 @@ def server(point: Point) -> Server:
     return Server(spec, asked, cluster(gpu(point.gpu), asked.replica), point.engine)
 
 
-def slots(point: Point, one: Server) -> float | None:
+def slots(point: Point, engine: Server) -> float | None:
     """Return the sequences whose cache fits."""
-    found = memory(one.model, msgspec.structs.replace(point.asked, batch=1, prefill_tokens=1), one.stages, None)
-    return slots_of(one, found.weights, point.prompt, point.answer)
+    held = memory(engine.model, msgspec.structs.replace(point.asked, batch=1, prefill_tokens=1), engine.stages, None)
+    return slots_of(engine, held.weights, point.prompt, point.answer)
 
 
 def predicted(every: int = 1) -> Iterator[tuple[Point, float, float]]:
     """Yield every point that is a layout, with the seconds predicted for a token and for a first one. every: of so many, one"""
     for point in points()[::every]:
         try:
-            one = server(point)
+            engine = server(point)
         except Error:
             continue
-        found = serve(one, point.asked.batch, point.prompt, point.answer, slots(point, one))
-        yield point, found.token, found.first
+        steady = serve(engine, point.asked.batch, point.prompt, point.answer, slots(point, engine))
+        yield point, steady.token, steady.first

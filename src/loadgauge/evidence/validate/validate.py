@@ -153,9 +153,9 @@ def _memory(run: Run, setup: Setup, others: Others, record: Record, calibrated: 
 
 def _time(run: Run, setup: Setup, others: Others, record: Record, efficiencies: EfficienciesOf | None) -> Record:
     measured = step_seconds(run, setup)
-    place = machine(setup)
-    fitted = None if efficiencies is None else efficiencies(place.gpu.id)
-    time = _estimate(setup, place, fitted).time
+    machines = machine(setup)
+    fitted = None if efficiencies is None else efficiencies(machines.gpu.id)
+    time = _estimate(setup, machines, fitted).time
     if time is None:
         raise NotModelled("no time was predicted")
     predicted, low, high = time.step, time.low, time.high
@@ -199,5 +199,5 @@ def machine(setup: Setup) -> Cluster:
     return setup.cluster
 
 
-def _estimate(setup: Setup, place: Cluster | None = None, efficiencies: Efficiencies | None = None) -> Estimate:
-    return estimate(setup.model, setup.layout, setup.training, setup.gpu, place, efficiencies=efficiencies)
+def _estimate(setup: Setup, machines: Cluster | None = None, efficiencies: Efficiencies | None = None) -> Estimate:
+    return estimate(setup.model, setup.layout, setup.training, setup.gpu, machines, efficiencies=efficiencies)

@@ -24,13 +24,13 @@ def plot_tables(tables: Sequence[Pivot], ledger: Sequence[Entry], file: Path) ->
         for axes, (pivot, table, unit) in zip(every.flat, drawn, strict=True):
             name, size = GIBS.get(unit, (unit, 1))
             columns = list(dict.fromkeys(column for cells in table.values() for column in cells))
-            for place, cells in enumerate(table.values()):
+            for index, cells in enumerate(table.values()):
                 left = 0.0
                 for column, value in cells.items():
                     colour = COLOURS[columns.index(column) % len(COLOURS)]
-                    axes.barh(place, value / size, left=left, color=colour, label=column)
+                    axes.barh(index, value / size, left=left, color=colour, label=column)
                     left += value / size
-                axes.annotate(f" {left:,.4g}", (left, place), va="center")
+                axes.annotate(f" {left:,.4g}", (left, index), va="center")
             axes.set_yticks(range(len(table)), table)
             axes.invert_yaxis()
             axes.set_xlabel(name)

@@ -86,7 +86,7 @@ class Equation(msgspec.Struct, frozen=True, kw_only=True):
         parts = self.written_parts
         width = max((len(part) for part in parts.values()), default=0)
         return [
-            f"{'+' if place else ' '} {part:<{width}}  # {name}" for place, (name, part) in enumerate(parts.items())
+            f"{'+' if index else ' '} {part:<{width}}  # {name}" for index, (name, part) in enumerate(parts.items())
         ]
 
     @property
@@ -179,14 +179,14 @@ def equation(
     parts = {name: part for name, part in parts.items() if part != 0}
     expression = _tidy(sum(parts.values()))
     letters = {symbol.name for symbol in getattr(expression, "free_symbols", ())}
-    what, unit = QUANTITIES[quantity]
+    quantity_words, unit = QUANTITIES[quantity]
     if not whole and of.kinds > 1:
-        what = what.replace("one layer", f"one {kinds(of.model)[kind]}")
+        quantity_words = quantity_words.replace("one layer", f"one {kinds(of.model)[kind]}")
     source, keys = origin(choice)
     return Equation(
         quantity=quantity,
         layer=of.name,
-        what=f"{what}, on one rank" if choice.ranks and quantity != "wire" else what,
+        what=f"{quantity_words}, on one rank" if choice.ranks and quantity != "wire" else quantity_words,
         expression=expression,
         unit=unit,
         legend={name: meaning for name, meaning in MEANING.items() if name in letters},

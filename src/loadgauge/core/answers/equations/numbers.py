@@ -84,8 +84,8 @@ def solved(form: Equation, letter: str, value: float) -> float:
     left = form.expression.subs({symbol: rest[symbol] for symbol in rest}).subs(dict.fromkeys(own, unknown))
     missing = sorted(symbol.name for symbol in left.free_symbols - {unknown})
     if missing or not own:
-        what = f"{', '.join(missing)} have no number" if missing else f"{letter} is not in {form.text}"
-        raise ConfigError(f"{what} (--numbers letter=value,...)", key="--solve")
+        problem = f"{', '.join(missing)} have no number" if missing else f"{letter} is not in {form.text}"
+        raise ConfigError(f"{problem} (--numbers letter=value,...)", key="--solve")
     roots = [root for root in sympy.solve(sympy.nsimplify(left - value), unknown) if root.is_real and root > 0]
     if not roots:
         raise ConfigError(f"no positive {letter} gives {value:g} {form.unit}", key="--solve")

@@ -82,13 +82,13 @@ def chosen(
     for axis, count in ranks.items():
         if count != AXES[axis] and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ConfigError(f"must be a whole number of at least 1, or {AXES[axis]}, got {count!r}", key=axis)
-    for word, given, choices in (
+    for word, chosen_word, choices in (
         ("attention", attention, ("eager", "flash")),
         ("experts", experts, ("grouped", "fused")),
         ("precision", precision, tuple(ITEMSIZES)),
     ):
-        if given not in choices:
-            raise ConfigError(f"unknown {word} {given!r} (known: {', '.join(choices)})")
+        if chosen_word not in choices:
+            raise ConfigError(f"unknown {word} {chosen_word!r} (known: {', '.join(choices)})")
     policy = RecomputePolicy.parse(recompute)
     if policy.every > 1 or policy.layers is not None or policy.group > 1:
         raise ConfigError(f"{recompute!r} chooses among layers; an equation is of one", key="recompute")

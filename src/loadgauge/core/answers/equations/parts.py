@@ -58,7 +58,7 @@ def by_part(quantity: str, layer: Layer, block: Block | None, again: Recompute =
 
 def listed(parts: dict[str, Any]) -> dict[str, Any]:
     """Sort parts in the order of `ORDER`."""
-    places = {name: place for place, name in enumerate(ORDER)}
+    places = {name: index for index, name in enumerate(ORDER)}
     return {name: parts[name] for name in sorted(parts, key=lambda name: places.get(name, -1))}
 
 

@@ -100,17 +100,19 @@ def _ring(c: Any) -> Layer:
 def _context_bandwidth() -> Part:
     c, X = _letters("c X")
     core = next(operation for operation in _ring(c) if operation.kind == "attention")
-    hidden = bandwidth_needed(sum(one.wire for one in core.forward_comm), core.forward_flops / X * (c - 1) / c)
-    what = "bandwidth that context parallelism needs, keys and values around a ring under the forward of attention"
-    return what, hidden, "byte/s"
+    hidden = bandwidth_needed(
+        sum(exchange.wire for exchange in core.forward_comm), core.forward_flops / X * (c - 1) / c
+    )
+    meaning = "bandwidth that context parallelism needs, keys and values around a ring under the forward of attention"
+    return meaning, hidden, "byte/s"
 
 
 def _expert_bandwidth() -> Part:
     e, X, r = _letters("e X r")
     mixture = _mixture(ep=e)
     seconds = (mixture.forward_flops + mixture.backward_flops) / X
-    what = "bandwidth that expert parallelism needs, balanced, tokens to experts and back (layers of Mixtral)"
-    return what, bandwidth_needed(mixture.wire, seconds, r), "byte/s"
+    meaning = "bandwidth that expert parallelism needs, balanced, tokens to experts and back (layers of Mixtral)"
+    return meaning, bandwidth_needed(mixture.wire, seconds, r), "byte/s"
 
 
 BANDWIDTH_OF = {
@@ -121,7 +123,7 @@ BANDWIDTH_OF = {
 
 
 def _bandwidth() -> list[Part]:
-    return [made() for made in BANDWIDTH_OF.values()]
+    return [part() for part in BANDWIDTH_OF.values()]
 
 
 def _traffic() -> list[Part]:
@@ -169,14 +171,14 @@ def _collectives() -> list[Part]:
     import sympy
 
     (n,) = _letters("n")
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    collectives = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     parts: list[Part] = [
         (
             f"bytes that one of n ranks sends, over the bytes of the whole tensor: {kind.replace('_', '-')}",
             Collective(kind, "dp", sympy.Integer(1), n).wire,
             "times",
         )
-        for kind in kinds
+        for kind in collectives
     ]
     return [*parts, ("the same of broadcast, and of sending and receiving", sympy.Integer(1), "times")]
 
@@ -327,18 +329,18 @@ def run_forms(quantity: str) -> tuple[Equation, ...]:
     if quantity not in FORMS:
         raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(FORMS)})")
     make, validity, keys = FORMS[quantity]
-    forms, known = [], LETTERS | OWN_LETTERS.get(quantity, {})
-    for what, value, unit in make():
+    forms, meanings = [], LETTERS | OWN_LETTERS.get(quantity, {})
+    for quantity_words, value, unit in make():
         expression = sympy.factor(sympy.nsimplify(value))
         names = {symbol.name for symbol in expression.free_symbols}
         forms.append(
             Equation(
                 quantity=quantity,
                 layer="any",
-                what=what,
+                what=quantity_words,
                 expression=expression,
                 unit=unit,
-                legend={name: meaning for name, meaning in known.items() if name in names},
+                legend={name: meaning for name, meaning in meanings.items() if name in names},
                 numbers={},
                 validity=validity,
                 source="; ".join(str(cite(key)) for key in keys),

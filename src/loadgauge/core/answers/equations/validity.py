@@ -81,7 +81,7 @@ def origin(choice: Choice) -> tuple[str, tuple[str, ...]]:
 
 
 def _cited(places: tuple[tuple[str, str], ...]) -> str:
-    return "; ".join(f"{cite(key)}, {place}" if place else str(cite(key)) for key, place in places)
+    return "; ".join(f"{cite(key)}, {section}" if section else str(cite(key)) for key, section in places)
 
 
 def _traffic_keys(choice: Choice) -> tuple[str, ...]:
@@ -103,8 +103,8 @@ def _of_gpt(choice: Choice) -> tuple[tuple[str, str], ...]:
     if quantity in ("training-flops", "model-flops"):
         if mode not in _TRAINING or choice.attention != "eager" or choice.ranks:
             return ()
-        key, place = _TRAINING[mode]
-        return ((key, place + (", per layer" if quantity == "training-flops" else "")),)
+        key, section = _TRAINING[mode]
+        return ((key, section + (", per layer" if quantity == "training-flops" else "")),)
     if quantity in _PLACES:
         return () if choice.ranks else (_PLACES[quantity],)
     if quantity != "activations" or choice.itemsize != 2 or mode == "ops":

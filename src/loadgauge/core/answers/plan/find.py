@@ -49,12 +49,12 @@ def found(request: PlanRequest) -> Answer:
     documents = [_document(setup, answer, request) for answer in answers]
     sizes = [
         {
-            "gpus": one.gpus,
-            "fits": one.best is not None,
-            "days": None if one.best is None else one.days,
-            "flags": None if one.best is None else layout_flags(one.best),
+            "gpus": size.gpus,
+            "fits": size.best is not None,
+            "days": None if size.best is None else size.days,
+            "flags": None if size.best is None else layout_flags(size.best),
         }
-        for one in beside
+        for size in beside
     ]
     more = {"sizes": sizes} if sizes else {}
     return Answer(
@@ -126,8 +126,8 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[inverse.Answer], tu
     assert tokens is not None
     most = case.space.gpus if request.gpus else 10**6
     free = request.job.global_batch is None and not asks_for_files(request.job)
-    found = gpus_by_date(case, tokens, request.days, pace, objective, margin, say, most, any_batch=free)
-    return [found.answer], found.beside
+    by_date = gpus_by_date(case, tokens, request.days, pace, objective, margin, say, most, any_batch=free)
+    return [by_date.answer], by_date.beside
 
 
 def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:

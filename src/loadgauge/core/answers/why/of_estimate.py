@@ -104,13 +104,13 @@ def _flops(result: Estimate) -> Reason:
         written = block_layer(named.what, letter("h"), letters.what)
         which = f"{count} layers" if len(result.model.blocks) == 1 else f"each of {count} layers of kind {kind}"
         for way in ("forward", "backward"):
-            found = closed_form(
+            form = closed_form(
                 f"FLOPs of the {way} of one of {which}, one micro-batch",
                 getattr(written, f"{way}_flops"),
                 named.numbers | letters.numbers,
                 getattr(layer, f"{way}_flops"),
             )
-            lines.append(memory_line(found, "FLOP"))
+            lines.append(memory_line(form, "FLOP"))
     ends = symbolic_ends(result.model)
     head = closed_form(
         "FLOPs of the forward of the head",
@@ -153,11 +153,11 @@ def _flops(result: Estimate) -> Reason:
 
 def _time(result: Estimate, time: Time, topic: str) -> Reason:
     machine = result.workings.step.machine
-    known = kind_of(
+    form_kind = kind_of(
         stack=result.training.framework.stack, experts=result.model.has_experts, tuning=result.training.tuning
     )
     base = f"{machine.format} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
-    low, high = bounds(known, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
+    low, high = bounds(form_kind, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
     legend: dict[str, tuple[str, Size]] = {
         "t": ("seconds of a step", time.step),
         "T": ("tokens of a step", time.tokens),
@@ -217,14 +217,14 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
     work, passes = result.workings, result.workings.passes
     ends = ("embedding", "head")
 
-    def part(one: TimedOperation) -> Size:
-        if (one.layer in ends) != (lane == "loss"):
+    def part(operation: TimedOperation) -> Size:
+        if (operation.layer in ends) != (lane == "loss"):
             return 0
         if lane == "loss":
-            return one.each
+            return operation.each
         if lane == "recompute":
-            return one.times * one.seconds.forward if one.again else 0
-        return one.times * getattr(one.seconds, lane)
+            return operation.times * operation.seconds.forward if operation.again else 0
+        return operation.times * getattr(operation.seconds, lane)
 
     found = [(one, part(one)) for one in work.operations]
     each = sum(seconds for _, seconds in found)
@@ -234,7 +234,7 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
         "k": ("measured over predicted time of your run", time.scale),
     }
     letters = "m*t" if time.scale == 1 else "m*t*k"
-    rows = sorted(((one, seconds) for one, seconds in found if seconds), key=lambda pair: -pair[1])
+    rows = sorted(((operation, seconds) for operation, seconds in found if seconds), key=lambda pair: -pair[1])
     return Reason(
         topic=lane,
         what=f"seconds of {lane}",
@@ -246,12 +246,12 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
         columns=("operation", "times", "seconds in a step", "share"),
         rows=tuple(
             (
-                f"{one.layer}: {one.operation.name}",
-                float(one.times),
+                f"{operation.layer}: {operation.operation.name}",
+                float(operation.times),
                 float(passes * seconds * time.scale),
                 seconds / each,
             )
-            for one, seconds in rows[:ROWS]
+            for operation, seconds in rows[:ROWS]
         ),
         see=("how one takes its time: --explain matmul, attention or memory-bound",),
         sources=_kernels(result),
@@ -259,19 +259,25 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
 
 
 def _kernels(result: Estimate) -> tuple[str, ...]:
-    known = result.workings.efficiencies
-    named = sorted({source for figure in known.figures.values() for source in figure.sources})
-    return (f"measured kernels: {', '.join(named)}",) if named else (f"kernels: {known.basis} {known.how}".strip(),)
+    efficiencies = result.workings.efficiencies
+    named = sorted({source for figure in efficiencies.figures.values() for source in figure.sources})
+    return (
+        (f"measured kernels: {', '.join(named)}",)
+        if named
+        else (f"kernels: {efficiencies.basis} {efficiencies.how}".strip(),)
+    )
 
 
 def _kind(result: Estimate, time: Time, kind: str) -> Reason:
     """Operations that are bound alike, with what the roofline says of the largest."""
     work, passes, machine = result.workings, result.workings.passes, result.workings.step.machine
 
-    found = sorted((one for one in work.operations if bound_by(one) == kind and one.each), key=lambda one: -one.each)
-    if not found:
+    bound = sorted(
+        (timed for timed in work.operations if bound_by(timed) == kind and timed.each), key=lambda timed: -timed.each
+    )
+    if not bound:
         raise ConfigError(f"this run has no {kind} operations", key="explain")
-    each = sum(one.each for one in found)
+    each = sum(timed.each for timed in bound)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
         "k": ("measured over predicted time of your run", time.scale),
@@ -279,7 +285,7 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
     }
     total = passes * each * time.scale
     lines = [line(f"seconds of {kind} in a step", "m*t*k", total, "s", legend)]
-    first = found[0].operation
+    first = bound[0].operation
     if kind == "matmul" and first.weights:
         gemm = first.gemms[0]
         few_bits = in_eight_bits(first) and machine.low is not None
@@ -323,13 +329,13 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
         columns=("operation", "times", "seconds in a step", "FLOPs of one forward", "bytes of one forward"),
         rows=tuple(
             (
-                f"{one.layer}: {one.operation.name}",
-                float(one.times),
-                float(passes * one.each * time.scale),
-                float(one.operation.forward_flops),
-                float(one.operation.hbm_bytes()),
+                f"{timed.layer}: {timed.operation.name}",
+                float(timed.times),
+                float(passes * timed.each * time.scale),
+                float(timed.operation.forward_flops),
+                float(timed.operation.hbm_bytes()),
             )
-            for one in found[:ROWS]
+            for timed in bound[:ROWS]
         ),
         sources=_kernels(result),
     )
@@ -389,16 +395,16 @@ def _algorithms(result: Estimate, rows: Sequence[Traffic]) -> Iterator[str]:
     """Yield which algorithm each collective takes, and the sizes of the tensor between which it does."""
     if result.cluster is None:
         return
-    fabric, made = Fabric.of(result.cluster, of_cluster(result.cluster)), layout_groups(result.layout)
+    fabric, groups = Fabric.of(result.cluster, of_cluster(result.cluster)), layout_groups(result.layout)
     for row in rows:
-        taken = algorithm(row.collective, float(row.payload), made[row.group], fabric)
+        taken = algorithm(row.collective, float(row.payload), groups[row.group], fabric)
         yield f"algorithm of {row.axis} {row.what}, {str(row.collective).replace('_', '-')}: {taken}"
 
 
 def _host(result: Estimate, time: Time) -> Reason:
     work, passes = result.workings, result.workings.passes
-    found = [(name, times, waits) for name, times, waits in work.waits if waits]
-    each = sum(times * waits for _, times, waits in found)
+    waiting = [(name, times, waits) for name, times, waits in work.waits if waits]
+    each = sum(times * waits for _, times, waits in waiting)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
         "k": ("measured over predicted time of your run", time.scale),
@@ -413,7 +419,7 @@ def _host(result: Estimate, time: Time) -> Reason:
         rule="a layer's launches at the host's seconds for each, beyond what the GPU computes of the layer meanwhile",
         lines=(line("seconds of waiting for the host", "m*t*k", time.parts["host"], "s", legend),),
         columns=("layer", "times", "seconds in a step"),
-        rows=tuple((name, float(times), float(passes * times * waits * time.scale)) for name, times, waits in found),
+        rows=tuple((name, float(times), float(passes * times * waits * time.scale)) for name, times, waits in waiting),
         notes=("larger micro-batches, torch.compile and CUDA graphs shorten it",),
     )
 

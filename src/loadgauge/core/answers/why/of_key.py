@@ -19,8 +19,8 @@ def key_reason(answer: Answer, key: str) -> Reason:
     ledger = answer.ledger()
     entries = [entry for entry in ledger if f"{entry.keys['of']}.".startswith(f"{key}.")]
     if not entries:
-        known = dict.fromkeys((*answer.topics, *(entry.keys["of"].partition(".")[0] for entry in ledger)))
-        raise ConfigError(f"{key!r} is not explained here (known: {', '.join(known) or 'nothing'})", key="explain")
+        topics = dict.fromkeys((*answer.topics, *(entry.keys["of"].partition(".")[0] for entry in ledger)))
+        raise ConfigError(f"{key!r} is not explained here (known: {', '.join(topics) or 'nothing'})", key="explain")
     alone = entries[0] if len(entries) == 1 else None
     return Reason(
         topic=key,

@@ -25,14 +25,14 @@ class OfTask(Reason, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         lines = [
             {
-                "what": one.what,
-                "formula": one.letters,
-                "numbers": one.numbers,
-                "value": _amount(one.value, one.unit),
-                "amount": one.value,
-                "unit": one.unit,
+                "what": row.what,
+                "formula": row.letters,
+                "numbers": row.numbers,
+                "value": _amount(row.value, row.unit),
+                "amount": row.value,
+                "unit": row.unit,
             }
-            for one in self.lines
+            for row in self.lines
         ]
         return {"part": self.topic, "lines": lines, "source": "; ".join(self.sources)}
 
@@ -171,10 +171,10 @@ def _logprobs(run: Run, memory: PostMemory) -> Reason:
     columns, rows = vocabulary(member.model, view_of(layout, member.training)), layout.micro_batch
     numbers = f"{rows:,} x {layout.seq_len:,} x {columns:,.0f} x 2"
     lines = [
-        _line(f"{one.part} of the {one.role} in {phase.name}", one.nbytes)
+        _line(f"{resident.part} of the {resident.role} in {phase.name}", resident.nbytes)
         for phase in memory.phases
-        for one in phase.residents
-        if one.part in ("loss", "log-probs", "logits")
+        for resident in phase.residents
+        if resident.part in ("loss", "log-probs", "logits")
     ]
     lines.append(
         _line("logits", 2 * rows * layout.seq_len * columns, "byte", "sequences x tokens x vocabulary x 2 B", numbers)
@@ -196,10 +196,15 @@ def _sync(run: Run, memory: PostMemory, time: StepTime | None) -> Reason:
     if time is not None and time.sync is not None:
         notes = (f"route: {time.sync.route}, {time.sync.rate / 1e9:.1f} GB/s",)
         lines = [_line("bytes that a card gets", time.sync.received, "byte", "2 B x parameters / GPUs of a replica")]
-        lines += [_line(f"seconds: {what}", took, "s") for what, took in time.sync.parts.items()]
+        lines += [_line(f"seconds: {step}", took, "s") for step, took in time.sync.parts.items()]
     lines += [
-        _line(f"{one.role}: {one.part}", one.nbytes, "byte", *((smaller, most) if one.part == "bucket" else ()))
-        for one in phase.residents
+        _line(
+            f"{resident.role}: {resident.part}",
+            resident.nbytes,
+            "byte",
+            *((smaller, most) if resident.part == "bucket" else ()),
+        )
+        for resident in phase.residents
     ]
     lines.append(_line("together", phase.total))
     sources = ("verl, rollout.yaml", "vllm, sleep mode", "docs/rollout.md")

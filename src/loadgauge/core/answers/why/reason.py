@@ -96,18 +96,18 @@ def arithmetic(text: str) -> float:
     return value(ast.parse(text, mode="eval"))
 
 
-def line(what: str, letters: str, value: Size, unit: str, legend: Mapping[str, tuple[str, Size]]) -> Line:
+def line(meaning: str, letters: str, value: Size, unit: str, legend: Mapping[str, tuple[str, Size]]) -> Line:
     """Put numbers in a formula. Its letters are left out where the result is not `value`, to a millionth.
 
     >>> line("tokens/s of a GPU", "T/(t*n)", 500.0, "tokens/s", {"T": ("", 8000), "t": ("", 2.0), "n": ("", 8)}).numbers
     '8000/(2*8)'
     """
-    known = {name: (meaning, float(number)) for name, (meaning, number) in legend.items()}
-    used = {name: known[name] for name in known if re.search(rf"\b{name}\b", letters)}
+    numbers = {name: (meaning, float(number)) for name, (meaning, number) in legend.items()}
+    used = {name: numbers[name] for name in numbers if re.search(rf"\b{name}\b", letters)}
     filled = re.sub(r"[A-Za-z_]+\w*", lambda match: _number(used[match[0]][1]), letters)
     holds = abs(arithmetic(filled) - value) <= 1e-6 * abs(value)
     return Line(
-        what=what,
+        what=meaning,
         letters=letters if holds else "",
         numbers=filled if holds else "",
         value=float(value),
@@ -120,12 +120,12 @@ def _number(value: float) -> str:
     return str(round(value)) if value == round(value) and abs(value) < 1e15 else f"{value:.9g}"
 
 
-def summed(what: str, parts: Mapping[str, Size], value: Size, unit: str) -> Line:
+def summed(meaning: str, parts: Mapping[str, Size], value: Size, unit: str) -> Line:
     """Return a line that adds up named parts."""
     left = {name: float(part) for name, part in parts.items() if part}
     letters = " + ".join(left) or "0"
     numbers = " + ".join(_number(part) for part in left.values()) or "0"
     holds = abs(arithmetic(numbers) - value) <= 1e-6 * abs(value)
     return Line(
-        what=what, letters=letters if holds else "", numbers=numbers if holds else "", value=float(value), unit=unit
+        what=meaning, letters=letters if holds else "", numbers=numbers if holds else "", value=float(value), unit=unit
     )

@@ -117,10 +117,10 @@ class Grouped(Spoken):
         if not ctx.meta.get(SHORT, True):
             super().format_help(ctx, formatter)
             return
-        said, _, examples = (self.help or "").partition("\b\n")
+        description, _, examples = (self.help or "").partition("\b\n")
         self.format_usage(ctx, formatter)
         formatter.write_paragraph()
-        formatter.write_text(said.partition("\n\n")[0])
+        formatter.write_text(description.partition("\n\n")[0])
         formatter.write_paragraph()
         first = [self.flag(name) for name in FIRST.get(str(self.name), USUAL)]
         with formatter.indentation():

@@ -38,8 +38,8 @@ def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
     from loadgauge.core.families.catalogue import models
 
-    found = [CompletionItem(name) for name in models() if name.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="file")]
+    items = [CompletionItem(name) for name in models() if name.startswith(incomplete)]
+    return items or [CompletionItem(incomplete, type="file")]
 
 
 def _one_card(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> str | None:
@@ -92,10 +92,10 @@ def task_options(command: Command) -> Command:
     command = options(command, [name for name in POSTTRAIN if name != "task"])
     for name, field in reversed(inference_fields().items()):
         command = option(name, field)(command)
-    kinds = click.Choice(("train", *TASKS, *AFTER))
+    tasks = click.Choice(("train", *TASKS, *AFTER))
     return click.option(
         "--task",
-        type=kinds,
+        type=tasks,
         metavar="TASK",
         help="train (default); generate, with a cache; forward, which scores; quantise, layer by layer;"
         f" or, after pre-training, {', '.join(AFTER)}.",

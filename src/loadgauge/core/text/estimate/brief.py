@@ -26,22 +26,22 @@ SHOWN = 5
 BAR = 24
 
 
-def brief(given: Setup, result: Estimate, counter: Counter | None, target: Paper) -> None:
+def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper) -> None:
     """Write the short answer."""
-    memory, on_host = result.memory, given.on_host(result)
+    memory, on_host = result.memory, setup.on_host(result)
     wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines = (
         _counter(result, counter),
         _step(result),
-        f"Host memory: {host_words(on_host, given.job.host_memory)}" if given.job.host_memory else "",
-        _whole(given, result),
+        f"Host memory: {host_words(on_host, setup.job.host_memory)}" if setup.job.host_memory else "",
+        _whole(setup, result),
         question_words(memory),
         *wide,
-        _remedy(given, result),
+        _remedy(setup, result),
     )
     left_out = left_out_words(result.model, result.training.precision.weight)
-    unread = " ".join(unread_words(given.unread(result)))
-    head = [*([unread] if unread else []), *left_out, _run(given, result)]
+    unread = " ".join(unread_words(setup.unread(result)))
+    head = [*([unread] if unread else []), *left_out, _run(setup, result)]
     short(memory, memory.parts, head, lines, target)
 
 
@@ -63,11 +63,11 @@ def short(memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: 
     )
 
 
-def _run(given: Setup, result: Estimate) -> str:
+def _run(setup: Setup, result: Estimate) -> str:
     """Return what is trained, and on what."""
     layout, lora = result.layout, result.training.lora
     how = "" if lora is None else f" {lora.name},"
-    where = "" if given.gpu is None else f" {layout.gpus:,} x {given.gpu.id},"
+    where = "" if setup.gpu is None else f" {layout.gpus:,} x {setup.gpu.id},"
     if not result.model.own.has_length:
         return f"{result.model.name},{how}{where} {batch_words(result.model, layout.micro_batch, 1)}"
     return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
@@ -107,14 +107,14 @@ def _step(result: Estimate) -> str:
     return f"A step: {seconds(time.step)}, {speed}, MFU {time.mfu:.0%}"
 
 
-def _remedy(given: Setup, result: Estimate) -> str:
+def _remedy(setup: Setup, result: Estimate) -> str:
     """The mildest change that makes it fit, and what it costs."""
     if result.memory.verdict in ("fits", "unknown") or (result.memory.question and result.memory.question.endless):
         return ""
     from loadgauge.core.plan.advise.advice import advice  # only where it may not fit
     from loadgauge.core.plan.advise.try_ import effort
 
-    changes = advice(given)
+    changes = advice(setup)
     if not changes:
         return f"Peak: {result.memory.moment}. No change tried makes it smaller."
     best = changes[0].result
@@ -122,13 +122,13 @@ def _remedy(given: Setup, result: Estimate) -> str:
     cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
     line = f"Try {changes[0].flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"
     dialects = provider("DIALECTS")
-    own = "" if dialects is None else dialects.words(given, resolve_job(changes[0].job, given.model))
+    own = "" if dialects is None else dialects.words(setup, resolve_job(changes[0].job, setup.model))
     return f"{line}\n  In {own}" if own else line
 
 
-def _whole(given: Setup, result: Estimate) -> str:
+def _whole(setup: Setup, result: Estimate) -> str:
     """The whole run, where its tokens are given: days, GPU-hours and money."""
-    budget = given.budget(result)
+    budget = setup.budget(result)
     if budget is None:
         return ""
     cost = "" if budget.cost is None else f", {budget.cost:,.0f} at {budget.price:g} per GPU-hour (your currency)"

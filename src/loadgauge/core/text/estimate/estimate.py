@@ -46,26 +46,26 @@ def write(answer: Estimated, target: Paper, *, brief: bool = False) -> None:
         report(answer.given, answer.result, target, answer.counter)
 
 
-def report(given: Setup, result: Estimate, target: Paper, counter: Counter | None = None) -> None:
+def report(setup: Setup, result: Estimate, target: Paper, counter: Counter | None = None) -> None:
     """Write the whole estimate. counter: one whose reading is asked for"""
-    _verdict(target, given, result, counter)
+    _verdict(target, setup, result, counter)
     if result.memory.fits is False and not (result.memory.question and result.memory.question.endless):
-        _advice(target, given, result)
+        _advice(target, setup, result)
     _parts(target, result)
     _moments(target, result)
     _stages(target, result)
-    timing(target, given, result)
-    _neither_said(target, given)
+    timing(target, setup, result)
+    _neither_said(target, setup)
     _work(target, result)
-    expected = given.forecast()
+    expected = setup.forecast()
     if expected is not None:
         padding(target, expected)
-    if given.file:
+    if setup.file:
         heading(target, "Your job file")
-        points(target, [given.file])
-    print_assumed(target, given.assumed)
-    if given.assumed:
-        points(target, (assumption.text(result) for assumption in assumptions(given, result)))
+        points(target, [setup.file])
+    print_assumed(target, setup.assumed)
+    if setup.assumed:
+        points(target, (assumption.text(result) for assumption in assumptions(setup, result)))
     heading(target, "Not counted")
     points(target, _left_out(result))
 
@@ -86,9 +86,9 @@ def _tried(result: Estimate | None) -> str:
     return f"{in_gib(result.memory.total, 1)} {WORDS[result.memory.verdict][0].lower()}{took}"
 
 
-def text(given: Setup, result: Estimate) -> str:
+def text(setup: Setup, result: Estimate) -> str:
     """Return what `loadgauge estimate` prints, at its default width and without colours."""
-    return plain(partial(report, given, result))
+    return plain(partial(report, setup, result))
 
 
 def verdict(result: Estimate) -> str:
@@ -104,11 +104,11 @@ def verdict(result: Estimate) -> str:
     return f"{head}{where}, 80 % range {spread}"
 
 
-def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | None) -> None:
+def _verdict(target: Paper, setup: Setup, result: Estimate, counter: Counter | None) -> None:
     memory, layout = result.memory, result.layout
     first_line(target, verdict(result), *WORDS[memory.verdict])
-    card = "GPU" if given.gpu is None else given.gpu.name
-    batch = batch_words(result.model, layout.global_batch, layout.seq_len, bool(given.lengths))
+    card = "GPU" if setup.gpu is None else setup.gpu.name
+    batch = batch_words(result.model, layout.global_batch, layout.seq_len, bool(setup.lengths))
     lines = [
         *left_out_words(result.model, result.training.precision.weight),
         f"{result.model.name}, {count(result.params)} parameters, on {layout.gpus:,} x {card}: {layout_words(layout)}.",
@@ -116,7 +116,7 @@ def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | N
     ]
     if result.time is not None:
         lines.append(headline(result.time, unit(result.model)))
-    points(target, [*unread_words(given.unread(result)), *lines], "")
+    points(target, [*unread_words(setup.unread(result)), *lines], "")
     asked = question_words(memory)
     points(target, [*([asked] if asked else []), *range_words(memory)], "", style=STYLES.get(memory.verdict, ""))
     points(target, [_counters(memory, counter)], "")
@@ -127,17 +127,17 @@ def _verdict(target: Paper, given: Setup, result: Estimate, counter: Counter | N
             target,
             [
                 f"Host memory: {gib(memory.host)} per rank of this stage{locked}{disk};"
-                f" {host_words(given.on_host(result), given.job.host_memory)}."
+                f" {host_words(setup.on_host(result), setup.job.host_memory)}."
             ],
             "",
         )
     if memory.saving:
-        each = given.training.around.save == "sharded"
+        each = setup.training.around.save == "sharded"
         whose = "on each rank, for a copy of its shards" if each else "on the first rank, for the gathered state"
-        node = f"; {host_words(given.on_host(result), given.job.host_memory)}" if each and not memory.host else ""
+        node = f"; {host_words(setup.on_host(result), setup.job.host_memory)}" if each and not memory.host else ""
         points(target, [f"Saving: {gib(memory.saving)} of host memory {whose}{node}."], "")
-    _lengths(target, given)
-    _routing(target, given, result)
+    _lengths(target, setup)
+    _routing(target, setup, result)
 
 
 def _counters(memory: Memory, counter: Counter | None) -> str:
@@ -149,20 +149,20 @@ def _counters(memory: Memory, counter: Counter | None) -> str:
     return f"Counters at the peak: {', '.join(f'{name} {value}' for name, value in shown_by.items())} GiB (usual)."
 
 
-def _lengths(target: Paper, given: Setup) -> None:
+def _lengths(target: Paper, setup: Setup) -> None:
     """With ragged sequences: which micro-batch is shown, and the worst case."""
-    worst = given.worst_case()
-    if worst is None or given.lengths is None:
+    worst = setup.worst_case()
+    if worst is None or setup.lengths is None:
         return
-    layout, mean = given.layout, f"mean length {given.lengths.mean:,.0f}"
+    layout, mean = setup.layout, f"mean length {setup.lengths.mean:,.0f}"
     if layout.tokens is None or layout.fullest is None:
-        points(target, [f"Every sequence is padded to the longest, {given.lengths.longest:,} tokens; {mean}."], "")
+        points(target, [f"Every sequence is padded to the longest, {setup.lengths.longest:,} tokens; {mean}."], "")
         return
-    how = "with" if given.padded else "without"
+    how = "with" if setup.padded else "without"
     full = f"Memory is of the fullest micro-batch of an epoch, {layout.fullest.tokens:,.0f} tokens {how} padding"
     points(target, [f"{full}; time of the expected one, {layout.tokens:,.0f} ({mean})."], "")
     memory = worst.memory
-    line = f"Worst micro-batch, {given.layout.micro_batch} x the longest ({given.lengths.longest:,} tokens):"
+    line = f"Worst micro-batch, {setup.layout.micro_batch} x the longest ({setup.lengths.longest:,} tokens):"
     points(
         target,
         [f"{line} {gib(memory.total, 1)}{ENDINGS[memory.verdict]}"],
@@ -171,21 +171,21 @@ def _lengths(target: Paper, given: Setup) -> None:
     )
 
 
-def _routing(target: Paper, given: Setup, result: Estimate) -> None:
+def _routing(target: Paper, setup: Setup, result: Estimate) -> None:
     """With experts over several ranks: which routing is assumed, and the worst case."""
-    worst = worst_routing(given, result)
+    worst = worst_routing(setup, result)
     if worst is None:
         return
     memory, layout = worst.memory, worst.layout
     step = "" if worst.time is None else f", a step {seconds(worst.time.step)}"
     line = (
-        f"Experts: the busiest rank gets {given.layout.expert_imbalance:g} x the mean (assumed). Worst case,"
+        f"Experts: the busiest rank gets {setup.layout.expert_imbalance:g} x the mean (assumed). Worst case,"
         f" {layout.expert_imbalance:g} x: {gib(memory.total, 1)}{step}{ENDINGS[memory.verdict]}"
     )
     points(target, [line], "", style=STYLES.get(memory.verdict, ""))
 
 
-def _advice(target: Paper, given: Setup, result: Estimate) -> None:
+def _advice(target: Paper, setup: Setup, result: Estimate) -> None:
     memory = result.memory
     from loadgauge.core.plan.advise.advice import advice  # only where it does not fit
     from loadgauge.core.plan.advise.try_ import effort
@@ -195,7 +195,7 @@ def _advice(target: Paper, given: Setup, result: Estimate) -> None:
     over = memory.total - memory.capacity
     line = f"{gib(abs(over), 1)} {'over' if over > 0 else 'below'} capacity; the largest part is {name},"
     points(target, [f"{line} {gib(nbytes, 1)} ({nbytes / memory.total:.0%})."], "")
-    changes = advice(given)
+    changes = advice(setup)
     if not changes:
         points(target, ["None of the flag changes tried here makes it smaller."], "")
         return
@@ -221,7 +221,7 @@ def _advice(target: Paper, given: Setup, result: Estimate) -> None:
 def _parts(target: Paper, result: Estimate) -> None:
     """Every part at the peak moment, and at the moment at which it is itself largest."""
     memory = result.memory
-    what = _meaning(result)
+    meanings = _meaning(result)
     columns = [
         Column("part"),
         Column("at peak", "right"),
@@ -236,7 +236,9 @@ def _parts(target: Paper, result: Estimate) -> None:
         nbytes, (largest, when) = memory.parts[part], _largest(memory, part)
         if largest:
             share = nbytes / memory.total
-            rows.append([part, in_gib(nbytes), f"{share:.1%}", bar(target, share), in_gib(largest), when, what[part]])
+            rows.append(
+                [part, in_gib(nbytes), f"{share:.1%}", bar(target, share), in_gib(largest), when, meanings[part]]
+            )
     phase = STRETCHES.get(memory.moments[memory.peak].phase, "backward")
     total = in_gib(memory.total)
     rows.append(["total", total, "100.0%", "", total, phase, f"at the peak: {memory.moment}"])

@@ -74,7 +74,7 @@ def summary(rows: Sequence[Row]) -> str:
     '2 cells: 1 fits, 1 does not.'
     """
     counts = {word: sum(row["outcome"] == word for row in rows) for word in (*WORDS, CANNOT_TELL)}
-    said = [
+    parts = [
         f"{counts['fits']} {'fits' if counts['fits'] == 1 else 'fit'}" if counts["unknown"] < len(rows) else "",
         *(f"{counts[word]} {word}" for word in ("depends", "tight") if counts[word]),
         f"{counts['does not fit']} {'does' if counts['does not fit'] == 1 else 'do'} not"
@@ -82,23 +82,23 @@ def summary(rows: Sequence[Row]) -> str:
         else "",
         f"{counts[CANNOT_TELL]} cannot be told" if counts[CANNOT_TELL] else "",
     ]
-    text = ", ".join(part for part in said if part)
+    text = ", ".join(part for part in parts if part)
     if counts["unknown"]:
         text = ", ".join(part for part in (text, "no --gpu, so no verdict") if part)
     return f"{len(rows):,} cell{'s' if len(rows) != 1 else ''}: {text}."
 
 
 def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
-    timed, priced, known = (
+    timed, priced, lacking = (
         any(row.get(name) is not None for row in rows) for name in ("step", "days", "memory_capacity")
     )
-    judged = known or any("error" in row for row in rows)
+    judged = lacking or any("error" in row for row in rows)
     columns = {
         **{name: Column(name.replace("_", " "), "right" if _numbers(rows, name) else "left") for name in axes},
         **({"outcome": Column("verdict")} if judged else {}),
         "memory_total": Column("GiB", "right"),
         "range": Column("80 % range", "right", rank=2),
-        **({"missing": Column("lacks", "right", rank=1)} if known else {}),
+        **({"missing": Column("lacks", "right", rank=1)} if lacking else {}),
         "largest_activations": Column("activations", "right", rank=1),
         **(
             {"step": Column("step", "right"), "tokens_per_second_per_gpu": Column("tokens/s/GPU", "right")}

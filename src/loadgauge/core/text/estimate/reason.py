@@ -22,7 +22,7 @@ def write(reason: Reason, target: Paper, *, brief: bool = False) -> None:
         _line(target, line)
     summed = [Rows("What it is summed from", reason.columns, reason.rows)] if reason.rows else []
     for table in (*summed, *reason.tables):
-        columns = [_column(name, [row[place] for row in table.rows]) for place, name in enumerate(table.columns)]
+        columns = [_column(name, [row[index] for row in table.rows]) for index, name in enumerate(table.columns)]
         rows = [[cell if isinstance(cell, str) else short_number(cell) for cell in row] for row in table.rows]
         draw(target, columns, rows, table.title, [len(rows) - 1] if table.summed else [])
     for title, lines in (("Notes", (*reason.notes, *reason.see)), ("Sources", reason.sources)):

@@ -62,6 +62,6 @@ def print_assumed(target: Paper, assumed: Mapping[str, str]) -> None:
     """Print what the user did not give: flags with the values assumed for them."""
     if assumed:
         heading(target, "Assumptions (flags not given)")
-        said = (f"{flag} {value}" for flag, value in assumed.items())
+        flags = (f"{flag} {value}" for flag, value in assumed.items())
         # Short ones are not broken.
-        points(target, [", ".join(text.replace(" ", GLUE) if len(text) < UNBROKEN else text for text in said)], "")
+        points(target, [", ".join(text.replace(" ", GLUE) if len(text) < UNBROKEN else text for text in flags)], "")

@@ -22,7 +22,7 @@ def headline(time: Time, counted: str = "tokens") -> str:
     )
 
 
-def timing(target: Paper, given: Setup, result: Estimate) -> None:
+def timing(target: Paper, setup: Setup, result: Estimate) -> None:
     """Print the components of step time, and the whole run where its number of tokens is given."""
     time = result.time
     if time is None:
@@ -42,7 +42,7 @@ def timing(target: Paper, given: Setup, result: Estimate) -> None:
     rows.append(["step", f"{time.step:,.4g}", "100.0%", "", f"on the slowest pipeline stage ({time.stage})"])
     draw(target, columns, rows, "Where the time of a step goes", [len(rows) - 1])
     points(target, [basis(result)], "", style="dim")
-    budget = given.budget(result)
+    budget = setup.budget(result)
     if budget is not None:
         whole_run(target, budget, result.gpu or "")
 

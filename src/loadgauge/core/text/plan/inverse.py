@@ -16,9 +16,9 @@ from loadgauge.core.text.table import Column, Paper, draw, heading, points, show
 from loadgauge.core.text.verdict import question_words
 
 
-def write(found: Answer, target: Paper, *, brief: bool = False) -> None:
+def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answers to an inverse question, each with its best layout; brief: without what lies beside it"""
-    request, setup, answers, commands, assumed, beside, left_out = found.shown
+    request, setup, answers, commands, assumed, beside, left_out = wrapped.shown
     for answer in answers:
         asked = question_words(answer.best.memory)
         points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
@@ -83,13 +83,19 @@ def _beside(target: Paper, sizes: tuple[Sized, ...], chosen: int) -> None:
         Column("layout", wrap=True),
     ]
     rows = []
-    for one in sizes:
-        if one.best is None or one.best.time is None:
-            rows.append([f"{one.gpus:,}", "-", "-", "-", "no layout is valid and fits"])
+    for size in sizes:
+        if size.best is None or size.best.time is None:
+            rows.append([f"{size.gpus:,}", "-", "-", "-", "no layout is valid and fits"])
             continue
-        time = one.best.time
+        time = size.best.time
         rows.append(
-            [f"{one.gpus:,}", f"{one.days:,.1f}", seconds(time.step), f"{time.mfu:.1%}", layout_words(one.best.layout)]
+            [
+                f"{size.gpus:,}",
+                f"{size.days:,.1f}",
+                seconds(time.step),
+                f"{time.mfu:.1%}",
+                layout_words(size.best.layout),
+            ]
         )
-    strong = [index for index, one in enumerate(sizes) if one.gpus == chosen]
+    strong = [index for index, size in enumerate(sizes) if size.gpus == chosen]
     draw(target, columns, rows, "Sizes beside it, each with its best layout", strong)

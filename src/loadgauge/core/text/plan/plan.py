@@ -176,7 +176,9 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
         "MFU": [f"{time.mfu:.1%}" for time in times],
         "GiB": [in_gib(memory.total, 1) for memory in memories],
         "net GB/s": [f"{carried(result) / 1e9:.3g}" for result in results] if any(map(carried, results)) else [],
-        "verdict": [WORDS[one.verdict][0] for one in memories] if len({one.verdict for one in memories}) > 1 else [],
+        "verdict": [WORDS[memory.verdict][0] for memory in memories]
+        if len({memory.verdict for memory in memories}) > 1
+        else [],
         "cost/1B": [] if price is None else [f"{cost_per_billion_tokens(price, result):,.2f}" for result in results],
         **{name: [_degree(layout, name) for layout in every] for name in degrees},
         "micro": [str(layout.micro_batch) for layout in every],
@@ -184,7 +186,7 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
         "schedule": [layout.schedule if layout.pp > 1 else "" for layout in every] if own_schedule else [],
     }
     cells = {name: column for name, column in cells.items() if column}
-    rank = {name: len(LEAST) - place for place, name in enumerate(LEAST)}
+    rank = {name: len(LEAST) - index for index, name in enumerate(LEAST)}
     columns = [
         Column(name, "left" if name in ("verdict", "recompute", "schedule") else "right", rank=rank.get(name, 0))
         for name in cells
@@ -204,7 +206,7 @@ def _thinned(results: Sequence[Estimate], most: int = 8) -> list[Estimate]:
     if len(results) <= most:
         return list(results)
     places = sorted({round(number * (len(results) - 1) / (most - 1)) for number in range(most)})
-    return [results[place] for place in places]
+    return [results[index] for index in places]
 
 
 def change_table(target: Paper, changes: Sequence[Replanned], title: str) -> None:

@@ -18,15 +18,15 @@ FOUND = {
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the plan; brief: the best run alone."""
-    found, sought, value = answer.shown
+    plan, sought, value = answer.shown
     if value is not None:
         target.print(f"{FOUND[str(sought)]}: {value:,}", style="bold", soft_wrap=True)
-    counted = f"{found.candidates:,} candidates timed, {found.looked:,} looked at in memory"
-    if found.best is None:
-        if found.nearest is None:
+    counted = f"{plan.candidates:,} candidates timed, {plan.looked:,} looked at in memory"
+    if plan.best is None:
+        if plan.nearest is None:
             points(target, [f"Nothing fits: {counted}."], "")
             return
-        held = found.nearest.memory
+        held = plan.nearest.memory
         short, worst = held.verdict == "does not fit", held.decisive
         word, style = ("NOTHING FITS", "bold red") if short else WORDS[held.verdict]
         target.print(
@@ -35,9 +35,9 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
             soft_wrap=True,
             style=style,
         )
-        points(target, [found.nearest.job.command(), "", f"{counted}."], "")
+        points(target, [plan.nearest.job.command(), "", f"{counted}."], "")
         return
-    best = found.best
+    best = plan.best
     time, worst = best.time, best.memory.decisive
     target.print(
         f"{seconds(time.step)} s a step, {seconds(time.low)}-{seconds(time.high)} s; {gib(worst.total, 1)} in {worst.name}",
@@ -48,13 +48,13 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     if brief:
         return
     rows = [_row("best", best)]
-    if found.runner_up is not None:
-        rows.append(_row("runner-up", found.runner_up))
+    if plan.runner_up is not None:
+        rows.append(_row("runner-up", plan.runner_up))
     names = ["", "placement", "tp pp zero", "recompute", "micro-batch", "log-probs", "rollout", "s", "GiB"]
-    right = (Column(one, "right") for one in names[7:])
-    draw(target, [*(Column(one) for one in names[:7]), *right], rows, counted, [0])
-    if found.why:
-        points(target, [f"The runner-up lost: {found.why}."])
+    right = (Column(name, "right") for name in names[7:])
+    draw(target, [*(Column(name) for name in names[:7]), *right], rows, counted, [0])
+    if plan.why:
+        points(target, [f"The runner-up lost: {plan.why}."])
 
 
 def _row(name: str, choice: Choice) -> list[str]:

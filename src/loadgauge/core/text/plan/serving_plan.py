@@ -88,10 +88,10 @@ def _table(target: Paper, title: str, rows: list[Choice]) -> None:
         "per 1M tokens",
     ]
     priced = any(row[-1] for row in cells)
-    kept = [place for place, name in enumerate(names) if priced or name != "per 1M tokens"]
+    kept = [index for index, name in enumerate(names) if priced or name != "per 1M tokens"]
     draw(
         target,
-        [Column(names[place], "right") for place in kept],
-        [[row[place] for place in kept] for row in cells],
+        [Column(names[index], "right") for index in kept],
+        [[row[index] for index in kept] for row in cells],
         title,
     )

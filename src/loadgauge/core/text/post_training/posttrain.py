@@ -31,7 +31,7 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
         return
     target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
     points(target, [*head, *lines, *took, *next_steps], "")
-    roles = list(dict.fromkeys(one.role for phase in memory.phases for one in phase.residents))
+    roles = list(dict.fromkeys(resident.role for phase in memory.phases for resident in phase.residents))
     rows = [
         [
             phase.name,
@@ -52,7 +52,7 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
     )
     _parts(target, worst)
     if memory.host:
-        rows = [[what, in_gib(nbytes, 1)] for what, nbytes in memory.host.items()]
+        rows = [[part, in_gib(nbytes, 1)] for part, nbytes in memory.host.items()]
         draw(target, [Column("of a node"), Column("GiB", "right")], rows, "Host memory")
         points(target, [f"{host_words(sum(memory.host.values()), answer.job.host_memory)}."], "")
     print_assumed(target, run.assumed)
@@ -100,11 +100,14 @@ def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> lis
             f"No change that was tried makes {memory.worst.name} fit, alone or with others: more GPUs, or a smaller model."
         ]
     return [
-        f"Next: {flags} ({WORDS[found.verdict][0].lower()}, {gib(found.decisive.total, 1)} in {found.decisive.name})"
-        for flags, found in remedies
+        f"Next: {flags} ({WORDS[after.verdict][0].lower()}, {gib(after.decisive.total, 1)} in {after.decisive.name})"
+        for flags, after in remedies
     ]
 
 
 def _parts(target: Paper, phase: PhaseMemory) -> None:
-    rows = [[one.role, one.part, in_gib(one.nbytes)] for one in sorted(phase.residents, key=lambda one: -one.nbytes)]
+    rows = [
+        [resident.role, resident.part, in_gib(resident.nbytes)]
+        for resident in sorted(phase.residents, key=lambda resident: -resident.nbytes)
+    ]
     draw(target, [Column("role"), Column("what"), Column("GiB", "right")], rows, f"Where it goes in {phase.name}")

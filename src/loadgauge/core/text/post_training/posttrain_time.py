@@ -12,7 +12,7 @@ def headline(time: StepTime | None, untimed: str) -> list[str]:
     """Return the time of a step in a line, and what takes the most; or why there is none."""
     if time is None:
         return [f"No time: {untimed}."]
-    most = max(time.phases, key=lambda one: one.seconds)
+    most = max(time.phases, key=lambda phase: phase.seconds)
     return [
         f"A step: {seconds(time.step)} s ({seconds(time.low)}-{seconds(time.high)}), {most.name} {seconds(most.seconds)} s of it."
     ]
@@ -23,8 +23,14 @@ def write(target: Paper, run: Run, time: StepTime | None, job: Job) -> None:
     if time is None:
         return
     rows = [
-        [one.name, one.role, one.side if time.sides else "", seconds(one.seconds), f"{one.seconds / time.step:.0%}"]
-        for one in time.phases
+        [
+            phase.name,
+            phase.role,
+            phase.side if time.sides else "",
+            seconds(phase.seconds),
+            f"{phase.seconds / time.step:.0%}",
+        ]
+        for phase in time.phases
     ]
     columns = [
         Column("phase"),
@@ -49,18 +55,18 @@ def seconds(value: float) -> str:
 
 def lines(run: Run, time: StepTime, job: Job) -> list[str]:
     """Return what bounds the step, and what the whole run takes."""
-    found, phase, pace = [], time.generation, f"{time.tokens_per_second_per_gpu:,.0f}"
+    sentences, phase, pace = [], time.generation, f"{time.tokens_per_second_per_gpu:,.0f}"
     if time.sides:
         slower, faster = time.bound, "trainer" if time.bound == "rollout" else "rollout"
         wait = 1 - time.sides[faster] / time.sides[slower]
-        found.append(
+        sentences.append(
             f"The {slower} bounds the step; the {faster} waits {wait:.0%} of it, answers are up to {run.staleness} updates old."
         )
     if phase is None:
-        found.append(f"{pace} training tokens a second and GPU.")
+        sentences.append(f"{pace} training tokens a second and GPU.")
     else:
         waits = f"{time.preempted:,.0f} sequences of a replica wait for its cache: the engine preempts and reads them again."
-        found += [
+        sentences += [
             f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
             f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail).",
             *([waits] if time.preempted >= 1 else []),
@@ -70,5 +76,5 @@ def lines(run: Run, time: StepTime, job: Job) -> list[str]:
         text = f"{job.steps:,} steps: {time.days(job.steps):,.1f} days, {time.days(job.steps) * 24 * time.gpus:,.0f} GPU-hours"
         if job.price is not None:
             text += f", {time.money(job.steps, job.price):,.0f} at {job.price:g} a GPU-hour"
-        found.append(text + ".")
-    return found
+        sentences.append(text + ".")
+    return sentences
