@@ -78,8 +78,8 @@ def from_job_file(job: Job) -> FromFile:
 
     Raises `ConfigError`.
     """
-    set_flags = {name: value for name, value in flags_given(job).items() if name not in READING}
-    inside = {name: set_flags[name] for name in FIELDS if name in set_flags}
+    flags_set = {name: value for name, value in flags_given(job).items() if name not in READING}
+    inside = {name: flags_set[name] for name in FIELDS if name in flags_set}
     first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
     for name in ("dialect", "base_model"):
         if getattr(job, name) is not None and not first:
@@ -102,13 +102,13 @@ def from_job_file(job: Job) -> FromFile:
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
     if not any(file.facts.keys() & {"gpus", "nodes", "dp", "shards"} for file in files):
-        filled, shared = _shared_out(filled, set_flags)
+        filled, shared = _shared_out(filled, flags_set)
         remark += shared
     version = job.version
     for file in files:
         version = with_tool(version or of_keys(file), file.dialect)
     needless = {
-        *set_flags,
+        *flags_set,
         "model",
         *(WITH_GPU if job.gpu is None else ()),
         *(["seq_len"] if job.lengths is not None else []),

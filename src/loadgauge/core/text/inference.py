@@ -116,8 +116,8 @@ def _run(answer: Inferred) -> str:
 
 def _source(answer: Inferred) -> str:
     if answer.served is not None:
-        data = serving()
-        return f"80 % of {data.points:,} measured points of servers ({data.source}), each model left out in turn"
+        dataset = serving()
+        return f"80 % of {dataset.points:,} measured points of servers ({dataset.source}), each model left out in turn"
     return (
         known_range().source if answer.asked.task == "generate" else "that of training steps, whose kernels these are"
     )

@@ -73,18 +73,18 @@ def describe(run: SourceRow, framework: str) -> Described:
     flags = Flags.of(run.other_flags)
     if framework == "maxtext":
         run = maxtext_sizes(run, flags)
-    known = named(run.model)
+    catalogued = named(run.model)
     if run.layers is None or run.hidden is None or run.heads is None:
-        if known is None:
+        if catalogued is None:
             missing = [name for name in ("layers", "hidden", "heads") if getattr(run, name) is None]
             raise Inexpressible(
                 f"{', '.join(missing)} of {run.model!r}: not stated, and no such model in the catalogue"
             )
-        return Described(known, known.name, (f"sizes: those of {known.name} in the catalogue",))
+        return Described(catalogued, catalogued.name, (f"sizes: those of {catalogued.name} in the catalogue",))
     template, why = family(run)
     assumed = [f"blocks: {why}"]
-    vocab, others = _vocabulary(run, known, assumed)
-    spec = _spec(run, flags, template, known, framework, vocab, assumed)
+    vocab, others = _vocabulary(run, catalogued, assumed)
+    spec = _spec(run, flags, template, catalogued, framework, vocab, assumed)
     variants = [(f"vocabulary {size}", msgspec.structs.replace(spec, vocab_size=size)) for size in others]
     if any(block.dropout for block in spec.blocks):
         variants.append(("no dropout", undropped(spec)))

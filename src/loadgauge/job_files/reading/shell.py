@@ -237,15 +237,17 @@ class Shell(Values):
             success = self._node(node)
         return None if len(nodes) > 1 else success
 
-    def _command(self, given: list[Token], redirects: list[Token]) -> bool | None:
-        self.count += 1 + len(given)
+    def _command(self, command_words: list[Token], redirects: list[Token]) -> bool | None:
+        self.count += 1 + len(command_words)
         if self.count > 2 * MOST_WORDS:
             raise ConfigError(f"has more than {MOST_WORDS} words")
         index = 0
-        while index < len(given) and (given[index].kind == "array" or ASSIGNED.match(given[index].text)):
-            self._assign(given[index])
+        while index < len(command_words) and (
+            command_words[index].kind == "array" or ASSIGNED.match(command_words[index].text)
+        ):
+            self._assign(command_words[index])
             index += 1
-        rest = given[index:]
+        rest = command_words[index:]
         if not rest:
             return True
         name = rest[0].text

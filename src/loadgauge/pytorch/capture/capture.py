@@ -163,8 +163,8 @@ def compare(captured: Captured, plain: Recorded, sizes: Mapping[str, int]) -> No
     names, others = [operation.name for operation in captured.operations], [op.name for op in plain.ops]
     if names != others:
         pairs = itertools.zip_longest(names, others, fillvalue="none")
-        index, (symbolic, two) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
-        raise Differs(f"operation {index} is {symbolic} with symbols and {two} at {dict(sizes)}")
+        index, (symbolic, plainly) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise Differs(f"operation {index} is {symbolic} with symbols and {plainly} at {dict(sizes)}")
     live, changes = 0, captured.changes(**sizes)
     mine = list(itertools.accumulate(changes))
     if len(mine) != len(plain.changes):

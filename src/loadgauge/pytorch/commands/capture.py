@@ -216,7 +216,7 @@ def _captured(
         shown,
         inputs=inputs,
         step=step,
-        given=own_sizes,
+        own_sizes=own_sizes,
         defaults=defaults,
         pictures=pictures,
         freeze=freeze,

@@ -226,15 +226,15 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
             return operation.times * operation.seconds.forward if operation.again else 0
         return operation.times * getattr(operation.seconds, lane)
 
-    found = [(one, part(one)) for one in work.operations]
-    each = sum(seconds for _, seconds in found)
+    timed = [(operation, part(operation)) for operation in work.operations]
+    each = sum(seconds for _, seconds in timed)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
         "t": ("seconds of its operations in one", each),
         "k": ("measured over predicted time of your run", time.scale),
     }
     letters = "m*t" if time.scale == 1 else "m*t*k"
-    rows = sorted(((operation, seconds) for operation, seconds in found if seconds), key=lambda pair: -pair[1])
+    rows = sorted(((operation, seconds) for operation, seconds in timed if seconds), key=lambda pair: -pair[1])
     return Reason(
         topic=lane,
         what=f"seconds of {lane}",

@@ -42,7 +42,7 @@ def need_reason(
             lines.append(
                 line(f"bytes of a step: {row.what}, {calls}", "c*w", row.calls_per_step * each, "byte", legend)
             )
-        found: dict[str, tuple[str, Size]] = {
+        letters_of: dict[str, tuple[str, Size]] = {
             "V": ("bytes that the link carries in a step", need.carried),
             "r": ("share of compute that may be exposed", case.share),
             "T": ("seconds of compute of a step", network.compute.total),
@@ -53,9 +53,9 @@ def need_reason(
         }
         formula = "V/o" if need.overlapped else "V/(r*T)"
         lines += [
-            line(f"bandwidth needed, per GPU ({name})", formula, need.needed, "byte/s", found),
-            line(f"per node ({name})", "b*g", need.needed * gpus_per_node, "byte/s", found),
-            line(f"bandwidth reached, latency included ({name})", "V/s", need.reached, "byte/s", found),
+            line(f"bandwidth needed, per GPU ({name})", formula, need.needed, "byte/s", letters_of),
+            line(f"per node ({name})", "b*g", need.needed * gpus_per_node, "byte/s", letters_of),
+            line(f"bandwidth reached, latency included ({name})", "V/s", need.reached, "byte/s", letters_of),
         ]
     worst = max(needs, key=lambda need: need.needed / (need.reached or 1))
     return Reason(

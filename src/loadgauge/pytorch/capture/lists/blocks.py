@@ -125,8 +125,8 @@ def _counting(children: list[nn.Module]) -> frozenset[str]:
     if len(children) < 2:
         return frozenset(counting)
     grows: dict[str, bool] = {}
-    for child, two in itertools.pairwise(children):
-        others = dict(two.named_modules())
+    for child, next_child in itertools.pairwise(children):
+        others = dict(next_child.named_modules())
         for path, module in child.named_modules():
             for name, value in vars(module).items():
                 if type(value) is int and path in others:

@@ -55,7 +55,7 @@ class Lister:
         self._sizes: dict[Any, Formula] = {}
         self.nbytes = [self.size(nbytes) for nbytes in run.nbytes]
         pairs = itertools.pairwise(range(len(run.ops)))
-        starts = [two for start, two in pairs if run.ops[start].phase == STEP and run.ops[two].phase == FORWARD]
+        starts = [end for start, end in pairs if run.ops[start].phase == STEP and run.ops[end].phase == FORWARD]
         if not starts:
             raise NotModelled("a step whose optimizer does nothing cannot be listed")
         ops = [(index, op) for index, op in enumerate(run.ops) if index >= starts[0]]

@@ -280,14 +280,14 @@ class SegmentWriter:
             return Gemm(queries, keys, size(width), many), Gemm(queries, size(value), keys, many)
         if short not in PRODUCTS or len(shapes) < 2:
             return ()
-        left, two = shapes[-2:]
-        if short == "_grouped_mm" and len(two) == 3:
-            left, two = shapes[:2]
-            many = two[0]
-            return (Gemm(divided(size(left[0]), int(many)), size(two[2]), size(two[1]), size(many)),)
+        left, right = shapes[-2:]
+        if short == "_grouped_mm" and len(right) == 3:
+            left, right = shapes[:2]
+            many = right[0]
+            return (Gemm(divided(size(left[0]), int(many)), size(right[2]), size(right[1]), size(many)),)
         if len(left) == 3:
-            return (Gemm(size(left[1]), size(two[2]), size(left[2]), size(left[0])),)
-        return (Gemm(size(left[0]), size(two[-1]), size(left[-1])),)
+            return (Gemm(size(left[1]), size(right[2]), size(left[2]), size(left[0])),)
+        return (Gemm(size(left[0]), size(right[-1]), size(left[-1])),)
 
     def always(self) -> Terms:
         """Write what is there in the whole step beside weights and states, inputs and buffers, and return its bytes."""
@@ -393,9 +393,9 @@ def less(total: Terms, other: Terms) -> Formula:
     return size_of(left)
 
 
-def summed(first: Terms, two: Terms) -> Terms:
+def summed(first: Terms, second: Terms) -> Terms:
     total = dict(first)
-    for product, factor in two.items():
+    for product, factor in second.items():
         total[product] = total.get(product, 0) + factor
     return total
 
@@ -412,7 +412,7 @@ def pruned(rows: Iterable[Row], *, apart: bool) -> tuple[Row, ...]:
     return tuple(row for row, _ in kept)
 
 
-def _covers(row: Row, more: Terms, two: Row, terms: Terms, apart: bool) -> bool:
-    if (apart and row.at != two.at) or row.gradients < two.gradients or row.latest < two.latest:
+def _covers(row: Row, more: Terms, other: Row, terms: Terms, apart: bool) -> bool:
+    if (apart and row.at != other.at) or row.gradients < other.gradients or row.latest < other.latest:
         return False
     return all(more.get(product, 0) >= terms.get(product, 0) for product in {*more, *terms})

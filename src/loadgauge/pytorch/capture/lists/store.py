@@ -97,11 +97,11 @@ def read(file: Path, kind: type[T], check: Callable[[T], None]) -> T | None:
         if unpacked.unconsumed_tail or not unpacked.eof:
             return None
         with _no_collection():
-            content_read = msgspec.msgpack.decode(content, type=kind)
-            check(content_read)
+            decoded = msgspec.msgpack.decode(content, type=kind)
+            check(decoded)
     except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
         return None
-    return content_read
+    return decoded
 
 
 def write(file: Path, content: Any) -> None:

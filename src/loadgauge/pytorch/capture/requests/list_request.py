@@ -423,7 +423,7 @@ def _text(config: Any) -> Any:
 def capture_request(
     request: Request,
     inputs: str,
-    given: dict[str, int],
+    own_sizes: dict[str, int],
     defaults: dict[str, int],
     step: str = "",
     pictures: tuple[tuple[int, int], ...] = (),
@@ -444,7 +444,7 @@ def capture_request(
         if name != "global_batch" and (value := getattr(job, name)) is not None
     }
     if job.global_batch is not None:
-        fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | given)[ONE])).accumulate
+        fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | own_sizes)[ONE])).accumulate
     target: Any = function(job.model) if is_script(job.model) else job.model
     beside, own = (inputs_of(target, job.model, expression) if expression else None for expression in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
@@ -462,4 +462,4 @@ def capture_request(
     gc.freeze()
     gc.enable()
     captures.target = job.model
-    return captures.at(**sized(captures.job.names, given, {**defaults, **captures.job.usual}))
+    return captures.at(**sized(captures.job.names, own_sizes, {**defaults, **captures.job.usual}))

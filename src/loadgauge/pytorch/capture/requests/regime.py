@@ -224,7 +224,7 @@ def names_in(text: str) -> list[str]:
     >>> names_in("q_proj, v_proj")
     ['q_proj', 'v_proj']
     """
-    return [name for name in (name.strip() for name in text.split(",")) if name]
+    return [name for name in (piece.strip() for piece in text.split(",")) if name]
 
 
 def is_pattern(text: str) -> bool:

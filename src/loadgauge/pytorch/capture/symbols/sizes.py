@@ -166,7 +166,7 @@ def written(expression: Any, names: Mapping[Any, str]) -> str:
         return f"(({of(expression.args[0])})%({of(expression.args[1])}))"
     if kind in ("Max", "Min"):
         return functools.reduce(
-            lambda left, two: f"{kind.lower()}({left}, {two})", (of(left) for left in expression.args)
+            lambda left, right: f"{kind.lower()}({left}, {right})", (of(left) for left in expression.args)
         )
     if kind in RELATIONS:
         return f"({of(expression.args[0])} {RELATIONS[kind]} {of(expression.args[1])})"

@@ -170,8 +170,8 @@ def view_of_mask(fact: Any, name: str, args: Any, out: Any) -> Any:
     elif name == "permute":
         to = [dim % dims for dim in args[1]].index(at)
     elif name in ("transpose", "t"):
-        first_dim, two = (args[1] % dims, args[2] % dims) if name == "transpose" else (0, 1)
-        to = two if at == first_dim else first_dim if at == two else at
+        first_dim, second_dim = (args[1] % dims, args[2] % dims) if name == "transpose" else (0, 1)
+        to = second_dim if at == first_dim else first_dim if at == second_dim else at
     elif name == "unsqueeze":
         added = args[1] % (dims + 1)
         to = at + (added <= at)

@@ -116,13 +116,13 @@ def _calculated(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> An
         return None
     if not isinstance(args[0], torch.SymInt) and not isinstance(facts.of(args[0]), Number):
         return None
-    left, two = _number(facts, args[0]), _number(facts, args[1])
-    if left is None or two is None or out.dim() or out.is_floating_point() or kwargs.get("alpha", 1) != 1:
+    left, right = _number(facts, args[0]), _number(facts, args[1])
+    if left is None or right is None or out.dim() or out.is_floating_point() or kwargs.get("alpha", 1) != 1:
         return None
     if name in ("add", "sub", "mul"):
-        return Number(left + two if name == "add" else left - two if name == "sub" else left * two)
+        return Number(left + right if name == "add" else left - right if name == "sub" else left * right)
     rounded = name == "floor_divide" or kwargs.get("rounding_mode") in ("floor", "trunc")
-    return Number(left // two) if rounded and left >= 0 and two > 0 else None  # of symbols, these are guards
+    return Number(left // right) if rounded and left >= 0 and right > 0 else None  # of symbols, these are guards
 
 
 def _number(facts: Facts, operand: Any) -> Any:
