@@ -137,7 +137,7 @@ def of_keys(file: JobFile) -> str | None:
 
 def _shared_out(job: Job, flags: Mapping[str, Any]) -> tuple[Job, str]:
     """The job of a file that says no number of GPUs, with the batch nearest to the file's that those which are given can share,
-    and a remark on that. given: flags, which are not changed
+    and a remark on that. flags: as given, which stay
 
     >>> job = Job(model="", gpus=12, micro_batch=1, global_batch=512)
     >>> _shared_out(job, {})[0].global_batch, _shared_out(job.replace(gpus=8), {})[1]

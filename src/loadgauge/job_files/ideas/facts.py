@@ -355,8 +355,8 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
 def virtual_stages(counts: str, layers: int, pp: int, schedule: str | None) -> dict[str, Any]:
     """The virtual stages of a rank and, where ranks differ, the layers of each, as flags. Raises `ConfigError`.
 
-    said: layers of a virtual stage and how their number is made a multiple of the ranks (`2,down`; 0 layers: two stages a rank), or
-        those of the first and the last stage (`ends,14,16`), of which one may be empty
+    counts: layers of a virtual stage and how their number is made a multiple of the ranks (`2,down`; 0 layers: two stages a rank),
+        or those of the first and the last stage (`ends,14,16`), of which one may be empty
 
     The first stages have one layer more where they cannot have the same (`calculate_virtual_stages` and
     `generate_hf_model_fqn_per_model_part` of NeMo AutoModel).

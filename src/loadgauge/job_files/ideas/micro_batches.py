@@ -12,7 +12,7 @@ def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, rema
 
     Tools balance their micro-batches: of the numbers that divide a rank's sequences the one that is nearest counts.
 
-    own: sequences of a rank in a step, None where they are not known; length: of the longest [tokens]; said: what the key says;
+    own: sequences of a rank in a step, None where they are not known; length: of the longest [tokens]; remark: what the key says;
     groups: micro-batches that an interleaved schedule takes at once
     """
     if own is None:

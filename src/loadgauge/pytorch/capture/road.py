@@ -135,9 +135,7 @@ class OnDemand(Written):
                     return document, listing
         sharded = not regime.autocast and regime.weight == 2  # what FSDP makes of autocast over float32 weights
         alike = document is not None or (not self.tuned.whole and bool(self.documents))
-        alike = alike or (
-            sharded and any(regime_held.autocast and regime_held.weight == 4 for regime_held in self.documents)
-        )
+        alike = alike or (sharded and any(own.autocast and own.weight == 4 for own in self.documents))
         if not asked and (not alike or self.more >= self.most):
             raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
         captured = self._captured(regime, sizes)

@@ -292,7 +292,7 @@ class Chunk(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Run the layers of the chunk.
 
-        given: token ids (batch, positions) on the first chunk, else hidden states (batch, positions, hidden_size); returns
+        inputs: token ids (batch, positions) on the first chunk, else hidden states (batch, positions, hidden_size); returns
         hidden states, or logits on the last chunk
         """
         with self.autocast():

@@ -17,7 +17,7 @@ MOST_GPUS = 2**16
 def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = None) -> Answer:
     """Return the plan of a run of a task. Raises `ConfigError`.
 
-    given: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
+    options: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
     """
     value = None if sought is None else find_value(job, options, sought)
     if sought is not None and value is not None:

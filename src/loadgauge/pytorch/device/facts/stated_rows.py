@@ -21,7 +21,7 @@ MOST = "most"
 class StatedRows:
     """Rows that data chooses, as the user states them by line.
 
-    given: by line, such as "boxes.py:41" or "ops/boxes.py:41", the rows each time it is reached in a step, one after another and
+    stated: by line, such as "boxes.py:41" or "ops/boxes.py:41", the rows each time it is reached in a step, one after another and
         then from the first again, or `MOST`; the key "" is for every other line
     taken: by line, what was taken for granted
     """

@@ -59,7 +59,7 @@ def torchvision() -> ModuleType:
         if "torchvision::" not in str(error):
             raise ConfigError(f"torchvision cannot be imported: {first_line(error)[:200]}") from None
         for name in [
-            name_held for name_held in sys.modules if name_held.partition(".")[0] == "torchvision"
+            module_name for module_name in sys.modules if module_name.partition(".")[0] == "torchvision"
         ]:  # half imported
             del sys.modules[name]
         _declare()
@@ -186,7 +186,7 @@ class Deform(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        """Return the convolution; given: as `torchvision.ops.deform_conv2d`'s operator takes them."""
+        """Return the convolution; arguments: as `torchvision.ops.deform_conv2d`'s operator takes them."""
         tensors, ctx.given = arguments[:5], arguments[5:]
         ctx.save_for_backward(*tensors)
         input, weight, offset = tensors[:3]
