@@ -21,7 +21,7 @@ NAMES = {
     "said": 0,
     "made": 10,
     "place": 5,
-    "what": 4,
+    "what": 6,
     "kinds": 1,
 }
 """Locals that name nothing; a name of the field says what it holds."""

@@ -100,9 +100,9 @@ def model_states_gib(l: int, h: int, V: int) -> Size:
     return model_states(parameters(_model("llama", l, h, V=V)).total, PRECISIONS["bf16-mixed-16"]).total / GIB
 
 
-def states_gb(P: float, precision: str, part: str = "total", zero: int = 0, d: int = 1) -> Size:
+def states_gb(P: float, precision: str, what: str = "total", zero: int = 0, d: int = 1) -> Size:
     """Model states of so many parameters, or one of them [GB]."""
-    return float(getattr(model_states(int(P), PRECISIONS[precision], zero=zero, dp=d), part)) / GB
+    return float(getattr(model_states(int(P), PRECISIONS[precision], zero=zero, dp=d), what)) / GB
 
 
 def gpus_for_states(P: float, gpu: float, node: int = 1) -> Size:
@@ -154,10 +154,10 @@ def step_teraflops(l: int, h: int, V: int, s: int, again: int) -> Size:
     return microbatch_flops(_model("gpt", l, h, V=V), View.of(s, 1, kernels=PAPER), policy).hardware / 1e12
 
 
-def flops_per_parameter(part: str) -> Size:
+def flops_per_parameter(what: str) -> Size:
     """FLOPs a matrix parameter and token: forward, model (with backward), hardware (all run again)."""
     model = gpt_model(96, 12288, 96, 0)
-    flops = getattr(microbatch_flops(model, ONE_TOKEN, RecomputePolicy(mode="full")), part)
+    flops = getattr(microbatch_flops(model, ONE_TOKEN, RecomputePolicy(mode="full")), what)
     return float(flops) / (96 * _matrices(model))
 
 

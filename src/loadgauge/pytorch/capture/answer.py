@@ -102,7 +102,7 @@ def answer(
     """Return what a capture says at some sizes. Raises NotModelled outside its guards. seconds: that it took"""
     allocated = captured.allocated(**sizes)
     lines = [f"FLOPs of {name}: no formula is known" for name in captured.uncounted]
-    if any(operation.name.startswith("aten::_cudnn_rnn") for operation in captured.operations):
+    if any(recorded.name.startswith("aten::_cudnn_rnn") for recorded in captured.operations):
         lines.append(NOT_COUNTED)
     if gpu is None:
         lines.append("memory beside tensors: CUDA's context, idle blocks of the allocator (--gpu adds them)")
