@@ -158,8 +158,10 @@ def test_what_decides_is_captured_again(
 ) -> None:
     """What is run is not the point here: a capture of something else stands for each."""
 
-    def call(work: str, result: type, request: Any, shown: Any, given: dict[str, int], **_: Any) -> Captured:
-        return msgspec.structs.replace(linear, names=("b", "s"), sizes={"b": given.get("b", 1), "s": given["s"]})
+    def call(work: str, result: type, request: Any, shown: Any, own_sizes: dict[str, int], **_: Any) -> Captured:
+        return msgspec.structs.replace(
+            linear, names=("b", "s"), sizes={"b": own_sizes.get("b", 1), "s": own_sizes["s"]}
+        )
 
     monkeypatch.setattr("loadgauge.pytorch.trace.subprocess.named_in_child", call)
     file = written(tmp_path)
