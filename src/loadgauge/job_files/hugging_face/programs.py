@@ -247,7 +247,9 @@ class Program:
 
     def _of_parser(self, section: str) -> set[str]:
         """The keys of a call whose values are fields of what a parser fills, which have the defaults of TRL's command line."""
-        passed = {key.partition(".")[2]: node for key, node in self.calls.values.items() if key.startswith(f"{section}.")}
+        passed = {
+            key.partition(".")[2]: node for key, node in self.calls.values.items() if key.startswith(f"{section}.")
+        }
         fields = {word for word, node in passed.items() if isinstance(node, ast.Attribute)}
         return {KEYS[section].get(word, word) for word in fields} if self._parsed() else set()
 
