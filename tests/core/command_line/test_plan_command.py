@@ -120,7 +120,6 @@ FIND = "plan llama-3.1-8b --gpu h100-sxm5-80gb --global-batch 8 --pp 1 --cp 1 --
         (f"{FIND} --gpus 16 --global-batch 64 --find nic --exposed 0.9", "smallest adapter: "),
         (f"{FIND} --gpus 8 --find gpu --prices h100-sxm5-80gb=2,a100-sxm4-80gb=1", "for a billion tokens"),
         (f"{FIND.replace(' --gpu h100-sxm5-80gb', '')} --gpus 8 --prices h100=2,a100=1", "A100 SXM4 80GB at 1: "),
-        (f"{FIND} --tokens 1B --deadline 9d", "days"),
         (
             "plan qwen3 --gpu rtx4090 --qlora --global-batch 1 --micro-batch 1 --find model",
             "largest model that fits: qwen3-",
@@ -188,3 +187,9 @@ def test_the_short_answer_is_the_beginning_of_the_whole_one() -> None:
     assert short[:2] == whole[:2]
     assert "Assumptions" in "".join(whole)
     assert "Assumptions" not in "".join(short)
+
+
+def test_a_deadline_is_in_days() -> None:
+    late, days = (typed(f"{FIND} --tokens 1B {flag}") for flag in ("--deadline 9d", "--days 9"))
+    assert (late.code, late.out) == (days.code, days.out)
+    assert "taken: --deadline 9d as --days 9" in late.err

@@ -14,7 +14,8 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.resolve.inference import PREFILL, resolve_inference
+from loadgauge.core.definitions.serving.inference import PREFILL
+from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.result import Answer
 
 Sought = Literal["seq-len", "batch", "gpus"]

@@ -14,7 +14,7 @@ from loadgauge.core.definitions.hardware.host import host_link
 from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.definitions.serving.inference import WEIGHT_FORMATS, Inference, Task
+from loadgauge.core.definitions.serving.inference import PREFILL, WEIGHT_FORMATS, Inference, Task
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
@@ -29,8 +29,6 @@ TAKEN = (
 )  # fmt: skip
 """Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
 CONTEXT = 4096
-PREFILL = 8192
-"""Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
 CALIBRATED = 2048
 """Tokens of a calibration sequence (gptq, `datautils.py`)."""
 DRAFTED = ("draft", "draft_tokens", "acceptance")

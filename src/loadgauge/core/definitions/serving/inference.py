@@ -14,6 +14,8 @@ from loadgauge.core.definitions.model.lora import BASE_FORMATS
 Task = Literal["forward", "generate", "quantise"]
 TASKS: tuple[str, ...] = get_args(Task)
 
+PREFILL = 8192
+"""Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
 WEIGHT_FORMATS: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "nvfp4": 0.5 + 1 / 16, **{
     name: kept.nbytes for name, kept in BASE_FORMATS.items()
 }}  # fmt: skip
