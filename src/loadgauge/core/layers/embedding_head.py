@@ -381,9 +381,7 @@ def _sums_pieces(build: Builder, numel: Size) -> None:
     (of the first piece they are gone when the second one's are read). Each piece has a gradient of the whole matrix, which is
     added to the sum of those before it.
     """
-    index, product = next(
-        (i, operation) for i, operation in enumerate(build.operations) if operation.name == "head.logits"
-    )
+    index, product = next((i, each) for i, each in enumerate(build.operations) if each.name == "head.logits")
     trained = any(weight.trainable for weight in (*product.weights, *product.borrows))
     waiting = (build.kernels.loss_pieces - 1) * product.outputs[0].nbytes
     another = build.dtypes.activation * numel if trained else 0

@@ -101,7 +101,7 @@ def keeps_input(layer: Layer) -> bool:
 
 def returned(head: Layer) -> Size:
     """Return the bytes of the logits that a model returns, and of a copy of them in float32."""
-    logits = [operation.outputs[0] for operation in head if operation.name == "head.logits"]
+    logits = [product.outputs[0] for product in head if product.name == "head.logits"]
     return sum(tensor.nbytes + 4 * tensor.numel for tensor in logits)
 
 

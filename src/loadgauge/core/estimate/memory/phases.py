@@ -594,7 +594,7 @@ class StageAtWork:
         else:
             transient = zero_engine.in_step(memory, self.stage)
         if self.stage.index == 0:
-            lying = (operation for operation in memory.embedding if operation.name in LYING)
+            lying = (lookup for lookup in memory.embedding if lookup.name in LYING)
             transient = transient + sum(tensor.nbytes for operation in lying for tensor in operation.keeps)
         return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 

@@ -57,10 +57,10 @@ def _core(layer: Layer) -> frozenset[str]:
         for index, operation in enumerate(operations)
         if operation.gemms and not (operation.weights or operation.borrows)
     ]
-    for index, operation in enumerate(operations):
+    for index, each in enumerate(operations):
         before, after = [at for at in products if at < index], [at for at in products if at > index]
-        if "softmax" in operation.name and before and after:
-            attention |= {each.name for each in operations[before[-1] : after[0] + 1]}
+        if "softmax" in each.name and before and after:
+            attention |= {inner.name for inner in operations[before[-1] : after[0] + 1]}
     if not attention:
         raise ConfigError(
             "selective: no attention is found in the captured layers; full, or names of operations", key="recompute"
