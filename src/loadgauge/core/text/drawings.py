@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from html import escape
+from typing import Any
 
-from loadgauge.core.answers.figures.colours import EXPOSED, HIDDEN, INK, LANES, LINE, MUTE, PARTS
+from loadgauge.core.answers.figure import figures
+from loadgauge.core.answers.figures.colours import EXPOSED, HIDDEN, INK, LANES, LINE, MUTE, PARTS, paint
 from loadgauge.core.answers.figures.lanes import lanes as lanes_of
 from loadgauge.core.answers.figures.memory_phases import moments as moments_of
-from loadgauge.core.base.units import GIB, gib, seconds
+from loadgauge.core.base.units import GIB, amount, gib, seconds
 from loadgauge.core.estimate.result import Estimate
 
 WIDTH, LEFT, ROW = 640, 110, 18
@@ -23,30 +27,44 @@ def memory(result: Estimate, height: int = 180) -> str:
     (True, True)
     """
     found = moments_of(result)
-    rows, columns = found["curve"]["rows"], found["curve"]["columns"][1:]
-    capacity = found["capacity"]
-    highest = max([sum(row[1:]) for row in rows] + ([capacity] if capacity else [])) * 1.04
-    end = rows[-1][0] or 1.0
-    below = [0.0] * len(rows)
+    times, *columns = zip(*found["curve"]["rows"], strict=True)
+    series = dict(zip(found["curve"]["columns"][1:], columns, strict=True))
+    data = {"x": times, "series": series, "unit": "byte", "limit": found["capacity"]}
+    return curves(f"memory through a step, up to {gib(max(map(sum, zip(*columns, strict=True))), 1)}", data, height)
+
+
+def curves(title: str, data: dict[str, Any], height: int = 180, *, stacked: bool = True) -> str:
+    """Draw series as areas upon one another, or as lines, below the line of what is usable.
+
+    >>> drawn = curves("", {"x": [0, 1], "series": {"a": [1, 2], "b": [3, 4]}, "unit": "s", "limit": None}, stacked=False)
+    >>> drawn.count("<polyline"), "b: 4 s" in drawn
+    (2, True)
+    """
+    series, limit, end = data["series"], data["limit"], data["x"][-1] or 1.0
+    colours, below = paint(series), [0.0] * len(data["x"])
+    whole = map(sum, zip(*series.values(), strict=True)) if stacked else map(max, series.values())
+    highest = max([*whole, limit or 0]) * 1.04 or 1.0
+
+    def corners(values: Iterable[float]) -> list[str]:
+        pairs = zip(data["x"], values, strict=True)
+        return [f"{WIDTH * x / end:.1f},{height * (1 - value / highest):.1f}" for x, value in pairs]
+
     shapes = []
-    for place, part in enumerate(columns, 1):
-        above = [base + row[place] for base, row in zip(below, rows, strict=True)]
-        if any(row[place] for row in rows):
-            outline = [(row[0], value) for row, value in zip(rows, above, strict=True)]
-            outline += [(row[0], value) for row, value in zip(reversed(rows), reversed(below), strict=True)]
-            corners = " ".join(f"{WIDTH * t / end:.1f},{height * (1 - value / highest):.1f}" for t, value in outline)
-            largest = max(row[place] for row in rows)
-            shapes.append(
-                f"<polygon points='{corners}' fill='{PARTS[part]}'><title>{escape(part)}: {gib(largest)}</title></polygon>"
-            )
-        below = above
-    if capacity:
-        y = height * (1 - capacity / highest)
+    for name, values in series.items():
+        above = [base + value for base, value in zip(below, values, strict=True)]
+        if any(values):
+            points = " ".join([*corners(above), *(reversed(corners(below)) if stacked else ())])
+            kind, fill = ("polygon", "fill") if stacked else ("polyline", "fill='none' stroke")
+            label = f"{escape(name)}: {amount(max(values), data['unit'])}"
+            shapes.append(f"<{kind} points='{points}' {fill}='{colours[name]}'><title>{label}</title></{kind}>")
+        below = above if stacked else below
+    if limit:
+        y = height * (1 - limit / highest)
         shapes.append(
             f"<line x1='0' x2='{WIDTH}' y1='{y:.1f}' y2='{y:.1f}' stroke='{EXPOSED}' stroke-dasharray='4 3'/>"
-            f"<text x='{WIDTH}' y='{y - 3:.1f}' text-anchor='end' fill='{EXPOSED}'>{gib(capacity, 1)}</text>"
+            f"<text x='{WIDTH}' y='{y - 3:.1f}' text-anchor='end' fill='{EXPOSED}'>{amount(limit, data['unit'], 1)}</text>"
         )
-    return _svg(f"memory through a step, up to {gib(max(sum(row[1:]) for row in rows), 1)}", height, shapes)
+    return _svg(title, height, shapes)
 
 
 def time(result: Estimate) -> str:
@@ -63,9 +81,7 @@ def time(result: Estimate) -> str:
     for place, row in enumerate(rows):
         y = place * ROW
         colour = LANES.get(row["lane"], EXPOSED)
-        shapes.append(
-            f"<text x='{LEFT - 6}' y='{y + ROW - 5}' text-anchor='end' fill='{INK}'>{escape(row['lane'])}</text>"
-        )
+        shapes.append(_name(row["lane"], place))
         shapes += [
             f"<rect x='{LEFT + (WIDTH - LEFT) * span['start'] / end:.1f}' y='{y + 2}' height='{ROW - 4}'"
             f" width='{max((WIDTH - LEFT) * (span['end'] - span['start']) / end, 0.5):.1f}'"
@@ -77,6 +93,42 @@ def time(result: Estimate) -> str:
     return _svg(f"a step of {seconds(result.time.step)}", len(rows) * ROW, shapes)
 
 
+def bars(title: str, data: dict[str, Any]) -> str:
+    """Draw a bar for each row, a colour for each of its parts.
+
+    >>> drawn = bars("", {"rows": {"a": {"b": 2, "c": 1}}, "unit": "tokens", "limit": None})
+    >>> drawn.count("<rect"), "b: 2 tokens" in drawn
+    (3, True)
+    """
+    rows, shapes = data["rows"], []
+    colours = paint(dict.fromkeys(part for parts in rows.values() for part in parts))
+    scale = (WIDTH - LEFT) / (max([*(sum(parts.values()) for parts in rows.values()), data["limit"] or 0]) or 1.0)
+    for place, (name, parts) in enumerate(rows.items()):
+        shapes.append(_name(name, place))
+        left = float(LEFT)
+        for part, value in parts.items():
+            shapes.append(
+                f"<rect x='{left:.1f}' y='{place * ROW + 2}' height='{ROW - 4}' width='{scale * value:.1f}'"
+                f" fill='{colours[part]}'><title>{escape(part)}: {amount(value, data['unit'])}</title></rect>"
+            )
+            left += scale * value
+    return _svg(title, len(rows) * ROW, shapes)
+
+
+def drawn(result: Estimate) -> str:
+    """Draw the figures of the notebook, each by its own function here or by its form, with the colours of memory."""
+    own = {"moments": lambda: f"{memory(result)}<div>{legend(result)} GiB</div>", "lanes": lambda: time(result)}
+    forms: dict[str, Callable[[str, Any], str]] = {
+        "bars": bars,
+        "lines": partial(curves, stacked=False),
+        "areas": curves,
+    }
+    shown = [each for each in figures() if each.notebook and each.has(result)]
+    return "".join(
+        own[each.name]() if each.name in own else forms[each.form](each.title, each.data(result)) for each in shown
+    )
+
+
 def legend(result: Estimate) -> str:
     """Name the colours of the parts that there are."""
     return " ".join(
@@ -85,6 +137,10 @@ def legend(result: Estimate) -> str:
         for part, colour in PARTS.items()
         if result.memory.parts.get(part)
     )
+
+
+def _name(name: str, row: int) -> str:
+    return f"<text x='{LEFT - 6}' y='{row * ROW + ROW - 5}' text-anchor='end' fill='{INK}'>{escape(name)}</text>"
 
 
 def _svg(title: str, height: int, shapes: list[str]) -> str:

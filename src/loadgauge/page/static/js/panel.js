@@ -14,7 +14,7 @@ const watcher = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 
 /**
- * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen,
+ * what: {id, title() where it is no message, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen,
  * idle(data) -> the line that stands for a panel with nothing to draw}.
  * A column is {text, words: true for text, not numbers}; a cell is text or an element.
  */
@@ -47,8 +47,8 @@ export class Panel {
 
   label() {
     const { id } = this.what;
-    this.title.textContent = t(`${id}.title`);
-    this.sheet.setAttribute("aria-label", t(`${id}.title`));
+    this.title.textContent = this.what.title?.() ?? t(`${id}.title`);
+    this.sheet.setAttribute("aria-label", this.title.textContent);
     if (this.toggle) this.toggle.lastChild.textContent = t("table");
     this.acts.replaceChildren(...this.moreActs(this), ...(this.toggle ? [this.toggle] : []));
     this.press();

@@ -1,0 +1,86 @@
+"""The register of figures: the name, the places and the form of each are said once, beside the function of its data."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from loadgauge.core.estimate.result import Estimate
+
+Form = Literal["bars", "lines", "areas", "timeline", "treemap", "scatter", "table"]
+F = TypeVar("F", bound=Callable[[Estimate], Any])
+FIGURES: dict[str, Figure] = {}
+"""By their name in `/api/estimate`, filled by `figure`; `figures` reads all of them."""
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of an estimate.
+
+    name: of its function; data: the function; title, chinese: its heading; place: in the order of all of them; form: how it is
+    drawn. What no code draws by its name (`plot/sheet.py`, `text/drawings.py`, a script of the page) is drawn from its data,
+    which are None or have `unit` (byte, s, or a word) and `limit` (a number that is usable, or None), and
+
+    - for bars `rows`: the parts of each, in the unit, by their names
+    - for lines, and areas upon one another, `x`, the word `along` for it, and `series`: values by name, one for each x
+
+    plot: its name for `--figure`, empty where `--plot` does not draw it; row: of the sheet with all figures; needs: what an
+    estimate must have for that; tabs: of the page, where no script has its place; single: in the single file; notebook: below
+    the sliders
+    """
+
+    name: str
+    data: Callable[[Estimate], Any]
+    title: str
+    form: Form
+    place: int
+    chinese: str = ""
+    plot: str = ""
+    row: int = 4
+    needs: Literal["", "time", "stages"] = ""
+    tabs: tuple[str, ...] = ()
+    single: bool = False
+    notebook: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the page must know to show the figure."""
+        title = {"en": self.title, "zh": self.chinese or self.title}
+        return {"name": self.name, "title": title, "form": self.form, "needs": self.needs, "tabs": self.tabs}
+
+    def has(self, result: Estimate) -> bool:
+        """Return whether an estimate has what the figure needs."""
+        return {"time": result.time is not None, "stages": result.layout.pp > 1, "": True}[self.needs]
+
+
+def figure(**fields: Any) -> Callable[[F], F]:
+    """Register the decorated function as a figure's data, with the fields of `Figure` but `name` and `data`."""
+
+    def register(data: F) -> F:
+        FIGURES[data.__name__] = Figure(name=data.__name__, data=data, **fields)
+        return data
+
+    return register
+
+
+def figures() -> list[Figure]:
+    """Return all figures in their order.
+
+    >>> [each.name for each in figures()][:3]
+    ['treemap', 'moments', 'lanes']
+    """
+    package = import_module("loadgauge.core.answers.figures")
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    return sorted(FIGURES.values(), key=lambda each: each.place)
+
+
+def plotted() -> dict[str, Figure]:
+    """Return the figures of `--plot` by their names for `--figure`, in the order of its sheet.
+
+    >>> list(plotted())[:3]
+    ['bytes', 'step', 'time']
+    """
+    return {each.plot: each for each in sorted(figures(), key=lambda each: each.row) if each.plot}
