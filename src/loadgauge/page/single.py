@@ -61,7 +61,7 @@ def page(
     setup: Setup, result: Estimate, job: Job | None = None, read: Callable[[Job], Setup] = resolve_job
 ) -> tuple[str, int]:
     """Return the file's text, and how many answers it has. job: with the names that a reader knows; read: resolves another"""
-    axes, shown = values(setup, result), [each for each in figures() if each.single]
+    axes, shown = values(setup, result), [each for each in figures() if "single" in each.shown]
     names = [each.name for each in shown]
     here = {name: value[0] for name, value in axes.items()}
     cells = {key: cell(one, read, names) for key, one in table(setup.job, axes, result.layout.dp > 1)}

@@ -20,7 +20,7 @@ FIGURES: dict[str, Figure] = {}
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """A figure of an estimate.
 
-    name: of its function; data: the function; title, chinese: its heading; place: in the order of all of them; form: how it is
+    name: of its function; data: the function; title, chinese: its heading; order: among all of them; form: how it is
     drawn. What no code draws by its name (`plot/sheet.py`, `text/drawings.py`, a script of the page) is drawn from its data,
     which are None or have `unit` (byte, s, or a word) and `limit` (a number that is usable, or None), and
 
@@ -28,27 +28,25 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     - for lines, and areas upon one another, `x`, the word `along` for it, and `series`: values by name, one for each x
 
     plot: its name for `--figure`, empty where `--plot` does not draw it; row: of the sheet with all figures; needs: what an
-    estimate must have for that; tabs: of the page, where no script has its place; single: in the single file; notebook: below
-    the sliders
+    estimate must have for that; shown: `single` (the single file), `notebook` (below its sliders), and tabs of the page where
+    no script has its place
     """
 
     name: str
     data: Callable[[Estimate], Any]
     title: str
     form: Form
-    place: int
+    order: int
     chinese: str = ""
     plot: str = ""
     row: int = 4
     needs: Literal["", "time", "stages"] = ""
-    tabs: tuple[str, ...] = ()
-    single: bool = False
-    notebook: bool = False
+    shown: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the page must know to show the figure."""
         title = {"en": self.title, "zh": self.chinese or self.title}
-        return {"name": self.name, "title": title, "form": self.form, "needs": self.needs, "tabs": self.tabs}
+        return {"name": self.name, "title": title, "form": self.form, "needs": self.needs, "shown": self.shown}
 
     def has(self, result: Estimate) -> bool:
         """Return whether an estimate has what the figure needs."""
@@ -74,7 +72,7 @@ def figures() -> list[Figure]:
     package = import_module("loadgauge.core.answers.figures")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-    return sorted(FIGURES.values(), key=lambda each: each.place)
+    return sorted(FIGURES.values(), key=lambda each: each.order)
 
 
 def plotted() -> dict[str, Figure]:

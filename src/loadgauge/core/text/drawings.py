@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from html import escape
+from itertools import accumulate
 from typing import Any
 
 from loadgauge.core.answers.figure import figures
@@ -14,6 +15,8 @@ from loadgauge.core.answers.figures.memory_phases import moments as moments_of
 from loadgauge.core.base.units import GIB, amount, gib, seconds
 from loadgauge.core.estimate.result import Estimate
 
+Span = tuple[float, float, str, str]
+"""Start, end, colour, words."""
 WIDTH, LEFT, ROW = 640, 110, 18
 """Of a drawing, of the names at its left, and of a row [px]."""
 
@@ -76,21 +79,38 @@ def time(result: Estimate) -> str:
     """
     if result.time is None:
         return ""
-    shapes, end = [], max(result.time.step, 1e-12)
-    rows = lanes_of(result) or []
-    for place, row in enumerate(rows):
-        y = place * ROW
-        colour = LANES.get(row["lane"], EXPOSED)
-        shapes.append(_name(row["lane"], place))
-        shapes += [
-            f"<rect x='{LEFT + (WIDTH - LEFT) * span['start'] / end:.1f}' y='{y + 2}' height='{ROW - 4}'"
-            f" width='{max((WIDTH - LEFT) * (span['end'] - span['start']) / end, 0.5):.1f}'"
-            f" fill='{HIDDEN if span['hidden'] else colour}'>"
-            f"<title>{escape(row['lane'])}: {seconds(span['end'] - span['start'])}{', hidden' if span['hidden'] else ''}</title>"
-            "</rect>"
+    rows = {
+        row["lane"]: [
+            (
+                span["start"],
+                span["end"],
+                HIDDEN if span["hidden"] else LANES.get(row["lane"], EXPOSED),
+                f"{row['lane']}: {seconds(span['end'] - span['start'])}{', hidden' if span['hidden'] else ''}",
+            )
             for span in row["spans"]
         ]
-    return _svg(f"a step of {seconds(result.time.step)}", len(rows) * ROW, shapes)
+        for row in lanes_of(result) or []
+    }
+    return spans(f"a step of {seconds(result.time.step)}", rows, max(result.time.step, 1e-12))
+
+
+def spans(title: str, rows: Mapping[str, Iterable[Span]], end: float) -> str:
+    """Draw what reaches from where to where in each row; the width is `end`.
+
+    >>> spans("", {"a": [(0, 1, "red", "one")]}, 2).count("<rect")
+    2
+    """
+    wide = WIDTH - LEFT
+    shapes = [
+        f"<text x='{LEFT - 6}' y='{row * ROW + ROW - 5}' text-anchor='end' fill='{INK}'>{escape(name)}</text>"
+        + "".join(
+            f"<rect x='{LEFT + wide * start / end:.1f}' y='{row * ROW + 2}' height='{ROW - 4}'"
+            f" width='{max(wide * (stop - start) / end, 0.5):.1f}' fill='{colour}'><title>{escape(words)}</title></rect>"
+            for start, stop, colour, words in each
+        )
+        for row, (name, each) in enumerate(rows.items())
+    ]
+    return _svg(title, len(rows) * ROW, shapes)
 
 
 def bars(title: str, data: dict[str, Any]) -> str:
@@ -100,19 +120,15 @@ def bars(title: str, data: dict[str, Any]) -> str:
     >>> drawn.count("<rect"), "b: 2 tokens" in drawn
     (3, True)
     """
-    rows, shapes = data["rows"], []
-    colours = paint(dict.fromkeys(part for parts in rows.values() for part in parts))
-    scale = (WIDTH - LEFT) / (max([*(sum(parts.values()) for parts in rows.values()), data["limit"] or 0]) or 1.0)
-    for place, (name, parts) in enumerate(rows.items()):
-        shapes.append(_name(name, place))
-        left = float(LEFT)
-        for part, value in parts.items():
-            shapes.append(
-                f"<rect x='{left:.1f}' y='{place * ROW + 2}' height='{ROW - 4}' width='{scale * value:.1f}'"
-                f" fill='{colours[part]}'><title>{escape(part)}: {amount(value, data['unit'])}</title></rect>"
-            )
-            left += scale * value
-    return _svg(title, len(rows) * ROW, shapes)
+    colours = paint(dict.fromkeys(part for parts in data["rows"].values() for part in parts))
+    rows = {
+        name: [
+            (end - value, end, colours[part], f"{part}: {amount(value, data['unit'])}")
+            for (part, value), end in zip(parts.items(), accumulate(parts.values()), strict=True)
+        ]
+        for name, parts in data["rows"].items()
+    }
+    return spans(title, rows, max([*(each[-1][1] for each in rows.values() if each), data["limit"] or 0]) or 1.0)
 
 
 def drawn(result: Estimate) -> str:
@@ -123,9 +139,10 @@ def drawn(result: Estimate) -> str:
         "lines": partial(curves, stacked=False),
         "areas": curves,
     }
-    shown = [each for each in figures() if each.notebook and each.has(result)]
     return "".join(
-        own[each.name]() if each.name in own else forms[each.form](each.title, each.data(result)) for each in shown
+        own[each.name]() if each.name in own else forms[each.form](each.title, data)
+        for each in figures()
+        if "notebook" in each.shown and (data := each.data(result)) is not None
     )
 
 
@@ -137,10 +154,6 @@ def legend(result: Estimate) -> str:
         for part, colour in PARTS.items()
         if result.memory.parts.get(part)
     )
-
-
-def _name(name: str, row: int) -> str:
-    return f"<text x='{LEFT - 6}' y='{row * ROW + ROW - 5}' text-anchor='end' fill='{INK}'>{escape(name)}</text>"
 
 
 def _svg(title: str, height: int, shapes: list[str]) -> str:

@@ -19,12 +19,12 @@ def bars(axes: Any, data: dict[str, Any], *, named: bool = True) -> None:
     rows = data["rows"]
     columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
     colours = paint(columns, named=named)
-    for place, cells in enumerate(rows.values()):
+    for row, cells in enumerate(rows.values()):
         left = 0.0
         for column, value in cells.items():
-            axes.barh(place, value / size, left=left, color=colours[column], label=column)
+            axes.barh(row, value / size, left=left, color=colours[column], label=column)
             left += value / size
-        axes.annotate(f" {left:,.4g}", (left, place), va="center")
+        axes.annotate(f" {left:,.4g}", (left, row), va="center")
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.set_xlabel(name)

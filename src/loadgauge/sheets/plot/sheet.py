@@ -79,14 +79,14 @@ def write(figure: Any, file: Path) -> None:
         raise ConfigError(f"{file}: {error.strerror}") from None
 
 
-def _draw(place: Any, result: Estimate, drawn: Figure, size: int) -> None:
+def _draw(sheet: Any, result: Estimate, drawn: Figure, size: int) -> None:
     """Draw a figure with its heading into a sheet, or a part of one."""
-    axes = place.subplots()
+    axes = sheet.subplots()
     if drawn.name in OWN:
         OWN[drawn.name](axes, result)
     elif (data := drawn.data(result)) is not None:
         FORMS[drawn.form](axes, data)
-    place.suptitle(drawn.title, x=0.012, ha="left", fontsize=size, fontweight="bold")
+    sheet.suptitle(drawn.title, x=0.012, ha="left", fontsize=size, fontweight="bold")
 
 
 def _single(figure_of: Any, result: Estimate, drawn: Figure) -> Any:

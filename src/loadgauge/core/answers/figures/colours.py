@@ -40,6 +40,4 @@ def paint(names: Iterable[str], *, named: bool = True) -> dict[str, str]:
     {'weights': '#2b5788', 'somewhere': '#4476ae'}
     """
     turns = tuple(PARTS.values())
-    return {
-        name: (named and (LANES | PARTS).get(name)) or turns[place % len(turns)] for place, name in enumerate(names)
-    }
+    return {name: (named and (LANES | PARTS).get(name)) or turns[turn % len(turns)] for turn, name in enumerate(names)}

@@ -43,7 +43,13 @@ def kind_of(timed: TimedOperation) -> str:
 
 
 @figure(
-    title="Where the time goes", form="timeline", place=3, plot="time", row=2, needs="time", single=True, notebook=True
+    title="Where the time goes",
+    form="timeline",
+    order=3,
+    plot="time",
+    row=2,
+    needs="time",
+    shown=("single", "notebook"),
 )
 def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     """Return the components of a step on its slowest stage [s], or None where no time is known.

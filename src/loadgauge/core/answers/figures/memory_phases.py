@@ -16,7 +16,7 @@ ROWS = 800
 """Points of the curve."""
 
 
-@figure(title="Memory through one step", form="areas", place=2, plot="step", row=1, notebook=True)
+@figure(title="Memory through one step", form="areas", order=2, plot="step", row=1, shown=("notebook",))
 def moments(result: Estimate) -> dict[str, Any]:
     """Return the estimate's moments (`points`, in order), and the curve of the worst rank over its schedule.
 

@@ -9,7 +9,7 @@ from loadgauge.core.answers.figures.lanes import kind_of
 from loadgauge.core.estimate.result import Estimate
 
 
-@figure(title="Roofline of the operations", form="scatter", place=6, plot="roofline", row=2, needs="time")
+@figure(title="Roofline of the operations", form="scatter", order=6, plot="roofline", row=2, needs="time")
 def roofline(result: Estimate) -> dict[str, Any] | None:
     """Return each operation's forward: FLOPs, bytes through HBM, seconds of one micro-batch; None where no time is known.
 

@@ -18,7 +18,7 @@ CELLS, MOST = 2560, 100_000
 Flights = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-@figure(title="Pipeline schedule", form="timeline", place=4, plot="schedule", row=3, needs="stages")
+@figure(title="Pipeline schedule", form="timeline", order=4, plot="schedule", row=3, needs="stages")
 def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
     """Return every piece of work: stage, start, end [s], kind, micro-batch, chunk, and bytes the stage holds for backward.
 

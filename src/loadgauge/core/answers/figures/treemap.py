@@ -22,7 +22,7 @@ GROUPS = {
 """The four kinds of parts that have colours of their own."""
 
 
-@figure(title="Where every byte goes", form="treemap", place=1, plot="bytes", row=1, single=True)
+@figure(title="Where every byte goes", form="treemap", order=1, plot="bytes", row=1, shown=("single",))
 def treemap(result: Estimate) -> list[Node]:
     """Return the parts of the estimate, each with its contents [bytes]. Children add up to their parent, all to the total.
 

@@ -20,7 +20,6 @@ ANY = "Any by its key in the JSON document."
 class OfFigures(click.Choice[str]):
     """A choice of one of the figures that are registered, or all; they are read where they are listed."""
 
-    name = "figure"
     case_sensitive = True
 
     def __init__(self) -> None:

@@ -17,10 +17,10 @@ const NONE = { time: "step.untimed", stages: "schedule.none" };
 /** The panels of figures, as the register describes them, that none of these panels has. */
 export const others = (figures, panels) => figures.filter(({ name, form }) => form in FORMS && !panels.some((one) => one.what.id === name)).map(panelOf);
 
-function panelOf({ name, title, form, needs, tabs }) {
+function panelOf({ name, title, form, needs, shown }) {
   const data = (answer) => answer.panels[name];
   return new Panel({
-    id: name, tabs, title: () => title[document.documentElement.lang.slice(0, 2)] ?? title.en,
+    id: name, shown, title: () => title[document.documentElement.lang.slice(0, 2)] ?? title.en,
     idle: (answer) => (data(answer) ? null : needs ? t(NONE[needs]) : "–"),
     draw: (place, answer) => FORMS[form](place, data(answer), form),
     table: (answer) => TABLES[form](data(answer)),

@@ -194,8 +194,8 @@ onChange(async ({ flags: asked, view: seen, address }) => {
 function knowFigures({ figures }) {
   for (const one of others(figures, ESTIMATED)) {
     ESTIMATED.push(one);
-    one.what.tabs.forEach((name) => TABS[name].push(one));
-    if (!one.what.tabs.includes(tab())) continue;
+    one.what.shown.forEach((name) => TABS[name]?.push(one));
+    if (!TABS[tab()].includes(one)) continue;
     arrange();
     request();
   }
