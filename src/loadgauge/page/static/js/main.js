@@ -190,7 +190,7 @@ onChange(async ({ flags: asked, view: seen, address }) => {
   }
 });
 
-/** Figures of the register that no script draws come last on their tabs. */
+/** Figures that no script draws come last on their tabs. */
 function knowFigures({ figures }) {
   for (const one of others(figures, ESTIMATED)) {
     ESTIMATED.push(one);
