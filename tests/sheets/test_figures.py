@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure as Sheet
 
 from command_line import typed
-from loadgauge.core.answers.figure import FIGURES, Figure, figure, figures, plotted
+from loadgauge.core.answers.figure import FIGURES, Figure, figures, plotted
 from loadgauge.core.answers.figures.colours import PARTS
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.job.job import Job
@@ -46,7 +46,7 @@ def probe(request: pytest.FixtureRequest) -> Iterator[Figure]:
     """A figure of a form, registered for one test."""
     data = by_moment if request.param == "bars" else over_moments
     shown = ("run", "single", "notebook")
-    figure(title="A probe", chinese="试", form=request.param, order=99, plot="probe", shown=shown)(data)
+    Figure(title="A probe", chinese="试", form=request.param, order=99, plot="probe", shown=shown)(data)
     yield FIGURES[data.__name__]
     del FIGURES[data.__name__]
 

@@ -14,13 +14,13 @@ from loadgauge.core.estimate.result import Estimate
 Form = Literal["bars", "lines", "areas", "timeline", "treemap", "scatter", "table"]
 F = TypeVar("F", bound=Callable[[Estimate], Any])
 FIGURES: dict[str, Figure] = {}
-"""By their name in `/api/estimate`, filled by `figure`; `figures` reads all of them."""
+"""By their name in `/api/estimate`, filled by the decorators; `figures` imports all of them."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure of an estimate.
+    """A figure of an estimate, and the decorator of the function that returns its data.
 
-    name: of its function; data: the function; title, chinese: its heading; order: among all of them; form: how it is
+    name, data: of the function, and the function; title, chinese: its heading; order: among all of them; form: how it is
     drawn. What no code draws by its name (`plot/sheet.py`, `text/drawings.py`, a script of the page) is drawn from its data,
     which are None or have `unit` (byte, s, or a word) and `limit` (a number that is usable, or None), and
 
@@ -32,16 +32,21 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     no script has its place
     """
 
-    name: str
-    data: Callable[[Estimate], Any]
     title: str
     form: Form
     order: int
+    name: str = ""
+    data: Any = None
     chinese: str = ""
     plot: str = ""
     row: int = 4
     needs: Literal["", "time", "stages"] = ""
     shown: tuple[str, ...] = ()
+
+    def __call__(self, data: F) -> F:
+        """Register a function as the figure's data, as its decorator."""
+        FIGURES[data.__name__] = msgspec.structs.replace(self, name=data.__name__, data=data)
+        return data
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the page must know to show the figure."""
@@ -51,16 +56,6 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     def has(self, result: Estimate) -> bool:
         """Return whether an estimate has what the figure needs."""
         return {"time": result.time is not None, "stages": result.layout.pp > 1, "": True}[self.needs]
-
-
-def figure(**fields: Any) -> Callable[[F], F]:
-    """Register the decorated function as a figure's data, with the fields of `Figure` but `name` and `data`."""
-
-    def register(data: F) -> F:
-        FIGURES[data.__name__] = Figure(name=data.__name__, data=data, **fields)
-        return data
-
-    return register
 
 
 def figures() -> list[Figure]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.core.answers.figure import figure
+from loadgauge.core.answers.figure import Figure
 from loadgauge.core.answers.figures.treemap import apportion
 from loadgauge.core.base.by_key import sums
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
@@ -42,7 +42,7 @@ def kind_of(timed: TimedOperation) -> str:
     return "matmul" if timed.operation.gemms else "memory-bound"
 
 
-@figure(
+@Figure(
     title="Where the time goes",
     form="timeline",
     order=3,
