@@ -12,14 +12,12 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A colour in a legend. */
 export const swatch = (background, text) => h("span", {}, h("i", { style: { background } }), text);
 
 const PROPERTIES = { value: 1, checked: 1, disabled: 1, hidden: 1 };
 
 export const find = (selector, within = document) => within.querySelector(selector);
 
-/** An element of a drawing. */
 export function shape(tag, attributes = {}, ...inside) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);

@@ -12,11 +12,11 @@ const said = (value, data) => amount(value, data.unit === "byte" ? "B" : data.un
 const sum = (parts) => Object.values(parts).reduce((all, one) => all + one, 0);
 const NONE = { time: "step.untimed", stages: "schedule.none" };
 
-/** Panels of the figures that none of these has. */
+/** Panels for figures that none of these has. */
 export const others = (figures, panels) => figures.filter(({ name, form }) => form in FORMS && !panels.some((one) => one.what.id === name)).map(panelOf);
 
 function panelOf({ name, title, form, needs, shown }) {
-  const data = (answer) => answer.panels[name];
+  const data = ({ panels }) => panels[name];
   return new Panel({
     id: name, shown, title: () => title[document.documentElement.lang.slice(0, 2)] ?? title.en,
     idle: (answer) => (data(answer) ? null : needs ? t(NONE[needs]) : "–"),
@@ -38,7 +38,7 @@ export function bars(place, data, form, { kind = "figure", peak, label, foot, ro
   };
   place.replaceChildren(h("div", { class: `lanes ${kind}`, role: "group", "aria-label": label }, rows.flatMap(([name, parts]) => [
     h("span", { class: `name${name === peak ? " peak" : ""}` }, term(name)),
-    h("span", { class: "track", onpointermove: (event) => showTip(event.clientX, event.clientY, term(name), Object.entries(parts).map(([part, value]) => [word(part), said(value, data)])), onpointerleave: hideTip }, bar(parts), data.limit === null ? null : h("u", { style: { left: share(data.limit) } })),
+    h("span", { class: "track", onpointermove: (event) => showTip(event.clientX, event.clientY, term(name), Object.entries(parts).map(([part, value]) => [word(part), said(value, data)])), onpointerleave: hideTip }, bar(parts), data.limit !== null && h("u", { style: { left: share(data.limit) } })),
     h("span", { class: "value", "data-value": sum(parts) }, said(sum(parts), data)),
   ])), foot ?? legend(colours));
 }
@@ -47,7 +47,8 @@ function curves(place, { x, series, along, limit, unit }, form) {
   const stacked = form === "areas";
   const names = Object.keys(series).filter((name) => series[name].some(Boolean));
   const colours = paint(names);
-  const points = (values) => values.map((value, at) => [x[at], -value]);
+  const scale = Math.max(limit ?? 0, ...names.flatMap((name) => series[name])) || 1; // SVG takes no billions
+  const points = (values) => values.map((value, at) => [x[at] / (x.at(-1) || 1), -value / scale]);
   const line = (values, stroke, dash) => shape("polyline", { points: points(values).join(" "), fill: "none", stroke, "stroke-dasharray": dash, "vector-effect": "non-scaling-stroke" });
   let [below, highest] = [x.map(() => 0), limit ?? 0];
   const drawn = names.map((name) => {
@@ -58,7 +59,7 @@ function curves(place, { x, series, along, limit, unit }, form) {
     return shape("polygon", { points: [...points(above), ...points(under).reverse()].join(" "), fill: colours[name] });
   });
   const limits = limit === null ? [] : [line(x.map(() => limit), "var(--bad)", "4 3")];
-  place.replaceChildren(shape("svg", { viewBox: `0 ${-highest} ${x.at(-1) || 1} ${highest || 1}`, preserveAspectRatio: "none", width: "100%", height: 180, role: "img", "aria-label": names.map(word).join(", ") }, ...drawn, ...limits),
+  place.replaceChildren(shape("svg", { viewBox: `0 ${-highest / scale} 1 ${highest / scale || 1}`, preserveAspectRatio: "none", width: "100%", height: 180, role: "img", "aria-label": names.map(word).join(", ") }, ...drawn, ...limits),
     h("p", { class: "legend" }, h("span", {}, term(along)), h("span", {}, said(highest, { unit }))), legend(colours));
 }
 

@@ -195,9 +195,7 @@ function knowFigures({ figures }) {
   for (const one of others(figures, ESTIMATED)) {
     ESTIMATED.push(one);
     one.what.shown.forEach((name) => TABS[name]?.push(one));
-    if (!TABS[tab()].includes(one)) continue;
-    arrange();
-    request();
+    if (TABS[tab()].includes(one)) arrange(), request();
   }
 }
 

@@ -104,7 +104,6 @@ export function table({ columns, rows, caption, mine }) {
     h("tbody", {}, rows.map((row, place) => h("tr", { class: mine?.(place) ? "mine" : null }, row.map((cell, at) => h("td", { class: columns[at].words ? "text" : null }, cell ?? ""))))));
 }
 
-/** A table that can be scrolled. */
 export const scrolled = (label, what) => h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, table(what));
 
 export const panel = (id) => all.get(id);

@@ -34,5 +34,5 @@ function draw(place, { estimate: { memory } }) {
   const rows = memory.moments.map(({ name, parts }) => [name, Object.fromEntries(ORDER.filter((part) => parts[part] > 0).map((part) => [part, parts[part]]))]);
   bars(place, { unit: "byte", limit: capacity }, "bars", { rows, kind: "phases", peak, label: t("moments.label", { total: gib(memory.total), moment: term(peak), capacity: capacity === null ? "–" : gib(capacity) }),
     foot: h("p", { class: "legend foot" }, groups(rows.flatMap(([, parts]) => Object.keys(parts))),
-      capacity === null ? null : h("span", {}, h("i", { class: "line", style: { "border-color": "var(--bad)" } }), t("moments.usable", { gib: gib(capacity) }))) });
+      capacity !== null && h("span", {}, h("i", { class: "line", style: { "border-color": "var(--bad)" } }), t("moments.usable", { gib: gib(capacity) }))) });
 }
