@@ -290,3 +290,19 @@ def test_what_why_answers_is_translated() -> None:
     said |= {text for rule in TENSORS for text in (rule.phase, rule.tensor, rule.remedy) if text}
     said |= {name for name, _ in PHASES}
     assert {text for text in said if not CHINESE.search(in_chinese(text))} == set()
+
+
+def test_every_figure_has_a_script_or_a_form_that_one_draws() -> None:
+    """A script draws a figure by its name, with its words in the messages; `figure.js` draws all others by their form."""
+    forms = set(re.findall(r"\w+", re.search(r"const FORMS = \{(.*?)\}", SCRIPTS["figure.js"])[1]))  # type: ignore[index]
+    needs = set(re.findall(r"(\w+): \"", re.search(r"const NONE = \{(.*?)\}", SCRIPTS["figure.js"])[1]))  # type: ignore[index]
+    own = set(re.findall(r"\w+", re.search(r"const ESTIMATED = \[(.*?)\]", SCRIPTS["main.js"])[1]))  # type: ignore[index]
+    tabs = set(re.findall(r"^  (\w+): \[", SCRIPTS["main.js"], re.MULTILINE))
+    for row in catalogue()["figures"]:
+        if row["name"] in own:
+            assert {f"{row['name']}.title"} <= messages("en").keys()
+        else:
+            assert row["form"] in forms
+            assert CHINESE.search(row["title"]["zh"])
+            assert not row["needs"] or row["needs"] in needs
+        assert {*row["shown"]} <= {"single", "notebook", *tabs}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from command_line import document
-from loadgauge.core.answers.figures import PANELS
+from loadgauge.core.answers.figure import figures
 from loadgauge.core.answers.figures.lanes import COMPUTE, KINDS
 from loadgauge.core.answers.figures.memory_phases import ROWS
 from loadgauge.core.answers.figures.schedule import STAGES, flights, playable
@@ -29,6 +29,7 @@ from loadgauge.page.inputs.uploads import Uploads
 from loadgauge.page.panels.reasons import find, reason
 from serving import LARGE, LLAMA, SMALL
 
+PANELS = {each.name: each.data for each in figures()}
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt2", "gemma-2-9b", "nemotron-h-8b", "bert-base")
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev")
 

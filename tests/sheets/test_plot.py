@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from command_line import document, typed
+from loadgauge.core.answers.figure import plotted
 from loadgauge.core.answers.figures.colours import EXPOSED, HIDDEN, IDLE, LANES, PARTS
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.job.job import Job
@@ -24,7 +25,6 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.sheets.plot import blocks, steps
 from loadgauge.sheets.plot.blocks import HEIGHT, squares
-from loadgauge.sheets.plot.sheet import FIGURES
 
 LINE = "estimate llama-3.1-70b --gpu h100-sxm5-80gb --gpus 256 --tp 8 --pp 4 --global-batch 512 --seq-len 8192"
 
@@ -98,13 +98,13 @@ def test_every_stage_has_all_its_work(result: Estimate) -> None:
     assert rows == [32] * 4  # 16 micro-batches, forward and backward
 
 
-@pytest.mark.parametrize("name", ["all", *FIGURES])
+@pytest.mark.parametrize("name", ["all", *plotted()])
 def test_svg_has_headings_as_text(name: str, tmp_path: Path) -> None:
     file = tmp_path / "figure.svg"
     assert typed(f"{LINE} --plot {file} --figure {name}").code in (0, 1)
     text = "".join(ElementTree.parse(file).getroot().itertext())
-    for heading in [heading for heading, _ in FIGURES.values()] if name == "all" else [FIGURES[name][0]]:
-        assert heading in text
+    for drawn in plotted().values() if name == "all" else [plotted()[name]]:
+        assert drawn.title in text
 
 
 @pytest.mark.long

@@ -11,14 +11,16 @@ import gzip
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from loadgauge._version import __version__
-from loadgauge.core.answers.figures import PANELS
+from loadgauge.core.answers.figure import figures
+from loadgauge.core.answers.figures.lanes import lanes as lanes_of
+from loadgauge.core.answers.figures.treemap import treemap
 from loadgauge.core.answers.plan.progress import clear, say
 from loadgauge.core.base import ConfigError, Error, is_script
 from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
@@ -39,7 +41,6 @@ CARDS = (
 )  # fmt: skip
 """Kinds of GPU that many have, from small to large: the ones beside the run's own are in the table."""
 BESIDE = 4
-SHOWN = ("treemap", "lanes")
 LEFT_OUT = ("model", "training", "flops", "network", "basis", "assumed", "not_counted", "gpu_hours")
 """Keys that are the same in all cells, or not drawn."""
 IMPORT = re.compile(r'^import \{ (.*?) \} from "\./([\w-]+)\.js";\n', re.MULTILINE)
@@ -60,9 +61,10 @@ def page(
     setup: Setup, result: Estimate, job: Job | None = None, read: Callable[[Job], Setup] = resolve_job
 ) -> tuple[str, int]:
     """Return the file's text, and how many answers it has. job: with the names that a reader knows; read: resolves another"""
-    axes = values(setup, result)
+    axes, shown = values(setup, result), [each for each in figures() if "single" in each.shown]
+    names = [each.name for each in shown]
     here = {name: value[0] for name, value in axes.items()}
-    cells = {key: cell(trial, read) for key, trial in table(setup.job, axes, result.layout.dp > 1)}
+    cells = {key: cell(trial, read, names) for key, trial in table(setup.job, axes, result.layout.dp > 1)}
     clear()
     job = setup.job if job is None else job
     if names_file(job.model) and not is_script(job.model):
@@ -77,7 +79,8 @@ def page(
         "command": job.command(),
         "axes": {_flag(name): [str(option) for option in sorted(value, key=_order)] for name, value in axes.items()},
         "here": {_flag(name): str(value) for name, value in here.items()},
-        "own": told(setup, result, SHOWN),
+        "own": told(setup, result, names),
+        "figures": [each.to_dict() for each in shown],
         "cells": cells,
         "count": len(cells) + 1,
         "explained": dict(explanations(setup, result)),
@@ -152,11 +155,11 @@ def table(job: Job, axes: dict[str, tuple[Any, ...]], several: bool) -> Iterator
         yield " ".join(map(str, spot.values())), job.replace(**changed)
 
 
-def cell(job: Job, read: Callable[[Job], Setup]) -> Any:
+def cell(job: Job, read: Callable[[Job], Setup], shown: Sequence[str]) -> Any:
     """Return what differs from the run's own answer at another spot of the table: rounded figures, or why there is none."""
     try:
         setup = read(job)
-        answer = told(setup, setup.estimate(), SHOWN)
+        answer = told(setup, setup.estimate(), shown)
     except Error as error:
         return {"error": " ".join(str(error).split())}
     figures = {name: value for name, value in answer["estimate"].items() if name not in LEFT_OUT}
@@ -186,10 +189,10 @@ def explanations(setup: Setup, result: Estimate) -> Iterator[tuple[str, Any]]:
                 yield node["id"]
                 yield from blocks(node["children"])
 
-    tree = PANELS["treemap"](result)
+    tree = treemap(result)
     for id in blocks(tree):
         yield id, reason(setup, result, id, tree)
-    lanes = [f"lane/{lane['lane']}" for lane in PANELS["lanes"](result) or ()]
+    lanes = [f"lane/{lane['lane']}" for lane in lanes_of(result) or ()]
     for id in ("fit", "step", "rate", "mfu", "days", "cost", *lanes):
         try:
             yield id, reason(setup, result, id)

@@ -76,10 +76,7 @@ class View(ipywidgets.VBox):  # type: ignore[misc,unused-ignore]
             self._shown.value = f"<p style='color:#c23b2e'>{escape(str(error))}</p>"
             return
         command = f"<pre style='white-space:pre-wrap'>{escape(self.job.command())}</pre>"
-        drawn = (
-            f"{drawings.memory(self.result)}<div>{drawings.legend(self.result)} GiB</div>{drawings.time(self.result)}"
-        )
-        self._shown.value = f"{html(self.result)}{drawn}{command}"
+        self._shown.value = f"{html(self.result)}{drawings.drawn(self.result)}{command}"
 
 
 def view(model: str | Path | Job, **flags: Any) -> View:

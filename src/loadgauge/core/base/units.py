@@ -150,6 +150,15 @@ def seconds(value: float) -> str:
     return f"{value / factor:,.3g} {unit}" if value / factor < 1000 else f"{value / factor:,.0f} {unit}"
 
 
+def amount(value: float, unit: str, digits: int = 2) -> str:
+    """Format a number by its unit: bytes, seconds, or in the unit as it is.
+
+    >>> amount(3 * 2**29, "byte", 1), amount(0.25, "s"), amount(12.5, "tokens")
+    ('1.5 GiB', '250 ms', '12.5 tokens')
+    """
+    return gib(value, digits) if unit == "byte" else seconds(value) if unit == "s" else f"{value:,.4g} {unit}".rstrip()
+
+
 def days_words(value: float) -> str:
     """Format a number of days, in years too where they are many, and in hours where they are few.
 

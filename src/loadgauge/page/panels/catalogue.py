@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, get_args
 
+from loadgauge.core.answers.figure import figures
 from loadgauge.core.base import Door, read_table
 from loadgauge.core.definitions.hardware.hardware import gpu_ids, gpus
 from loadgauge.core.definitions.job.job import Field, fields
@@ -25,13 +26,14 @@ TYPES = {"switch": "bool", "whole": "int", "positive": "number", "price": "numbe
 
 @functools.cache
 def catalogue() -> dict[str, Any]:
-    """All that the page offers: models, GPUs, flags, dialects of job files, presets and tasks to learn by, as plain values."""
+    """All that the page offers: models, GPUs, flags, dialects, figures, presets and tasks to learn by, as plain values."""
     return {
         "models": [model_row(find_model(name)) for name in models()],
         "gpus": [gpu_row(card) for card in gpus()],
         "flags": [flag_row(name, field) for name, field in fields().items() if _shown(name, field)],
         "dialects": list(JOB_FILES.OF_TEXT),
         "presets": PRESETS,
+        "figures": [each.to_dict() for each in figures()],
         "tracks": read_table("tasks.toml")["tracks"],
         "tasks": read_table("tasks.toml")["task"],
         "posttrain": {"tasks": [task_row(task) for task in TASKS.values()], "references": get_args(Reference)},

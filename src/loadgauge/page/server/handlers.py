@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from loadgauge.core.answers.estimate import estimate_document
-from loadgauge.core.answers.figures import PANELS
+from loadgauge.core.answers.figure import figures
 from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
 from loadgauge.core.base import ConfigError, Door, host_holds, load
@@ -74,10 +74,11 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     """Estimate the run: the document of `loadgauge estimate --json`, the command line that prints it, and the figures."""
     setup = job_of(question.flags, uploads)
     result = setup.estimate()
-    wanted = list(PANELS) if question.want is None else question.want
-    unknown = [name for name in wanted if name not in PANELS]
+    names = [each.name for each in figures()]
+    wanted = names if question.want is None else question.want
+    unknown = [name for name in wanted if name not in names]
     if unknown:
-        raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(PANELS)})", key="want")
+        raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(names)})", key="want")
     answer = told(setup, result, wanted)
     if "moments" in answer["panels"]:
         model = plain_name(uploads.name(str(question.flags["model"])))
@@ -93,7 +94,7 @@ def told(setup: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any
         "host": _on_host(setup, result),
         "captured": facts(setup.model, setup.assumed.get("model", "")),
         "ranges": ranges(setup, result),
-        "panels": {name: PANELS[name](result) for name in wanted},
+        "panels": {each.name: each.data(result) for each in figures() if each.name in wanted},
     }
 
 

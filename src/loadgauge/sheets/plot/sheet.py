@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from loadgauge.core.answers.figure import Figure, plotted
 from loadgauge.core.answers.figures.colours import EXPOSED, INK, LINE, MUTE
 from loadgauge.core.answers.figures.schedule import STAGES
-from loadgauge.core.base import ConfigError, in_gib, seconds
+from loadgauge.core.base import ConfigError, in_gib, lists, seconds
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.sheets.plot import blocks, steps
+from loadgauge.sheets.plot.forms import FORMS
 
-FIGURES: dict[str, tuple[str, Callable[[Any, Estimate], None]]] = {
-    "bytes": ("Where every byte goes", blocks.draw),
-    "step": ("Memory through one step", steps.draw_moments),
-    "time": ("Where the time goes", steps.draw_lanes),
-    "roofline": ("Roofline of the operations", steps.draw_roofline),
-    "schedule": ("Pipeline schedule", steps.draw_schedule),
+OWN: dict[str, Callable[[Any, Estimate], None]] = {
+    "treemap": blocks.draw,
+    "moments": steps.draw_moments,
+    "lanes": steps.draw_lanes,
+    "roofline": steps.draw_roofline,
+    "schedule": steps.draw_schedule,
 }
-"""Figures by name: heading, and what draws it."""
-TIMED = ("time", "roofline")
-"""Figures that need a time."""
+"""Figures that more is drawn in than their form has; others are drawn by it (`forms`)."""
 ENDINGS = (".svg", ".png", ".pdf")
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -42,14 +42,15 @@ STYLE: dict[Any, Any] = {
 
 
 def plot(setup: Setup, result: Estimate, file: Path, figure: str = "all") -> None:
-    """Write one of `FIGURES`, or all that can be drawn, to an .svg, .png or .pdf file.
+    """Write one of the figures (`plotted`), or all that can be drawn, to an .svg, .png or .pdf file.
 
     Raises `ConfigError` for another ending, a figure that this estimate lacks, or a missing matplotlib.
     """
-    if figure in TIMED and result.time is None:
+    choices = plotted()
+    if figure != "all" and choices[figure].needs == "time" and result.time is None:
         raise ConfigError(f"the figure '{figure}' needs a time: give --gpu, and links that are known")
     with new_figure(file) as make:
-        write(_sheet(make, result) if figure == "all" else _single(make, result, figure), file)
+        write(_sheet(make, result) if figure == "all" else _single(make, result, choices[figure]), file)
 
 
 @contextmanager
@@ -78,34 +79,33 @@ def write(figure: Any, file: Path) -> None:
         raise ConfigError(f"{file}: {error.strerror}") from None
 
 
-def _single(figure_of: Any, result: Estimate, name: str) -> Any:
-    heading, draw = FIGURES[name]
-    figure = figure_of(
-        figsize=(8, 2 + 0.28 * min(STAGES, result.layout.pp) if name == "schedule" else 4.8), layout="constrained"
-    )
-    axes = figure.subplots()
-    draw(axes, result)
-    figure.suptitle(heading, x=0.012, ha="left", fontsize=12, fontweight="bold")
+def _draw(sheet: Any, result: Estimate, drawn: Figure, size: int) -> None:
+    """Draw a figure with its heading into a sheet, or a part of one."""
+    axes = sheet.subplots()
+    if drawn.name in OWN:
+        OWN[drawn.name](axes, result)
+    elif (data := drawn.data(result)) is not None:
+        FORMS[drawn.form](axes, data)
+    sheet.suptitle(drawn.title, x=0.012, ha="left", fontsize=size, fontweight="bold")
+
+
+def _single(figure_of: Any, result: Estimate, drawn: Figure) -> Any:
+    height = 2 + 0.28 * min(STAGES, result.layout.pp) if drawn.needs == "stages" else 4.8
+    figure = figure_of(figsize=(8, height), layout="constrained")
+    _draw(figure, result, drawn, 12)
     return figure
 
 
 def _sheet(figure_of: Any, result: Estimate) -> Any:
-    names, heights = [["bytes", "step"]], [4.3]
-    if result.time is not None:
-        names.append(["time", "roofline"])
-        heights.append(3.5)
-    if result.layout.pp > 1:
-        names.append(["schedule"])
-        heights.append(1.2 + 0.24 * min(STAGES, result.layout.pp))
+    by_row = lists((each.row, each) for each in plotted().values() if each.has(result))
+    by_stage = 1.2 + 0.24 * min(STAGES, result.layout.pp)
+    heights = [by_stage if row == 3 else 4.3 if row == 1 else 3.5 for row in by_row]
     figure = figure_of(figsize=(13, 1.1 + sum(heights)), layout="constrained")
-    rows = figure.subfigures(1 + len(names), 1, height_ratios=[1.1, *heights])
+    rows = figure.subfigures(1 + len(heights), 1, height_ratios=[1.1, *heights])
     _headline(rows[0], result)
-    for row, names_of_row in zip(rows[1:], names, strict=True):
-        cells = row.subfigures(1, len(names_of_row), wspace=0.03)
-        for cell, name in zip(cells if len(names_of_row) > 1 else [cells], names_of_row, strict=True):
-            heading, draw = FIGURES[name]
-            draw(cell.subplots(), result)
-            cell.suptitle(heading, x=0.012, ha="left", fontsize=11, fontweight="bold")
+    for row, drawn in zip(rows[1:], by_row.values(), strict=True):
+        for cell, each in zip(row.subfigures(1, len(drawn), wspace=0.03, squeeze=False)[0], drawn, strict=True):
+            _draw(cell, result, each, 11)
     return figure
 
 

@@ -9,8 +9,9 @@ from loadgauge.core.answers.figures.lanes import lanes
 from loadgauge.core.answers.figures.memory_phases import moments
 from loadgauge.core.answers.figures.roofline import roofline
 from loadgauge.core.answers.figures.schedule import COLUMNS, schedule
-from loadgauge.core.base import GIB, gib, lists, seconds
+from loadgauge.core.base import lists, seconds
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.sheets.plot.forms import curves
 
 NAMED = 8
 """Points of the roofline that are listed: those that take the most time."""
@@ -47,26 +48,11 @@ def draw_moments(axes: Any, result: Estimate) -> None:
     """Draw memory over the step as stacked areas [GiB], with a line at the GPU's capacity."""
     figure = moments(result)
     curve = figure["curve"]
-    column = {name: index for index, name in enumerate(curve["columns"])}
-    times = [row[0] for row in curve["rows"]]
-    present = [part for part in PARTS if any(row[column[part]] for row in curve["rows"])]
-    heights = [[row[column[part]] / GIB for row in curve["rows"]] for part in present]
-    axes.stackplot(times, heights, colors=[PARTS[part] for part in present], labels=present, linewidth=0)
-    if figure["capacity"] is not None:
-        axes.axhline(figure["capacity"] / GIB, color=EXPOSED, linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"{gib(figure['capacity'], 1)} usable",
-            (1, figure["capacity"] / GIB),
-            (0, 3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            fontsize=7.5,
-            color=EXPOSED,
-        )
-    axes.set_ylim(bottom=0)
-    axes.set(xlim=(0, times[-1]), ylabel="GiB", xlabel=WORKED[curve["timed"]])
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(present), frameon=False, fontsize=7)
+    times, *columns = zip(*curve["rows"], strict=True)
+    by_part = dict(zip(curve["columns"][1:], columns, strict=True))
+    series = {part: by_part[part] for part in PARTS}
+    along = WORKED[curve["timed"]]
+    curves(axes, {"x": times, "along": along, "series": series, "unit": "byte", "limit": figure["capacity"]})
     drawn, whole = curve["microbatches_shown"], curve["microbatches"]
     some = f", {drawn} of {whole} micro-batches" if drawn < whole else ""
     axes.set_title(f"a rank of stage {figure['rank']['stage']}{some}", loc="left", fontsize=8, color=MUTE)

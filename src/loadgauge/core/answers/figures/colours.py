@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 PARTS = {
     "weights": "#2b5788",
     "optimizer": "#4476ae",
@@ -29,3 +31,13 @@ KINDS = {"F": "#3b6ea5", "B": "#c9763f", "BW": "#c9763f", "W": "#cbb65c"}
 """Of the pieces of work of a pipeline schedule."""
 COMPUTE, EXPOSED, HIDDEN, IDLE = "#3b6ea5", "#c23b2e", "#dadbd6", "#e7e7e2"
 INK, MUTE, LINE = "#16191e", "#5f6670", "#e5e5e0"
+
+
+def paint(names: Iterable[str], *, named: bool = True) -> dict[str, str]:
+    """Return a colour for each name: the one of its part or lane, where `named`, else another one in turn.
+
+    >>> paint(["weights", "somewhere"])
+    {'weights': '#2b5788', 'somewhere': '#4476ae'}
+    """
+    turns = tuple(PARTS.values())
+    return {name: (named and (LANES | PARTS).get(name)) or turns[turn % len(turns)] for turn, name in enumerate(names)}

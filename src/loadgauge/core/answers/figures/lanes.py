@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.answers.figure import Figure
 from loadgauge.core.answers.figures.treemap import apportion
 from loadgauge.core.base.by_key import sums
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
@@ -41,6 +42,15 @@ def kind_of(timed: TimedOperation) -> str:
     return "matmul" if timed.operation.gemms else "memory-bound"
 
 
+@Figure(
+    title="Where the time goes",
+    form="timeline",
+    order=3,
+    plot="time",
+    row=2,
+    needs="time",
+    shown=("single", "notebook"),
+)
 def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     """Return the components of a step on its slowest stage [s], or None where no time is known.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from loadgauge.core.answers.figure import Figure
 from loadgauge.core.answers.figures.schedule import MICROBATCHES, flights, playable
 from loadgauge.core.estimate.memory.in_flight import Flight, Work
 from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
@@ -15,6 +16,7 @@ ROWS = 800
 """Points of the curve."""
 
 
+@Figure(title="Memory through one step", form="areas", order=2, plot="step", row=1, shown=("notebook",))
 def moments(result: Estimate) -> dict[str, Any]:
     """Return the estimate's moments (`points`, in order), and the curve of the worst rank over its schedule.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.answers.figure import Figure
 from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkCase
@@ -19,6 +20,7 @@ def setup_of(given: Setup) -> NetworkCase | None:
     return NetworkCase.of(given.model, given.layout, given.training, given.cluster, of_cluster(given.cluster))
 
 
+@Figure(title="What the network must carry", form="table", order=5)
 def network(result: Estimate) -> list[dict[str, Any]] | None:
     """Return a row for each axis and moment; None where `loadgauge network` has no answer."""
     if result.time is None or result.time.scale != 1.0:

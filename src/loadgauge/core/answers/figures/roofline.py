@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.answers.figure import Figure
 from loadgauge.core.answers.figures.lanes import kind_of
 from loadgauge.core.estimate.result import Estimate
 
 
+@Figure(title="Roofline of the operations", form="scatter", order=6, plot="roofline", row=2, needs="time")
 def roofline(result: Estimate) -> dict[str, Any] | None:
     """Return each operation's forward: FLOPs, bytes through HBM, seconds of one micro-batch; None where no time is known.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.answers.figure import Figure
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.result import Estimate
@@ -17,6 +18,7 @@ CELLS, MOST = 2560, 100_000
 Flights = tuple[tuple[int, ...], tuple[int, ...]]
 
 
+@Figure(title="Pipeline schedule", form="timeline", order=4, plot="schedule", row=3, needs="stages")
 def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
     """Return every piece of work: stage, start, end [s], kind, micro-batch, chunk, and bytes the stage holds for backward.
 

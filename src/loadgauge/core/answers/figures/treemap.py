@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
+from loadgauge.core.answers.figure import Figure
 from loadgauge.core.base import Size, lists, sums
 from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Entry, Ledger
 from loadgauge.core.estimate.memory.phases import PARTS
@@ -21,6 +22,7 @@ GROUPS = {
 """The four kinds of parts that have colours of their own."""
 
 
+@Figure(title="Where every byte goes", form="treemap", order=1, plot="bytes", row=1, shown=("single",))
 def treemap(result: Estimate) -> list[Node]:
     """Return the parts of the estimate, each with its contents [bytes]. Children add up to their parent, all to the total.
 

@@ -10,11 +10,29 @@ from typing import Any
 import click
 import msgspec
 
+from loadgauge.core.base import load
 from loadgauge.core.base.errors import YES, ConfigError
 from loadgauge.core.text.show import How, show
 
 ANY = "Any by its key in the JSON document."
-FIGURES = ("all", "bytes", "step", "time", "roofline", "schedule")
+
+
+class OfFigures(click.Choice[str]):
+    """A choice of one of the figures that are registered, or all; they are read where they are listed."""
+
+    case_sensitive = True
+
+    def __init__(self) -> None:
+        """Read nothing yet."""
+
+    @property
+    def choices(self) -> Sequence[str]:  # type: ignore[override]
+        """The names."""
+        return ("all", *load("loadgauge.core.answers.figure:plotted")())
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name as it is, or fail with those that there are."""
+        return value if value == "all" else super().convert(value, param, ctx)
 
 
 def refuse(flags: Mapping[str, object], why: str) -> None:
@@ -56,9 +74,7 @@ def answering(
                     help=f"Explain one number: formula, your numbers, source. {explain or ANY}",
                 ),
                 click.option("--plot", "plot", type=click.Path(), metavar="FILE", help="Draw it: .svg, .png or .pdf."),
-                click.option(
-                    "--figure", type=click.Choice(FIGURES), default="all", help="Which figure --plot draws (all)."
-                ),
+                click.option("--figure", type=OfFigures(), default="all", help="Which figure --plot draws (all)."),
             )
         ):
             command = option(command)

@@ -1,7 +1,7 @@
 /** Measured against predicted: the published runs that the package carries, each with its source. */
 import { ask } from "./api.js";
 import { axis, lines, Plot, tooltip } from "./chart.js";
-import { h } from "./dom.js";
+import { h, swatch } from "./dom.js";
 import { openDrawer } from "./drawer.js";
 import { t, term } from "./i18n.js";
 import { bytes, fixed, percent, seconds } from "./numbers.js";
@@ -19,7 +19,7 @@ export const accuracy = new Panel({
   acts: () => kinds().map((one) => h("button", { class: "act", type: "button", "aria-pressed": String(one === chosen()), onclick: () => { kind = one; accuracy.label(); accuracy.show({}); } }, term(one))),
   sub: said,
   table: () => ({
-    columns: [{ text: t("run"), words: true }, { text: t("accuracy.measured") }, { text: t("accuracy.predicted") }, { text: t("accuracy.off") }, { text: t("source"), words: true }],
+    columns: [{ text: t("run"), words: true }, t("accuracy.measured"), t("accuracy.predicted"), t("accuracy.off"), { text: t("source"), words: true }],
     rows: rows().map((row) => [h("span", {}, h("button", { class: "act", type: "button", onclick: () => open(row) }, row.id), row.gpu ? h("span", { class: "note" }, row.gpu) : null), shown(row.measured), shown(row.predicted), off(row), row.name ?? row.source]),
   }),
 });
@@ -86,7 +86,7 @@ function draw(place) {
   const span = high / low > 30 ? "log" : "value";
   
   if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }));
-  place.querySelector(".legend").replaceChildren(...sources.map((source, at) => h("span", {}, h("i", { style: { background: `var(--${paints[at % paints.length]})` } }), points.find((row) => row.source === source)?.name ?? source)));
+  place.querySelector(".legend").replaceChildren(...sources.map((source, at) => swatch(`var(--${paints[at % paints.length]})`, points.find((row) => row.source === source)?.name ?? source)));
   return plot.draw(place, {
     grid: { left: 64, right: 20, top: 18, bottom: 44 },
     tooltip: tooltip({ trigger: "item", formatter: ({ data }) => (data?.row ? lines(data.row.id, [[t("accuracy.measured"), shown(data.row.measured)], [t("accuracy.predicted"), shown(data.row.predicted)], [t("accuracy.off"), off(data.row)], [t("source"), data.row.name ?? data.row.source]]) : "") }),

@@ -3,7 +3,7 @@ import { later } from "./api.js";
 import { h } from "./dom.js";
 import { refusal, t, term } from "./i18n.js";
 import { GIB, seconds, signed, significant } from "./numbers.js";
-import { Panel, table } from "./panel.js";
+import { Panel, scrolled } from "./panel.js";
 import { flags, set } from "./state.js";
 import { verdictOf } from "./verdicts.js";
 
@@ -51,8 +51,8 @@ function draw(place) {
     tag(row),
     h("button", { class: "pill", type: "button", "aria-label": `${t("apply")}: ${plain(row)}`, onclick: () => set(row.flags, { push: true }) }, t("apply")),
   ]);
-  const columns = [{ text: t("change"), words: true }, { text: t("memory") }, { text: t("step.title") }, { text: "" }, { text: "" }];
-  const box = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("changes.title") }, table({ columns, rows: cells }));
+  const columns = [{ text: t("change"), words: true }, t("memory"), t("step.title"), "", ""];
+  const box = scrolled(t("changes.title"), { columns, rows: cells });
   box.style.opacity = busy ? ".55" : "";
   place.replaceChildren(box);
 }

@@ -12,22 +12,22 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+export const swatch = (background, text) => h("span", {}, h("i", { style: { background } }), text);
+
 const PROPERTIES = { value: 1, checked: 1, disabled: 1, hidden: 1 };
 
 export const find = (selector, within = document) => within.querySelector(selector);
 
+export function shape(tag, attributes = {}, ...inside) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...inside);
+  return element;
+}
+
 /** A drawing of 16 by 16, as in the header's buttons. */
 export function glyph(name) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 16 16");
-  svg.setAttribute("aria-hidden", "true");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  for (const [key, value] of Object.entries({
-    d: GLYPHS[name], fill: "none", stroke: "currentColor", "stroke-width": "1.5", "stroke-linecap": "round",
-    "stroke-linejoin": "round",
-  })) path.setAttribute(key, value);
-  svg.append(path);
-  return svg;
+  return shape("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, shape("path", { d: GLYPHS[name], fill: "none", stroke: "currentColor", "stroke-width": "1.5", "stroke-linecap": "round", "stroke-linejoin": "round" }));
 }
 
 const GLYPHS = {

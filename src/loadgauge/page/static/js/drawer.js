@@ -4,7 +4,7 @@ import { find, h } from "./dom.js";
 import { has, named, refusal, t, term } from "./i18n.js";
 import { amount, bytes, fixed, significant } from "./numbers.js";
 import { flags } from "./state.js";
-import { table } from "./panel.js";
+import { scrolled, table } from "./panel.js";
 import { hideTip } from "./tip.js";
 
 const drawer = find("#drawer");
@@ -61,16 +61,16 @@ function reasoned(found) {
     const noted = found.steps.some((step) => step.note);
     const whole = found.steps.reduce((sum, step) => sum + step.value, 0);
     parts.push(section(t("explain.steps"), table({
-      columns: [{ text: t("what"), words: true }, ...(noted ? [{ text: t("explain.often") }] : []), { text: t(found.steps[0].unit === "s" ? "time" : "size") }, { text: t("share.of") }],
+      columns: [{ text: t("what"), words: true }, ...(noted ? [t("explain.often")] : []), { text: t(found.steps[0].unit === "s" ? "time" : "size") }, t("share.of")],
       rows: [...found.steps.map((step) => [name(step), ...(noted ? [readable(term(step.note))] : []), cell(step), whole ? `${fixed((100 * step.value) / whole, 1)}%` : ""]), [h("strong", {}, t("total")), ...(noted ? [""] : []), h("strong", {}, amount(whole, found.steps[0].unit)), ""]],
     })));
   }
   if (found.tensors?.length) {
     const title = t("explain.tensors", { count: found.tensors.length });
-    parts.push(section(title, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title }, table({
-      columns: [{ text: t("tensor"), words: true }, { text: t("elements") }, { text: t("itemsize") }, { text: t("size") }, { text: t("saved_by"), words: true }],
+    parts.push(section(title, scrolled(title, {
+      columns: [{ text: t("tensor"), words: true }, t("elements"), t("itemsize"), t("size"), { text: t("saved_by"), words: true }],
       rows: found.tensors.map((one) => [h("span", {}, h("span", { class: "mono" }, one.name), h("span", { class: "note" }, term(one.layer))), fixed(one.numel), one.itemsize === null ? "–" : significant(one.itemsize), bytes(one.bytes), one.saved_by.join(", ")]),
-    }))));
+    })));
   }
   if (found.notes.length) parts.push(section(t("explain.notes"), h("ul", { class: "notes plain" }, found.notes.map((line) => h("li", {}, term(line))))));
   return [...parts, ...sources(found)];

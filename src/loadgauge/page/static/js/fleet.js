@@ -1,6 +1,6 @@
 /** The run on a fleet: what failures, spares and checkpoints make of its days. The server simulates. */
 import { ask, latest } from "./api.js";
-import { h } from "./dom.js";
+import { h, shape as svg, swatch } from "./dom.js";
 import { asksBy } from "./drawer.js";
 import { refusal, t, term } from "./i18n.js";
 import { ticks } from "./lanes.js";
@@ -25,7 +25,7 @@ export const fleet = new Panel({
   draw,
   sub: () => (found ? t("fleet.sub", { runs: found.runs, tokens: found.assumed_tokens ?? counted(found.tokens) }) : ""),
   table: () => ({
-    columns: [{ text: t("fleet.second"), words: true }, { text: t("share.of") }],
+    columns: [{ text: t("fleet.second"), words: true }, t("share.of")],
     rows: Object.entries(found?.time ?? {}).map(([name, share]) => [word(name), percent(share, 2)]),
   }),
 });
@@ -64,13 +64,6 @@ function build() {
     slider("spares", 10, 0.5, asked.spares, Number, () => `${asked.spares} %`),
     slider("every", INTERVALS.length - 1, 1, INTERVALS.indexOf(asked.every), (place) => INTERVALS[place], () => (asked.every ? `${asked.every} min` : t("fleet.best"))));
 }
-
-const svg = (tag, given = {}, ...inside) => {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(given)) element.setAttribute(name, value);
-  element.append(...inside);
-  return element;
-};
 
 /** Days under a drawing, at their places between two ends. */
 function axis(low, high, marks) {
@@ -117,7 +110,7 @@ const told = (topic, name, ...content) => asksBy(() => ask("fleet", { ...JSON.pa
 
 function where() {
   const parts = Object.entries(found.shares).filter(([, share]) => share > 0.0005);
-  return h("p", { class: "legend foot" }, parts.map(([name, share]) => h("span", {}, h("i", { style: { background: name === "progress" ? "var(--compute)" : name === "idle spares" ? "var(--temporary)" : "var(--exposed)" } }), told(name.replaceAll(" ", "-"), word(name), `${word(name)} ${percent(share)}`))));
+  return h("p", { class: "legend foot" }, parts.map(([name, share]) => swatch(name === "progress" ? "var(--compute)" : name === "idle spares" ? "var(--temporary)" : "var(--exposed)", told(name.replaceAll(" ", "-"), word(name), `${word(name)} ${percent(share)}`))));
 }
 
 /** The answer: each number with what it is called. */
@@ -137,7 +130,7 @@ function numbers() {
 
 function tiers() {
   if (!found.tiers.length) return h("p", { class: "note" }, t("fleet.no-tiers"));
-  const columns = [{ text: t("fleet.tier"), words: true }, { text: "GPU" }, { text: "GB/s" }, { text: t("fleet.narrower") }, { text: t("fleet.busy") }];
+  const columns = [{ text: t("fleet.tier"), words: true }, "GPU", "GB/s", t("fleet.narrower"), t("fleet.busy")];
   return table({ columns, rows: found.tiers.map((one) => [one.tier, fixed(one.span), fixed(one.bandwidth / 1e9, 1), `${fixed(one.oversubscription, 1)}:1`,
     h("span", {}, percent(one.busy), h("span", { class: "bullet", "aria-hidden": "true" }, h("i", { style: { width: `${Math.min(100, 100 * one.busy)}%` } })))]) });
 }

@@ -1,6 +1,6 @@
 /** Where the time goes: one lane each; pale and hatched what hides under compute, red what sticks out of it. */
 import { asks } from "./drawer.js";
-import { h } from "./dom.js";
+import { h, swatch } from "./dom.js";
 import { t } from "./i18n.js";
 import { fixed, percent, seconds } from "./numbers.js";
 import { Panel } from "./panel.js";
@@ -16,7 +16,7 @@ export const lanes = new Panel({
   idle: (answer) => (answer.panels.lanes ? null : t("step.untimed")),
   sub: ({ estimate: { time } }) => (time ? t("lanes.sub", { stage: time.stage, step: seconds(time.step) }) : ""),
   table: (answer) => ({
-    columns: [{ text: t("lane"), words: true }, { text: t("lanes.exposed") }, { text: t("share.of") }, { text: t("lanes.hidden") }, ...(pinned() ? [{ text: t("pin.against") }] : [])],
+    columns: [{ text: t("lane"), words: true }, t("lanes.exposed"), t("share.of"), t("lanes.hidden"), ...(pinned() ? [t("pin.against")] : [])],
     rows: (answer.panels.lanes ?? []).map((lane) => [name(lane), seconds(lane.seconds), percent(lane.seconds / answer.estimate.time.step), lane.hidden_seconds ? seconds(lane.hidden_seconds) : "–", ...(pinned() ? [delta(lane.seconds, before(lane)?.seconds ?? 0, say.seconds, true)] : [])]),
   }),
 });
@@ -55,10 +55,10 @@ function draw(place, answer) {
     return row;
   }), h("span"), h("span", { class: "axis" }, marks.map((mark) => h("span", { style: { left: share(mark) } }, mark ? fixed(mark / scale, marks[1] < scale ? 1 : 0) + (mark === marks.at(-1) ? ` ${unit}` : "") : "0"))), h("span"));
   place.replaceChildren(grid, h("p", { class: "legend foot" },
-    h("span", {}, h("i", { style: { background: "var(--compute)" } }), t("lanes.computing")),
-    h("span", {}, h("i", { style: { background: "var(--exposed)" } }), t("lanes.sticking")),
-    h("span", {}, h("i", { style: { background: "repeating-linear-gradient(-45deg, var(--hidden) 0 3px, var(--hidden-line) 3px 4px)" } }), t("lanes.hiding")),
-    h("span", {}, h("i", { style: { background: "var(--temporary)" } }), t("lanes.waiting"))));
+    swatch("var(--compute)", t("lanes.computing")),
+    swatch("var(--exposed)", t("lanes.sticking")),
+    swatch("repeating-linear-gradient(-45deg, var(--hidden) 0 3px, var(--hidden-line) 3px 4px)", t("lanes.hiding")),
+    swatch("var(--temporary)", t("lanes.waiting"))));
 }
 
 function kind(lane, span) {

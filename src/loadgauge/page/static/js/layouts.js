@@ -4,7 +4,7 @@ import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
 import { language, refusal, t, term } from "./i18n.js";
 import { fixed, GIB, gib, percent, seconds } from "./numbers.js";
-import { Panel, table } from "./panel.js";
+import { Panel, scrolled } from "./panel.js";
 import { pinned } from "./pin.js";
 import { locks } from "./controls.js";
 import { flags, set } from "./state.js";
@@ -35,7 +35,7 @@ export const best = new Panel({ id: "best", wide: true, draw: drawBest, sub: () 
 
 function drawBest(place) {
   if (!found) return place.replaceChildren(waiting());
-  return place.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("best.title") }, table(bestTable())), found.out_of_reach.length ? h("details", { open: true }, h("summary", {}, t("best.beyond")), h("ul", {}, found.out_of_reach.map((text) => h("li", {}, text.replace(/: .*/s, (why) => `: ${refusal(why.slice(2))}`))))) : "");
+  return place.replaceChildren(scrolled(t("best.title"), bestTable()), found.out_of_reach.length ? h("details", { open: true }, h("summary", {}, t("best.beyond")), h("ul", {}, found.out_of_reach.map((text) => h("li", {}, text.replace(/: .*/s, (why) => `: ${refusal(why.slice(2))}`))))) : "");
 }
 
 const waiting = () => h("p", { class: "waiting" }, problem || t(busy ? "layouts.busy" : "working"));
@@ -151,7 +151,7 @@ function option(capacity) {
   };
 }
 
-const columnsOf = () => [{ text: t("layout"), words: true }, { text: "GiB" }, { text: "MFU" }, { text: t("step.title") }, { text: t("flag.recompute") }, { text: t("flag.schedule") }, { text: "" }];
+const columnsOf = () => [{ text: t("layout"), words: true }, "GiB", "MFU", t("step.title"), t("flag.recompute"), t("flag.schedule"), ""];
 
 function rowOf(at) {
   const point = found.points[at];

@@ -9,6 +9,7 @@ import { costs, followCosts, knowPrices } from "./cost.js";
 import { find, h } from "./dom.js";
 import { dots, onDots } from "./dots.js";
 import { dropZone, handAgain, listenToDrops } from "./drop.js";
+import { others } from "./figure.js";
 import { fleet, followFleet, relabelFleet } from "./fleet.js";
 import { hardware, knowCards } from "./hardware.js";
 import { buildHeader, mark } from "./header.js";
@@ -189,6 +190,15 @@ onChange(async ({ flags: asked, view: seen, address }) => {
   }
 });
 
+/** Figures that no script draws come last on their tabs. */
+function knowFigures({ figures }) {
+  for (const one of others(figures, ESTIMATED)) {
+    ESTIMATED.push(one);
+    one.what.shown.forEach((name) => TABS[name]?.push(one));
+    if (TABS[tab()].includes(one)) arrange(), request();
+  }
+}
+
 /** Something was pinned, or no longer is. */
 function versus() {
   arrange();
@@ -214,6 +224,7 @@ async function begin() {
   knowDoors(known);
   knowTasks(known);
   knowObjectives(known);
+  knowFigures(known);
   if (tab() === "posttrain") followPosttrain();
   followCosts();
   buildHeader(known);

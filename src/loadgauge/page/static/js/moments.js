@@ -3,11 +3,11 @@ import { axis, lines, Plot, tooltip } from "./chart.js";
 import { h } from "./dom.js";
 import { fileOf, forgetDots } from "./dots.js";
 import { t, term } from "./i18n.js";
-import { momentTable, ORDER } from "./phases.js";
+import { groups, momentTable, ORDER } from "./phases.js";
 import { bytes, fixed, GIB, gib, seconds, significant } from "./numbers.js";
 import { Panel } from "./panel.js";
 import { pinned } from "./pin.js";
-import { colour, GROUPS, PARTS } from "./theme.js";
+import { colour } from "./theme.js";
 
 const plot = new Plot();
 
@@ -58,7 +58,7 @@ function draw(place, answer) {
   if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }), h("div", { class: "differs", role: "status" }));
   place.querySelector(".differs").replaceChildren(...dots.map(apart).filter(Boolean));
   place.querySelector(".legend").replaceChildren(
-    ...GROUPS.filter((group) => used.some((part) => PARTS[part] === group)).map((group) => h("span", {}, h("i", { style: { background: `var(--${group})` } }), t(`group_of.${group}`))),
+    ...groups(used),
     ...(then ? [h("span", {}, h("i", { class: "line", style: { "border-color": "var(--accent)" } }), "A")] : []),
     ...dots.map((found) => h("span", { "data-source": found.source, title: t("dots.inside") }, h("i", { class: `dot ${SHAPES[found.source]}` }), `${t(`dots.${found.source}`)}: ${fileOf(found.source)}`,
       h("button", { class: "cross", type: "button", "aria-label": t("dots.remove", { name: fileOf(found.source) }), title: t("dots.remove", { name: fileOf(found.source) }), onclick: () => forgetDots(found.source) }, "×"))),

@@ -4,7 +4,7 @@ import { asks } from "./drawer.js";
 import { h } from "./dom.js";
 import { refusal, t, term } from "./i18n.js";
 import { scaled, seconds, signed, significant } from "./numbers.js";
-import { Panel, table } from "./panel.js";
+import { Panel, scrolled } from "./panel.js";
 import { pinned } from "./pin.js";
 import { flags, set } from "./state.js";
 
@@ -47,10 +47,10 @@ function draw(place, answer) {
   const rows = answer.panels.network;
   place.closest(".panel")?.classList.toggle("low", rows.length < 3);
   const columns = [
-    { text: t("traffic"), words: true }, { text: t("network.bytes") }, { text: t("network.need") },
-    { text: t("network.have"), words: true }, { text: "" }, ...(pinned() ? [{ text: t("pin.against") }] : []),
+    { text: t("traffic"), words: true }, t("network.bytes"), t("network.need"),
+    { text: t("network.have"), words: true }, "", ...(pinned() ? [t("pin.against")] : []),
   ];
-  const box = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": t("network.title") }, table({ columns, rows: rowsOf(rows) }));
+  const box = scrolled(t("network.title"), { columns, rows: rowsOf(rows) });
   if (!what) what = whatIf();
   if (what.parentNode !== place) place.replaceChildren(box, what);
   else place.replaceChild(box, place.firstChild);

@@ -14,9 +14,9 @@ const watcher = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 
 /**
- * what: {id, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen,
+ * what: {id, title() where it is no message, wide, draw(chart, data, panel), table(data) -> {columns, rows}, sub(data), acts: [elements], before(): when it is seen,
  * idle(data) -> the line that stands for a panel with nothing to draw}.
- * A column is {text, words: true for text, not numbers}; a cell is text or an element.
+ * A column is a text above numbers, or {text, words: true} above texts; a cell is text or an element.
  */
 export class Panel {
   constructor(what) {
@@ -47,8 +47,8 @@ export class Panel {
 
   label() {
     const { id } = this.what;
-    this.title.textContent = t(`${id}.title`);
-    this.sheet.setAttribute("aria-label", t(`${id}.title`));
+    this.title.textContent = this.what.title?.() ?? t(`${id}.title`);
+    this.sheet.setAttribute("aria-label", this.title.textContent);
     if (this.toggle) this.toggle.lastChild.textContent = t("table");
     this.acts.replaceChildren(...this.moreActs(this), ...(this.toggle ? [this.toggle] : []));
     this.press();
@@ -100,9 +100,11 @@ export class Panel {
 export function table({ columns, rows, caption, mine }) {
   return h("table", { class: "data" },
     caption ? h("caption", {}, caption) : null,
-    h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.words ? "text" : null }, column.text ?? "")))),
+    h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.words ? "text" : null }, column.text ?? (column.words ? "" : column))))),
     h("tbody", {}, rows.map((row, place) => h("tr", { class: mine?.(place) ? "mine" : null }, row.map((cell, at) => h("td", { class: columns[at].words ? "text" : null }, cell ?? ""))))));
 }
+
+export const scrolled = (label, what) => h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, table(what));
 
 export const panel = (id) => all.get(id);
 

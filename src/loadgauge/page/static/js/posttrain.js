@@ -1,7 +1,7 @@
 /** After pre-training: memory through the phases of a step, the step as lanes, and how long answers are. The server estimates. */
 import { answerLengths } from "./answers.js";
 import { latest } from "./api.js";
-import { h } from "./dom.js";
+import { h, swatch } from "./dom.js";
 import { refusal, t, term } from "./i18n.js";
 import { ticks } from "./lanes.js";
 import { counted, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
@@ -50,7 +50,7 @@ export const posttrain = new Panel({
   draw,
   sub: () => (found && !problem ? t("post.sub", { task: found.task.toUpperCase(), model: found.model.name, gpus: fixed(found.gpus.all) }) : ""),
   table: () => ({
-    columns: [{ text: t("post.phase"), words: true }, ...roles().map((one) => ({ text: `${term(one)} [GiB]` })), { text: t("post.together") }, { text: t("post.range") }, { text: t("post.seconds") }],
+    columns: [{ text: t("post.phase"), words: true }, ...roles().map((one) => ({ text: `${term(one)} [GiB]` })), t("post.together"), t("post.range"), t("post.seconds")],
     rows: (found?.memory.phases ?? []).map((phase) => [term(phase.phase), ...roles().map((role) => gib(held(phase, role), 2)), gib(phase.total, 2), `${gib(phase.low)} – ${gib(phase.high)}`,
       seconds(found.time?.phases.find((one) => one.name === phase.phase)?.seconds ?? 0)]),
   }),
@@ -137,7 +137,7 @@ function band() {
       found.capacity === null ? null : h("div", { style: { position: "absolute", left: 0, right: 0, bottom: share(found.capacity), "border-top": "2px dashed var(--exposed)", "pointer-events": "none" } },
         h("span", { style: { position: "absolute", right: "4px", bottom: "2px", padding: "0 4px", "font-size": "13px", color: "var(--bad)", background: "var(--surface)" } }, t("post.capacity", { capacity: gib(found.capacity) })))),
     h("div", { style: { display: "flex", "font-size": "13px", "text-align": "center" } }, found.memory.phases.map((phase) => h("div", { style: { flex: "1", "font-weight": worst(phase) ? "650" : "400" } }, `${worst(phase) ? "▲ " : ""}${term(phase.phase)}`, h("br"), `${gib(phase.total)} GiB`, worst(phase) ? h("div", {}, t("post.worst")) : null))),
-    h("p", { class: "legend foot" }, roles().map((role) => h("span", {}, h("i", { style: { background: `var(--${COLOURS[role] ?? "transient"})` } }), term(role)))));
+    h("p", { class: "legend foot" }, roles().map((role) => swatch(`var(--${COLOURS[role] ?? "transient"})`, term(role)))));
 }
 
 /** Phases one after another; two sides that run at once begin together. */

@@ -1,6 +1,6 @@
 /** Roofline: every operation by its FLOPs a byte, under what the GPU's memory and its compute allow. */
 import { axis, lines, Plot, tooltip } from "./chart.js";
-import { h } from "./dom.js";
+import { h, swatch } from "./dom.js";
 import { t, term } from "./i18n.js";
 import { scaled, seconds, significant } from "./numbers.js";
 import { Panel } from "./panel.js";
@@ -13,7 +13,7 @@ const PAINT = { matmul: "states", attention: "gradients", "memory-bound": "outsi
 export const roofline = new Panel({
   id: "roofline", draw, idle: ({ panels: { roofline: found } }) => (found?.points.length ? null : t("step.untimed")), sub: ({ panels: { roofline: found } }) => (found ? t("roofline.sub", { peak: scaled(found.peak, "FLOP/s"), bandwidth: scaled(found.bandwidth, "B/s"), ridge: significant(found.ridge) }) : ""),
   table: ({ panels: { roofline: found } }) => ({
-    columns: [{ text: t("operation"), words: true }, { text: t("layer"), words: true }, { text: t("roofline.intensity") }, { text: t("roofline.achieved") }, { text: t("roofline.moved") }, { text: t("roofline.time") }],
+    columns: [{ text: t("operation"), words: true }, { text: t("layer"), words: true }, t("roofline.intensity"), t("roofline.achieved"), t("roofline.moved"), t("roofline.time")],
     rows: (found?.points ?? []).map((point) => [h("span", { class: "mono" }, point.op), `${point.layers} × ${term(point.layer)}`, point.intensity ? significant(point.intensity) : "–", scaled(point.achieved, "FLOP/s"), scaled(point.bandwidth, "B/s"), seconds(point.step_seconds)]),
   }),
 });
@@ -39,5 +39,5 @@ function draw(place, answer) {
     ],
   }, t("roofline.label", { count: found.points.length }));
   if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }));
-  place.querySelector(".legend").replaceChildren(...kinds.map((kind) => h("span", {}, h("i", { style: { background: `var(--${PAINT[kind]})` } }), t(`lane.${kind}`))), h("span", {}, t("roofline.size")));
+  place.querySelector(".legend").replaceChildren(...kinds.map((kind) => swatch(`var(--${PAINT[kind]})`, t(`lane.${kind}`))), h("span", {}, t("roofline.size")));
 }

@@ -1,5 +1,5 @@
 /** The pipeline schedule: every stage in time, forwards blue, backwards orange, the gaps between them the bubble. */
-import { h } from "./dom.js";
+import { h, swatch } from "./dom.js";
 import { t } from "./i18n.js";
 import { bytes, percent, seconds, significant } from "./numbers.js";
 import { Panel } from "./panel.js";
@@ -22,7 +22,7 @@ export const schedule = new Panel({
   idle: ({ panels: { schedule: found } }) => (found.stages < 2 ? t("schedule.none") : null),
   sub: ({ panels: { schedule: found } }) => said(found),
   table: ({ panels: { schedule: found } }) => ({
-    columns: [{ text: t("stage") }, { text: t("start") }, { text: t("end") }, { text: t("work"), words: true }, { text: t("microbatch") }, { text: t("chunk") }, { text: t("live") }],
+    columns: [t("stage"), t("start"), t("end"), { text: t("work"), words: true }, t("microbatch"), t("chunk"), t("live")],
     rows: found.cells.slice(0, 400).map(([stage, start, end, kind, batch, chunk, live]) => [stage, seconds(start), seconds(end), t(`kind.${kind}`), batch, chunk, bytes(live)]),
   }),
 });
@@ -48,8 +48,8 @@ function draw(place, answer) {
     }).observe(place);
   }
   canvas.setAttribute("aria-label", t("schedule.label", { text: said(found) }));
-  place.querySelector(".legend").replaceChildren(...[["forward", "F"], ["backward", "B"], ...(found.cells.some((cell) => cell[3] === "W") ? [["weight-pass", "W"]] : [])].map(([paint, kind]) => h("span", {}, h("i", { style: { background: `var(--${paint})` } }), t(`kind.${kind}`))),
-    h("span", {}, h("i", { style: { background: "var(--idle)" } }), t("schedule.bubble")),
+  place.querySelector(".legend").replaceChildren(...[["forward", "F"], ["backward", "B"], ...(found.cells.some((cell) => cell[3] === "W") ? [["weight-pass", "W"]] : [])].map(([paint, kind]) => swatch(`var(--${paint})`, t(`kind.${kind}`))),
+    swatch("var(--idle)", t("schedule.bubble")),
     h("span", {}, h("i", { class: "line", style: { "border-top": "2px solid var(--activations)" } }), t("schedule.live")));
   paint(found);
 }

@@ -1,6 +1,7 @@
 /** One file, without a server: an estimate, and sliders that read its table. */
 import { answerAt, commandAt, position, unpacked } from "./api.js";
 import { find, glyph, h } from "./dom.js";
+import { others } from "./figure.js";
 import { preferred, refusal, speak, t, term } from "./i18n.js";
 import { lanes } from "./lanes.js";
 import { fixed } from "./numbers.js";
@@ -133,6 +134,7 @@ async function dressed() {
 async function begin() {
   dress();
   run = await unpacked();
+  PANELS.push(...others(run.figures, PANELS));
   const asked = decoded(location.hash.slice(1));
   Object.assign(view, Object.fromEntries(["lang", "theme"].filter((name) => asked[`~${name}`]).map((name) => [name, asked[`~${name}`]])));
   dress();

@@ -1,6 +1,6 @@
 /** Where every byte goes: blocks of the worst rank's memory at its peak moment. Each opens its explanation. */
 import { explain } from "./drawer.js";
-import { h } from "./dom.js";
+import { h, swatch } from "./dom.js";
 import { named, t, term } from "./i18n.js";
 import { bytes, gib, percent, signed, significant, GIB } from "./numbers.js";
 import { Panel } from "./panel.js";
@@ -21,7 +21,7 @@ export const treemap = new Panel({
   draw,
   sub: (answer) => t("treemap.sub", { moment: term(answer.estimate.memory.moment) }),
   table: (answer) => ({
-    columns: [{ text: t("part"), words: true }, { text: t("what"), words: true }, { text: "GiB" }, { text: t("share.of") }, ...(pinned() ? [{ text: "A" }] : [])],
+    columns: [{ text: t("part"), words: true }, { text: t("what"), words: true }, "GiB", t("share.of"), ...(pinned() ? ["A"] : [])],
     rows: leaves(answer.panels.treemap).map((node) => [name(node), label(node), significant(node.bytes / GIB, 4), percent(node.bytes / answer.estimate.memory.total), ...(pinned() ? [old(node) === undefined ? "–" : significant(old(node) / GIB, 4)] : [])]),
   }),
 });
@@ -75,7 +75,7 @@ function draw(chart, answer) {
     }).observe(ground);
   }
   if (!answer || !size.width) return;
-  chart.lastChild.replaceChildren(...GROUPS.map((group) => h("span", {}, h("i", { style: { background: `var(--${group})` } }), t(`group_of.${group}`))));
+  chart.lastChild.replaceChildren(...GROUPS.map((group) => swatch(`var(--${group})`, t(`group_of.${group}`))));
   const tree = answer.panels.treemap.filter((part) => part.bytes > 0);
   const open = opened(tree);
   const groups = GROUPS.map((group) => tree.filter((part) => PARTS[part.part] === group)).filter((parts) => parts.length);

@@ -1,11 +1,11 @@
 /** Why did it run out of memory? An error's text or a snapshot, read; what held the memory, and what would free it. */
 import { ask as question } from "./api.js";
 import { cards } from "./controls.js";
-import { h } from "./dom.js";
+import { h, swatch } from "./dom.js";
 import { give, onWhy } from "./drop.js";
 import { t, term } from "./i18n.js";
 import { bytes, fixed } from "./numbers.js";
-import { Panel, table } from "./panel.js";
+import { Panel, scrolled } from "./panel.js";
 import { flags, set } from "./state.js";
 import { find } from "./dom.js";
 
@@ -98,7 +98,7 @@ function filled(why) {
   if (!why.capacity || parts.length < 2) return "";
   return h("div", {}, h("div", { class: "gauge high", role: "img", "aria-label": parts.map(([name]) => `${title(name)} ${bytes(why[name])}`).join(", ") },
     h("div", { class: "bars" }, parts.map(([name, paint]) => h("i", { style: { position: "static", flex: `${why[name]} 0 0`, background: `var(--${paint})` } })))),
-  h("p", { class: "legend" }, parts.map(([name, paint]) => h("span", {}, h("i", { style: { background: `var(--${paint})` } }), `${title(name)} ${bytes(why[name])}`))));
+  h("p", { class: "legend" }, parts.map(([name, paint]) => swatch(`var(--${paint})`, `${title(name)} ${bytes(why[name])}`))));
 }
 
 const COUNTS = new Set(["blocks", "events", "device", "own", "event"]);
@@ -129,8 +129,8 @@ function listed(rows, name) {
   if (typeof rows[0] !== "object") return h("ul", {}, rows.map((one) => h("li", {}, term(String(one)))));
   const keys = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter((key) => rows.some((row) => typeof row[key] !== "object" || Array.isArray(row[key])));
   const words = (key) => rows.some((row) => typeof row[key] === "string" || Array.isArray(row[key]));
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, table({
+  return scrolled(name, {
     columns: keys.map((key) => ({ text: title(key), words: words(key) })),
     rows: rows.map((row) => keys.map((key) => (row[key] === undefined || row[key] === null ? "–" : Array.isArray(row[key]) ? row[key].join(" · ") : typeof row[key] === "boolean" ? t(row[key] ? "yes" : "no") : typeof row[key] === "number" ? shown(key, row[key]) : term(row[key])))),
-  }));
+  });
 }
