@@ -413,4 +413,6 @@ def pruned(rows: Iterable[Row], *, apart: bool) -> tuple[Row, ...]:
 def _covers(one: Row, more: Terms, two: Row, terms: Terms, apart: bool) -> bool:
     if (apart and one.at != two.at) or one.gradients < two.gradients or one.latest < two.latest:
         return False
-    return all(more.get(product, 0) >= terms.get(product, 0) for product in {*more, *terms})
+    return all(more.get(product, 0) >= factor for product, factor in terms.items()) and all(
+        factor >= 0 or product in terms for product, factor in more.items()
+    )
