@@ -116,7 +116,7 @@ def test_files_that_generate_their_answers(text: str, to: str, flags: str, tmp_p
         (AXOLOTL + "rl: grpo\n", "2 sequences of a generation are no whole groups of 8; give --gpus"),
         (AXOLOTL + "rl: nope\n", "'nope' is not read"),
         (PPO.replace("_type: full", "_type: oft"), "'oft' is not read"),
-        (PPO.replace("finetuning_type: lora", "finetuning_type: full").replace("reward_model_type: full\n", ""), "need finetuning_type lora"),
+        (PPO.replace("finetuning_type: lora", "finetuning_type: full").replace("reward_model_type: full\n", ""), "need finetuning"),
         (FACTORY.replace("dpo", "ppo"), "needs a reward model"),
     ],
 )  # fmt: skip

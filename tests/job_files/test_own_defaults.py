@@ -182,3 +182,20 @@ def test_ends_of_a_pipeline_go_with_the_layers_of_the_model(first: int | None, l
     said = file.extra.layers_per_stage or ""
     assert virtual_stages(said, 45, 8, file.job.schedule) == {"stage_layers": split}
     assert not any("pipeline_stage" in item.key for item in file.uncounted)
+
+
+@pytest.mark.parametrize(("rank", "wanted"), [("r=model_args.lora_r, ", 16), ("r=4, ", 4), ("", 8)])
+def test_what_a_parser_fills_has_the_default_of_its_class(rank: str, wanted: int) -> None:
+    """`ModelConfig.lora_r` of TRL 1.16 is 16, where `LoraConfig.r` of PEFT is 8."""
+    program = f"""
+from peft import LoraConfig
+from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser
+
+parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))
+script_args, training_args, model_args = parser.parse_args_and_config()
+training_args.max_length = 1024
+adapter = LoraConfig({rank}target_modules=["q_proj"])
+trainer = SFTTrainer(model="Qwen/Qwen3-0.6B", args=training_args, peft_config=adapter)
+trainer.train()
+"""
+    assert read(program, file="train.py", given={"gpus": 1}).job.lora_rank == wanted

@@ -260,3 +260,19 @@ def test_what_is_printed_lies_in_its_range() -> None:
     )  # fmt: skip
     parts = trained["time"]["parts"]
     assert scored["first"]["seconds"] == pytest.approx(parts["forward"] + parts["loss"] / 3, rel=0.04)
+
+
+def test_an_engine_reads_its_prompts_in_pieces() -> None:
+    """What a prompt's forward needs does not grow with the requests of a server, and does where all are read at once."""
+    job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb")
+    asked = {"context": 4096, "answer": 256}
+
+    def needs(batch: int, **more: object) -> float:
+        return resolve_inference(job, "generate", {**asked, "batch": batch, **more})[0].memory.activations
+
+    assert needs(8, server="vllm") == needs(8, prefill_tokens=8192)
+    assert needs(32, server="vllm") == pytest.approx(needs(8, server="vllm"), rel=0.01)
+    assert needs(32) == pytest.approx(4 * needs(8), rel=0.01)
+    assumed = resolve_inference(job, "generate", {**asked, "batch": 8, "server": "vllm"})[1]
+    assert assumed["--prefill-tokens"].startswith("8192")
+    assert needs(8, server="vllm", prefill_tokens=2048) < needs(8, server="vllm")

@@ -86,7 +86,7 @@ def test_a_row_put_at_places_that_nobody_counted_is_refused_with_its_line() -> N
 
 def test_other_rows_each_time_are_refused_where_they_are_computed_again() -> None:
     job = loadgauge.capture(ChoosesAgain, inputs, rows={PUT: 12, WHERE: [12, 11]}, optimizer="sgd").job
-    with pytest.raises(NotModelled, match=rf"{WHERE} has other rows each time"):
+    with pytest.raises(NotModelled, match=rf"{WHERE} selects other rows each time"):
         capture_at(job, "own", {"b": 40})
 
 

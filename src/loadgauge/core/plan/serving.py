@@ -14,12 +14,10 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.resolve.inference import resolve_inference
+from loadgauge.core.resolve.inference import PREFILL, resolve_inference
 from loadgauge.core.serving.result import Answer
 
 Sought = Literal["seq-len", "batch", "gpus"]
-PREFILL = 8192
-"""Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
 ANSWER = 512
 """Tokens of an answer, where nothing is said."""
 MOST_BATCH, MOST_CONTEXT = 65_536, 10**7

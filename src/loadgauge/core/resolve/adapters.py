@@ -293,6 +293,11 @@ PREFIXES = (
     "model.layers",
     "model.language_model.layers",
     "language_model.model.layers",
+    "model.encoder.language_model.layers",
+    "model.text_model.layers",
+    "thinker.model.layers",
+    "model.decoder.layers",
+    "gpt_neox.layers",
     "transformer.h",
     "backbone.layers",
 )

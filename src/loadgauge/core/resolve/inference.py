@@ -29,6 +29,8 @@ TAKEN = (
 )  # fmt: skip
 """Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
 CONTEXT = 4096
+PREFILL = 8192
+"""Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
 CALIBRATED = 2048
 """Tokens of a calibration sequence (gptq, `datautils.py`)."""
 DRAFTED = ("draft", "draft_tokens", "acceptance")
@@ -210,6 +212,9 @@ def _filled(flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[s
         longest = model.max_position_embeddings
         usual = CALIBRATED if task == "quantise" else CONTEXT
         filled["context"] = usual if longest is None else min(usual, longest)
+    if filled.get("server") is not None and filled.get("prefill_tokens") is None:
+        filled["prefill_tokens"] = PREFILL
+        assumed["--prefill-tokens"] = f"{PREFILL} (an engine reads its prompts in pieces)"
     if task == "quantise":
         filled["weight_format"] = filled.get("weight_format") or "gptq"
     more = {"generate": ("answer", "cache_format"), "quantise": ("calibration",)}.get(task, ())

@@ -222,7 +222,8 @@ class Program:
             # TRL makes its own of them, with what they have of transformers' defaults (`SFTTrainer.__init__` of 1.16).
             self.values = {"bf16": False, "gradient_checkpointing": False} | self.values
         if self._used("lora"):
-            self.values |= {"use_peft": True} | {key: usual for key, usual in USUAL.items() if key not in self.values}
+            asked = self.values.keys() | self._of_parser("lora")
+            self.values |= {"use_peft": True} | {key: usual for key, usual in USUAL.items() if key not in asked}
         if self._used("bnb"):
             self.values.setdefault("bnb_4bit_quant_type", "fp4")
         if self._parsed():
@@ -243,6 +244,14 @@ class Program:
 
     def _plain(self, node: ast.expr) -> bool:
         return worked_out(node, self.calls.constants, self.options) is not UNKNOWN
+
+    def _of_parser(self, section: str) -> set[str]:
+        """The keys of a call whose values are fields of what a parser fills, which have the defaults of TRL's command line."""
+        passed = {
+            key.partition(".")[2]: node for key, node in self.calls.values.items() if key.startswith(f"{section}.")
+        }
+        fields = {word for word, node in passed.items() if isinstance(node, ast.Attribute)}
+        return {KEYS[section].get(word, word) for word in fields} if self._parsed() else set()
 
     def _used(self, section: str) -> bool:
         return section in self.calls.calls
