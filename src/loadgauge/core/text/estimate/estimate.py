@@ -37,6 +37,11 @@ TITLES = {
 }
 """Head of the table of changes, by the verdict of the best."""
 
+UNCAPTURED = (
+    "alternatives for which its code has not run yet are not compared; asked for by their flags, they are answered"
+)
+"""What is said of the alternatives of a captured model."""
+
 
 def write(answer: Estimated, target: Paper, *, brief: bool = False) -> None:
     """Write an estimate, whole or in ten lines."""
@@ -65,7 +70,8 @@ def report(given: Setup, result: Estimate, target: Paper, counter: Counter | Non
         points(target, [given.file])
     print_assumed(target, given.assumed)
     if given.assumed:
-        points(target, (assumption.text(result) for assumption in assumptions(given, result)))
+        told = [assumption.text(result) for assumption in assumptions(given, result)]
+        points(target, told if given.model.listed is None else [*told, UNCAPTURED])
     heading(target, "Not counted")
     points(target, _left_out(result))
 
