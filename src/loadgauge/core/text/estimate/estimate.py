@@ -40,7 +40,7 @@ TITLES = {
 UNCAPTURED = (
     "alternatives for which its code has not run yet are not compared; asked for by their flags, they are answered"
 )
-"""What is said of the alternatives of a captured model."""
+"""A sentence about the alternatives of a captured model."""
 
 
 def write(answer: Estimated, target: Paper, *, brief: bool = False) -> None:
