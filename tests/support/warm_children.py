@@ -121,7 +121,7 @@ def fork(request: dict[str, Any], handles: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["-c", *request["arguments"]]
-    main()
+    main(os.getppid())
 
 
 def serve(line: socket.socket) -> None:

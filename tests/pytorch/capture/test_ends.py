@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ from command_line import typed
 from loadgauge.pytorch.capture.call import capture
 from loadgauge.pytorch.device.kernels.cuda_rwkv import WeightedKeys
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
+from loadgauge.pytorch.trace import subprocess as children
 
 transformers = pytest.importorskip("transformers")
 
@@ -106,3 +110,38 @@ def test_what_does_not_end_is_stopped(command: str, tmp_path: Path, monkeypatch:
     told = typed(asked)
     assert (told.code, told.out) == (2, "")
     assert "LOADGAUGE_CAPTURE_SECONDS: must be a number of seconds above 0, got 'soon'" in told.err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_who_waits_is_told_how_to_stop(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(children, "PATIENCE" if terminal else "SILENCE", 0.1)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr(children, "subprocess", subprocess)  # not a warm one
+    monkeypatch.setattr("sys.executable", str(sleeper(tmp_path)))
+    with pytest.raises(TimeoutError):
+        children._run_child([], None, 0.3)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "Ctrl-C stops it, and so do 0.3 s (LOADGAUGE_CAPTURE_SECONDS)" in told
+
+
+def sleeper(folder: Path) -> Path:
+    """A program in the place of Python, which does not end."""
+    program = folder / "python"
+    program.write_text("#!/bin/sh\nexec sleep 30\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process there keeps its parent's number")
+def test_a_capture_ends_with_the_command_that_asked_for_it() -> None:
+    waits = "import os, threading; from loadgauge.pytorch.trace.child import end_with; "
+    waits += "print(os.getpid(), flush=True); end_with(os.getppid())"
+    asks = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"
+    with subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline().strip().isdigit()
+        command.kill()
+        assert command.stdout.read() == ""  # the child held it open, and would have for ever

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -78,10 +80,18 @@ def _answer(call: Call) -> Reply:
         return Reply(error=f"{target} cannot be run: {type(error).__name__}: {first_line(error)}", kind="NotModelled")
 
 
-def main() -> None:
-    """Runs the child. It exits without unloading PyTorch, which may abort on the way out."""
+def end_with(parent: int) -> None:
+    """Ends this process once its parent has ended, at most a second later: nobody is left to read the reply."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def main(parent: int) -> None:
+    """Runs the child of a process. It exits without unloading PyTorch, which may abort on the way out."""
     import logging
 
+    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     asked, answered = map(Path, sys.argv[1:3])
     call = msgspec.msgpack.decode(asked.read_bytes(), type=Call)
     own = is_script(call.request.job.model)

@@ -21,8 +21,8 @@ from loadgauge.core.definitions.job.job import Job
 
 LIMIT = "LOADGAUGE_CAPTURE_SECONDS"
 """The variable that says after how many seconds a capture is stopped."""
-SECONDS, PATIENCE = 600, 0.5
-"""After how many it is stopped where that variable is not set, and after how many a terminal is told so."""
+SECONDS, PATIENCE, SILENCE = 600, 0.5, 5.0
+"""After how many it is stopped where that variable is not set, after how many a terminal is told so, and after how many a file."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -138,7 +138,8 @@ def _run_child(arguments: list[str], shown: TextIO | None, limit: float | None =
     passed on as it comes, if it is to be shown. Raises TimeoutError where it has not ended after `limit` seconds."""
     # What imports make is there to stay, and to look for garbage in it takes a second.
     program = (
-        "import gc; gc.disable(); from loadgauge.pytorch.trace.child import main; gc.freeze(); gc.enable(); main()"
+        "import gc, os; gc.disable(); parent = os.getppid(); from loadgauge.pytorch.trace.child import main; "
+        "gc.freeze(); gc.enable(); main(parent)"
     )
     child = subprocess.Popen(
         [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -164,10 +165,12 @@ def _run_child(arguments: list[str], shown: TextIO | None, limit: float | None =
     try:
         for reader in readers:
             reader.start()
-        if limit is not None and sys.stderr.isatty():
-            readers[0].join(min(PATIENCE, limit))
+        patience = PATIENCE if sys.stderr.isatty() else SILENCE
+        if limit is not None and patience < limit:
+            readers[0].join(patience)
             if readers[0].is_alive():
-                print(f"loadgauge: the model's own code runs, for {limit:g} s at most ({LIMIT})", file=sys.stderr)
+                stops = f"Ctrl-C stops it, and so do {limit:g} s ({LIMIT})"
+                print(f"loadgauge: the model's own code runs, once for such flags; {stops}", file=sys.stderr)
         for reader in readers:
             reader.join(None if limit is None else max(0.0, limit - (time.monotonic() - begun)))
             if reader.is_alive():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+import loadgauge.core.plan.advise.assumptions as advised
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan.advise.advice import advice
 from loadgauge.core.plan.advise.assumptions import assumptions
@@ -140,3 +143,11 @@ def test_what_another_job_or_more_cards_would_do_comes_after_what_this_one_can()
     assert not first.fields.keys() & {"gpus", "qlora", "offload", "seq_len"}
     apple = advice(resolve_job(Job("llama-3.1-8b", gpu="m3-max-36gb", adapter="lora")))
     assert not any("unsloth" in trial.flags for trial in apple)
+
+
+def test_alternatives_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    own = SimpleNamespace(most=8)
+    monkeypatch.setattr(advised, "_alternatives", lambda _: seen.append(own.most) or iter(()))
+    assert advised.assumptions(SimpleNamespace(model=SimpleNamespace(listed=own)), SimpleNamespace()) == []  # type: ignore[arg-type]
+    assert (seen, own.most) == ([0], 8)

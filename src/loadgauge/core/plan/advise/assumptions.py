@@ -56,8 +56,16 @@ class Assumption(msgspec.Struct, frozen=True):
 def assumptions(setup: Setup, result: Estimate) -> list[Assumption]:
     """Return the assumptions of a job whose alternative changes memory or step time by more than 2 %.
 
-    result: the estimate of the job itself; each alternative costs one more estimate.
+    result: the estimate of the job itself; each alternative costs one more estimate. Of a captured model those count whose layers
+    are known: a capture for each would take longer than the answer itself.
     """
+    own = setup.model.listed
+    if own is not None and own.most:
+        most, own.most = own.most, 0
+        try:
+            return assumptions(setup, result)
+        finally:
+            own.most = most
     return [
         Assumption(name, value, alternative, memory, step)
         for name, value, alternative, other in _alternatives(setup)

@@ -37,6 +37,11 @@ TITLES = {
 }
 """Head of the table of changes, by the verdict of the best."""
 
+UNCAPTURED = (
+    "alternatives for which its code has not run yet are not compared; asked for by their flags, they are answered"
+)
+"""A sentence about the alternatives of a captured model."""
+
 
 def write(answer: Estimated, target: Paper, *, brief: bool = False) -> None:
     """Write an estimate, whole or in ten lines."""
@@ -65,7 +70,8 @@ def report(setup: Setup, result: Estimate, target: Paper, counter: Counter | Non
         points(target, [setup.file])
     print_assumed(target, setup.assumed)
     if setup.assumed:
-        points(target, (assumption.text(result) for assumption in assumptions(setup, result)))
+        lines = [assumption.text(result) for assumption in assumptions(setup, result)]
+        points(target, lines if setup.model.listed is None else [*lines, UNCAPTURED])
     heading(target, "Not counted")
     points(target, _left_out(result))
 

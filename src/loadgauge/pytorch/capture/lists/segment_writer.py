@@ -415,4 +415,6 @@ def pruned(rows: Iterable[Row], *, apart: bool) -> tuple[Row, ...]:
 def _covers(row: Row, more: Terms, other: Row, terms: Terms, apart: bool) -> bool:
     if (apart and row.at != other.at) or row.gradients < other.gradients or row.latest < other.latest:
         return False
-    return all(more.get(product, 0) >= terms.get(product, 0) for product in {*more, *terms})
+    return all(more.get(product, 0) >= factor for product, factor in terms.items()) and all(
+        factor >= 0 or product in terms for product, factor in more.items()
+    )
