@@ -148,7 +148,7 @@ def out_of_reach(space: Space) -> list[str]:
     >>> from loadgauge import model
     >>> space = Space(model=model("llama-3.1-8b"), gpus=64, global_batch=64, seq_len=4096, tp=(1, 2, 4, 8, 16, 32))
     >>> out_of_reach(space)[0]
-    'tp 64: num_attention_heads over tp: 32 over 64 leaves 32'
+    'tp 64: num_attention_heads over tp: 32 over 64 leaves 32; 32 divides it'
     """
     base = msgspec.structs.replace(space.base, seq_len=space.seq_len, expert_imbalance=1.0)
     reasons = []
