@@ -7,12 +7,13 @@ from contextlib import suppress
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.resolve.model import found_model
 from loadgauge.job_files.ideas.table import Facts, Keys
 
 
 def spec_of(keys: Keys, key: str) -> ModelSpec | None:
     """Return the model that was asked for, or that a key names; None where it is not known."""
+    from loadgauge.core.resolve.model import found_model  # the list of dialects is read without it
+
     with suppress(ConfigError):
         return found_model(Job(model=keys.given.get("model") or keys.model(key) or "", hub=False)).spec
     return None
