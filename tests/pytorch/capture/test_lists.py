@@ -188,7 +188,7 @@ def test_a_plan_searches_the_ranks_that_split_the_model(tmp_path: Path) -> None:
         ({"qlora": True, "base": "gptq"}, NotModelled, "a base of captured layers in gptq"),
         ({"loss": "liger"}, NotModelled, "which the loss liger replaces"),
         ({"compile": True}, NotModelled, "which torch.compile replaces"),
-        ({"inputs": "x.py:f"}, ConfigError, "is for script.py:function"),
+        ({"inputs": "x.py:f"}, ConfigError, "needs script.py:function"),
     ],
 )
 def test_what_is_not_known_of_a_captured_list_is_refused(
