@@ -82,7 +82,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         runs = ((each.setup._filled(its), each.flags) for each, its in tried if its.memory.verdict != "does not fit")
         # Of a layout of which nothing is said the fastest, else the mildest change of the one that is.
         chosen = min(runs, key=lambda run: _speed(run[0]), default=None) if self.open_layout else next(runs, None)
-        if chosen is None and isinstance(tried, list) and tried:
+        # A step that was measured is that of the layout as it stands.
+        if chosen is None and isinstance(tried, list) and tried and self.scale == 1:
             nearest, its = min(tried, key=lambda pair: pair[1].memory.total)
             chosen = nearest.setup._filled(its), nearest.flags
         if chosen is None:
