@@ -111,7 +111,9 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
     tried = [changes[:count] for count in range(1, len(changes) + 1)]
     unsaid = failed and says_no_layout(job)
     whole: list[Assumption] = [("zero", 3, "3", "0")]
+    # A step that was measured is that of the layout as it stands.
     sharded = failed and job.zero is None and job.framework is None and layout.pp == 1
+    sharded = sharded and (unsaid or job.measured is None)
     again = [[*changes, more] for more in _recomputed(setup, framework)]
     tried += [whole] * (unsaid and sharded) + again + [whole] * (sharded and not unsaid)
     if sharded:
