@@ -57,7 +57,6 @@ model_config:
 train:
   micro_batch_size: 8
 """
-TIED = "  tie_embeddings: true\n"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,6 @@ def test_what_the_keys_mean(text: str, wanted: dict[str, Any]) -> None:
          "quantizer._component_", "costs"),
         (FULL + "custom_sharded_layers: [decoder.tok_embeddings]\n", "custom_sharded_layers", "either"),
         (LIT + "lora_head: true\n", "lora_head", "costs"),
-        (OWN + TIED, "train.tie_embeddings", "saves"),
         (OWN.replace("head_size: 32", "head_size: 64"), "model_config.head_size", "either"),
         (OWN.replace("LLaMAMLP", "GptNeoxMLP"), "model_config.mlp_class_name", "either"),
     ],

@@ -19,6 +19,7 @@ from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import OF_PICTURES, dialect as dialect_of, of_text, recognise
 from loadgauge.job_files.ideas import (
+    NAMES,
     SMALLER,
     SPLITS,
     Dialect,
@@ -235,7 +236,7 @@ def read(
     something that an estimate would be wrong about.
 
     name: of the dialect; None: the one whose keys the file has
-    given: facts known from elsewhere, as flags name them, which go before the file's
+    given: facts known from elsewhere, as flags name them, which go before the file's; also `gpu`, where a tool asks the card
     version: of the tool, or releases of libraries as `--version` takes them, of which the tool's counts; None: the newest
         whose defaults are known
     alone: files that it names are not looked for on the disk
@@ -279,7 +280,7 @@ def read(
         number = ".".join(map(str, release))
         why = f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
         keys.remarks[why] = None
-    listed = facts_given(given or {})
+    listed = facts_given({name: value for name, value in (given or {}).items() if name in NAMES})
     reading = _read_alone(chosen, keys, frozenset(listed), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
     # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
@@ -298,11 +299,16 @@ def read(
     if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & {*facts, *listed}:
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
+    elif (told := getattr(keys.document, "processes", None)) and not {"gpus", "gpus_per_node", "dp"} & {
+        *facts,
+        *listed,
+    }:
+        facts["gpus"] = Fact(told, "-n")
     if syntax in ("yaml", "toml") and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
         for name, fact in announced(text).items():
             facts[name], remarks = (
                 fact,
-                (*remarks, f"its {fact.value} GPUs are those of the command in its first lines"),
+                (*remarks, f"its {fact.value} GPUs are those that its comments tell"),
             )
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
         facts, fewer = enough_gpus(facts)

@@ -97,6 +97,9 @@ def from_job_file(job: Job) -> FromFile:
         whole, extra = combine(files, inside | {"model": job.model})
         looked_up, remark = found_model(whole.replace(model=job.model, road=job.road, hub=False)), ""
     model, whole = looked_up.spec, whole.replace(**dict(looked_up.usual))
+    if extra.tied is not None and extra.tied != model.tie_word_embeddings:
+        model = msgspec.structs.replace(model, tie_word_embeddings=extra.tied)
+        remark += f"; its embedding and head are {'one matrix' if extra.tied else 'two matrices'} in this tool"
     if extra.head is not None:
         whole = whole.replace(eval_batch=None, eval_batches=None)  # of labels alone, which is less than the update
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
@@ -250,7 +253,7 @@ def read_files(
             load(path),
             name,
             file=path,
-            given=given,
+            given={**given, "gpu": how.gpu} if how.gpu else given,
             version=how.version,
             keeping=keeping,
             beside=frozenset(paths) - {path},

@@ -116,6 +116,13 @@ def _model(keys: Keys, at: Named) -> Facts:
     return {"model": None if name is None else name.strip("/").removeprefix("checkpoints/")}
 
 
+@reads("train.tie_embeddings", facts="tied")
+def _ends(keys: Keys) -> Facts:
+    """Only `litgpt pretrain` can tie them (`pretrain.py`, `main`); a checkpoint whose head is the embedding is written with both
+    (`scripts/convert_hf_checkpoint.py`)."""
+    return {"tied": bool(_pretrains(keys) and keys.flag("train.tie_embeddings"))}
+
+
 def _pretrains(keys: Keys) -> bool:
     """Return whether the file is of `litgpt pretrain`, which compiles the model and shards it within a node (`pretrain.py`)."""
     return keys.has(NAME) or "pretrain" in " ".join(getattr(keys.document, "program", ()))
@@ -273,6 +280,7 @@ LITGPT = Dialect(
     blank={"yaml": "out_dir: out/finetune\ntrain:\n  epochs: 1\n", "argv": "litgpt finetune --train.epochs 1\n"},
     ideas=(
         _model,
+        _ends,
         _adapter,
         _gpus,
         row("global_batch", "train.global_batch_size", default=lambda keys: 512 if _pretrains(keys) else 16),

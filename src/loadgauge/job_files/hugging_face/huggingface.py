@@ -480,16 +480,24 @@ def _trl_precision(keys: Keys) -> str | None:
     return "bf16" if keys.since(0, 19) else None
 
 
+LOADED_AS = ("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype")
+
+
 def _sft_loads(keys: Keys) -> str | None:
-    """The trainer loads the model by its name."""
-    quantised = keys.flag("load_in_4bit") or keys.flag("load_in_8bit")
+    """The trainer loads the model by its name. An empty value goes to `from_pretrained` as it stands, as did the default of TRL's
+    own scripts up to 0.26 (`ModelConfig.dtype`)."""
+    if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
+        return None
     if trl_tasks.trainer_of(keys) in ("orpo", "cpo"):  # which take the model as `from_pretrained` loads it
-        return None if quantised else LOADED_DTYPE.at(Stack()).value
+        return LOADED_DTYPE.at(Stack()).value
     release = next((number for number in ((0, 27), (0, 26)) if keys.since(*number)), None)
+    empty = any(keys.document.get(name) is None for name in LOADED_AS)
+    scripts = release != (0, 27) and keys.document.syntax != "python"
     # Older ones went with transformers 4.
-    stack = Stack((("trl", (0, 25)), ("transformers", (4, 57)))) if release is None else Stack((("trl", release),))
-    habit = LOADED_DTYPE if getattr(keys.document, "loaded", False) else LOADED_DTYPE_SFT
-    return None if quantised else habit.at(stack).value
+    before = release is None or (scripts and keys.version is not None)
+    stack = Stack((("trl", release or (0, 25)), *((("transformers", (4, 57)),) if before else ())))
+    loaded = empty or scripts or getattr(keys.document, "loaded", False)
+    return (LOADED_DTYPE if loaded else LOADED_DTYPE_SFT).at(stack).value
 
 
 OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
@@ -580,7 +588,7 @@ TRL = Dialect(
         row("seq_len", "max_length", "max_seq_length", default=trl_tasks.longest),
         checkpointing(lambda keys: keys.since(0, 22), new="gradient_checkpointing"),
         half(_trl_precision),
-        weights("dtype", "torch_dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype", default=_sft_loads),
+        weights(*LOADED_AS, default=_sft_loads),
         _trl_loss,
         trl_tasks.task,
         TORCH_COMPILE,

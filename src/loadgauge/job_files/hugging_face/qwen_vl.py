@@ -63,6 +63,17 @@ def _kernels(keys: Keys) -> Facts:
     return {"kernels": "liger" if stated and not _program(keys, "train_dpo", "train_cls") else "native"}
 
 
+@reads(
+    "num_labels",
+    facts="head",
+    write=lambda facts, keys: {"num_labels": facts.get("head")},
+    when=lambda keys: _program(keys, "train_cls"),
+)
+def _labels(keys: Keys) -> Facts:
+    """`CLSArguments`: two labels, where nothing says how many."""
+    return {"head": keys.whole("num_labels") or 2}
+
+
 QWEN_VL = Dialect(
     name="qwen-vl-finetune",
     trainers="trl",
@@ -80,7 +91,8 @@ QWEN_VL = Dialect(
         *BATCH,
         OPTIMIZER,
         row("attention", "disable_flash_attn2", words={"false": "fa2", "true": "flash"}, default="fa2"),
-        row("seq_len", "max_seq_length", default=32768),
+        row("seq_len", "max_seq_length"),  # whose default of 32,768 cuts nothing short: rows are padded to the longest
+        _labels,
         checkpointing(new="gradient_checkpointing"),
         half(),
         _task,

@@ -2,6 +2,7 @@
 
 from loadgauge.job_files.ideas.evaluation import asked, saving
 from loadgauge.job_files.ideas.facts import (
+    NAMES,
     SPLITS,
     Extra,
     Fact,
@@ -77,6 +78,7 @@ __all__ = [
     "CPU",
     "IDLE",
     "MISSING",
+    "NAMES",
     "NEAREST",
     "NOWHERE",
     "RESHARDED",

@@ -22,9 +22,9 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 
 NAMES = (
-    "model", "head", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel", "schedule",
-    "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len", "target_len",
-    "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank",
+    "model", "head", "tied", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel",
+    "schedule", "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len",
+    "target_len", "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank",
     "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype", "kbit_upcast", "use_dora",
     "modules_to_save", "lora_layers", "train", "tower", "max_pixels",
     "encoders", "pictures", "video", "inputs", "offload", "offload_to", "activation_offload",
@@ -49,6 +49,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: micro-batches of a step on one data parallel rank, where how many ranks there are is not known
     generated: sequences that one data parallel rank generates for a step
     head: columns of a classifier of every token, in the place of the language model's head
+    tied: whether embedding and head are one matrix in this tool, whatever the checkpoint says; None: as it says
     layers_per_stage: how a pipeline's stages share out the layers of a model that is not known yet (`virtual_stages`)
     """
 
@@ -56,6 +57,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     accumulation: int | None = None
     generated: int | None = None
     head: int | None = None
+    tied: bool | None = None
     layers_per_stage: str | None = None
 
 
@@ -104,27 +106,40 @@ def answered(facts: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 STARTS = re.compile(
-    r"^#[# \t$]*(?:\w+=\S+ +)*(?:uv run (?:--\S+ +)*)?"
-    r"(?:tune run|torchrun|accelerate launch|deepspeed|python3? -m torch\.distributed\.(?:run|launch)) .*",
+    r"^#[# \t$]*(?:[A-Za-z][\w ]*: *)?((?:\w+=\S+ +)*)(?:uv run (?:--\S+ +)*)?"
+    r"(?:tune run|torchrun|accelerate launch|deepspeed|automodel|axolotl train|python3? -m (?:axolotl\.cli\.train"
+    r"|torch\.distributed\.(?:run|launch))) .*",
     re.MULTILINE,
 )
-"""A command that starts a file, in a comment."""
+"""A command that starts a file, in a comment, with the variables before it."""
+MEANT = re.compile(r"^[^#\n].*?#.*?\b(?:set up|designed) for (\d{1,5}) GPUs\b", re.MULTILINE)
+RAN = re.compile(r"^#.*\bvalidated (?:using|on|with) (\d{1,5}) (?:\w+ )?GPUs\b", re.MULTILINE)
+"""GPUs in words: beside a value that goes with their number, and at the head of a file."""
 
 
 def announced(text: str) -> dict[str, Fact]:
-    """The GPUs of the first command in the comment at the head of a file.
+    """The GPUs that the comments of a file tell: in words, else those of the first command at its head.
 
     >>> announced("# On two nodes:\\n#   tune run --nnodes 2 --nproc_per_node 4 full_finetune\\nseed: 1\\n")["gpus"].value
     8
+    >>> announced("# Run: CUDA_VISIBLE_DEVICES=0,1 axolotl train x.yaml\\nseed: 1\\n")["gpus"].value
+    2
+    >>> announced("# batch: 2 # designed for 8 GPUs\\nbatch: 1 # designed for 16 GPUs\\n")["gpus"].value
+    16
     """
     head = "\n".join(takewhile(lambda line: not line.strip() or line.startswith("#"), text.split("\n")))
+    if (words := MEANT.search(text) or RAN.search(head)) is not None:
+        return {"gpus": Fact(int(words[1]), " ".join(words[0].partition("#")[2].split())[:60], True)}
     if (command := STARTS.search(re.sub(r"\\[ \t]*\n#+", "", head))) is None:
         return {}
-    each, nodes = (
-        re.search(rf"--(?:{names})[ =](\d{{1,5}})\b", command[0])
-        for names in ("nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus", "nnodes|num[-_]nodes")
-    )
+    each, nodes, cards = (
+        re.search(rf"{names}[ =](\d{{1,5}}(?:,\d+)*)\b", command[0])
+        for names in (
+            "--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)", "--(?:nnodes|num[-_]nodes)", "CUDA_VISIBLE_DEVICES"
+        )
+    )  # fmt: skip
     number = int(each[1]) * int(nodes[1] if nodes else 1) if each else int("_single_device" in command[0])
+    number = number or (cards[1].count(",") + 1 if cards else 0)
     return {"gpus": Fact(number, " ".join(command[0].split())[:60], True)} if number else {}
 
 
@@ -211,6 +226,7 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
     return job, Extra(
         config=_value(facts, "config"),
         head=_value(facts, "head"),
+        tied=_value(facts, "tied"),
         accumulation=accumulation if batch is None else None,
         generated=_value(facts, "generated") if "prompts" not in facts else None,
         layers_per_stage=_value(facts, "layers_per_stage"),

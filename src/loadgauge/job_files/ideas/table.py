@@ -340,6 +340,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     layers: of files that name others, the data file with the tool's own, by name; extends: the key that names them
     fills: a pattern of variables, which are what its group has where nobody sets them
     last: the newest release that has all keys of a file, and one of its keys that the next has not, where there is one
+    asleep: what the keys of sections begin with that nothing reads in this file
     style, objects: of options on its command line (`Argv`); lists: the tool whose lists of keys count, where not its own
     """
 
@@ -362,6 +363,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     fills: str = ""
     lists: str = ""
     last: Callable[[Keys], tuple[tuple[int, ...], str] | None] = lambda keys: None
+    asleep: Callable[[Keys], tuple[str, ...]] = lambda keys: ()
     beneath: Callable[[Document], Mapping[str, Any]] | None = None
     """Holds what a recipe or a registry that a document names says by itself, by key; the document's own keys go before it."""
     script: Callable[[str], Document] | None = None
@@ -451,7 +453,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             return self.coverage
         return self.coverage.joined(key_lists("launch"))
 
-    def _rest(self, document: Document) -> list[str]:
+    def _rest(self, document: Document, asleep: tuple[str, ...] = ()) -> list[str]:
         """Keys of a document that no idea reads. `--no-x` counts as `x` where it is no option of its own."""
         listed, covering = self.known, self.covering(document)
         unread: list[str] = []
@@ -460,7 +462,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             turned = f"{section}{dot}{last.removeprefix('no_')}"
             if document.syntax == "argv" and key not in listed and not covering.kinds(key):
                 key = turned if turned in listed or covering.kinds(turned) else key
-            if key not in listed:
+            if key not in listed and not key.startswith(asleep):
                 unread.append(key)
         return unread
 
@@ -478,7 +480,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             kind, whole = (ConfigError, f"{text}, which is not modelled") if text else (Untrained, "is no training job")
             if program:
                 return [kind(whole, key=program, file=keys.file)]
-        for key in self._rest(keys.document):
+        for key in self._rest(keys.document, self.asleep(keys)):
             value = keys.plain(key)
             rule = None if self.drops(key, covering) else covering.stop(key, value)
             if rule is not None and (strict or not rule.effect):
@@ -496,7 +498,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a document asks for that is not counted: keys with an effect that has a bound, and keys in no list."""
         items: dict[str, Uncounted] = {}
         covering = self.covering(keys.document)
-        for key in self._rest(keys.document):
+        for key in self._rest(keys.document, self.asleep(keys)):
             value, shown = keys.plain(key), keys.document.shown(key)
             bound, stop = covering.bound(key, value), covering.stop(key, value)
             note = shown if value is True else f"{shown} = {short(value)}"

@@ -21,7 +21,7 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
 )
-from loadgauge.job_files.pre_training.megatron_model import MODEL
+from loadgauge.job_files.pre_training.megatron_model import EVENLY, MODEL, SPLIT, placed
 
 CP_COMM = {"p2p": "ring", "a2a": "all_to_all", "allgather": "all_gather"}
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
@@ -91,15 +91,12 @@ def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") ->
     return Idea(keys=(tp, sp, older) if older else (tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
 
-EVENLY = "layers are shared out evenly"
-SPLIT = ("either", "weights gradients optimizer activations", 0.5)
-
-
 def pipeline(keys_of: dict[str, str]) -> Idea:
     """The idea of pipeline parallelism: stages, their chunks, and stages with fewer or more layers.
 
     keys_of: the keys by what they hold: pp, chunks, chunk_layers, layers, first, last, and possibly size and accounted
     """
+    layout = f"{keys_of['pp'].removesuffix('size')}layout"
     pp, chunks, layers = keys_of["pp"], keys_of["chunks"], keys_of["chunk_layers"]
     first, last, count = keys_of["first"], keys_of["last"], keys_of["layers"]
     also = keys_of.get("size")
@@ -134,6 +131,8 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
                 facts["layers_per_stage"] = f"ends,{ends[0] or ''},{ends[1] or ''}"
             else:
                 facts["stage_layers"] = _stage_layers(keys, total, stages, *ends)
+        elif stages > 1 and keys.has(layout):
+            facts |= placed(keys, layout, stages)
         elif stages > 1 and total is not None and virtual == 1 and accounted and any(map(keys.flag, accounted)):
             # The embedding, and the loss, count as a layer of the first, and the last, stage.
             before, after = (int(bool(keys.flag(key))) for key in accounted)
@@ -144,7 +143,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stages = facts.get("pp") or 1
-        values: dict[str, Any] = {pp: stages, chunks: None, layers: None, first: None, last: None}
+        values: dict[str, Any] = dict.fromkeys((chunks, layers, first, last, layout)) | {pp: stages}
         values |= {} if also is None else {also: None}
         virtual = facts.get("vpp") or 1
         if stages > 1 and virtual > 1:
@@ -161,7 +160,7 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         return values
 
     return Idea(
-        keys=(pp, chunks, layers, first, last, *([also] if also is not None else []), *accounted),
+        keys=(pp, chunks, layers, first, last, layout, *([also] if also is not None else []), *accounted),
         facts=("pp", "vpp", "schedule", "stage_layers", "layers_per_stage"),
         read=read,
         write=write,

@@ -266,3 +266,46 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
 
 
 MODEL = Idea(keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND))), facts=("model", "config"), read=_read, write=_write)
+
+
+EVENLY = "layers are shared out evenly"
+SPLIT = ("either", "weights gradients optimizer activations", 0.5)
+
+
+def placed(keys: Keys, key: str, stages: int) -> Facts:
+    """Return the chunks of a rank and the layers of each that Megatron's layout of a pipeline says, `t` or `decoder` a layer.
+
+    Stages go round the ranks (`pipeline_parallel_layer_layout.py`, `PipelineParallelLayerLayout`): the layout `Et|(tt|)*2tL` on
+    two ranks has two chunks on each, and three layers.
+    """
+    layout = keys.raw(key)
+    if layout is None or stages == 1:
+        return {}
+    if isinstance(layout, str):
+        text = re.sub(r"[\s,]", "", layout.strip("'\""))
+        for repeated in (r"\(([^()*]+)\)\*(\d{1,3})", r"(\w)\*(\d{1,3})", r"\(([^()*]+)\)\*(\d{1,3})"):
+            text = re.sub(repeated, lambda match: match[1] * int(match[2]), text)
+        rows = text.split("|") if re.fullmatch(r"[Etm|L]+", text) else []
+        counts = [row.count("t") for row in rows]
+    else:
+        counts = [row.count("decoder") for row in layout if isinstance(row, list)] if isinstance(layout, list) else []
+    chunks, left = divmod(len(counts), stages)
+    if left or not chunks:
+        keys.note(key, f"is not read, and {EVENLY}", *SPLIT)
+        return {}
+    ranks = ",".join(str(sum(counts[rank::stages])) for rank in range(stages))
+    return {"vpp": chunks, "schedule": "interleaved" if chunks > 1 else "1f1b", "stage_layers": ranks}
+
+
+UNEVEN = tuple(f"num_layers_in_{end}_pipeline_stage" for end in ("first", "last"))
+
+
+def uneven(keys: Keys, prefix: str, stages: int, chunks: int = 1) -> Facts:
+    """Return how a pipeline shares out layers by `TransformerConfig`'s own words after a prefix, which lie beside the sizes."""
+    ends = [keys.whole(f"{prefix}{name}") for name in UNEVEN]
+    if stages == 1 or ends == [None, None]:
+        return placed(keys, f"{prefix}pipeline_model_parallel_layout", stages)
+    if chunks > 1:
+        keys.note(f"{prefix}{UNEVEN[ends[0] is None]}", f"is not read beside chunks, and {EVENLY}", *SPLIT)
+        return {}
+    return {"layers_per_stage": "ends," + ",".join("" if end is None else str(end) for end in ends)}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from loadgauge.core.base.by_key import lists
@@ -76,8 +78,8 @@ class Argv:
     def _parse(self) -> None:
         self.idle = ""
         self.shell = Shell(self.source, self.outside, self.file)
-        self.variables = self.shell.variables
         self.words = self._chosen()
+        self.variables = self.shell.variables | self._handed()
         self.skipped = tuple(dict.fromkeys(self.shell.notes))
         self.guessed = self.shell.guessed
         self.options = lists((option.name, option) for option in _options(self.words))
@@ -111,6 +113,29 @@ class Argv:
                 f"{others} more {'commands train' if others > 1 else 'command trains'}; the first is read"
             )
         return commands[ranks.index(best)]
+
+    def _handed(self) -> dict[str, str]:
+        """The variables that `ray job submit` hands to what it starts."""
+        words = [word.text for command in self.shell.commands for word in command]
+        texts = [
+            after if word == RUNTIME else word.removeprefix(f"{RUNTIME}=") for word, after in pairwise([*words, ""])
+        ]
+        held: dict[str, str] = {}
+        for word, text in zip(words, texts, strict=True):
+            if word.startswith(RUNTIME):
+                with suppress(ValueError, RecursionError, AttributeError):
+                    held |= {name: str(value) for name, value in json.loads(text)["env_vars"].items()}
+        return held
+
+    @property
+    def processes(self) -> int | None:
+        """The processes that `mpirun` or `srun` is told to start, in the first command that it starts."""
+        for command in self.shell.commands:
+            words = [word.text for word in command[:40]]
+            if words[0].rpartition("/")[2] in ("mpirun", "mpiexec", "srun"):
+                told = re.search(r" (?:-n|-np|--ntasks)[ =](\d{1,6}) ", f"{' '.join(words)} ")
+                return int(told[1]) if told else None
+        return None
 
     def names(self) -> tuple[str, ...]:
         """The names of all options, in order; of an option whose value is JSON, the paths inside it."""
@@ -291,6 +316,7 @@ class Argv:
         return self.source
 
 
+RUNTIME = "--runtime-env-json"
 LAUNCHER = words(
     """
     nproc_per_node nnodes node_rank master_addr master_port rdzv_backend rdzv_endpoint rdzv_id num_processes num_machines

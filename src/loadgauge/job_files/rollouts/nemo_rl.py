@@ -22,6 +22,7 @@ from loadgauge.job_files.ideas import (
     when,
 )
 from loadgauge.job_files.pre_training.megatron import machines, overlap
+from loadgauge.job_files.pre_training.megatron_model import UNEVEN, uneven
 from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     SIZES,
     D,
@@ -84,7 +85,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 @reads(
-    facts="tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp",
+    facts="tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp stage_layers layers_per_stage",
     write=_layout_written,
     of_megatron={axis: f"{M}{name}_parallel_size" for axis, name in SIZES.items()},
     of_dtensor={"tp": f"{D}tensor_parallel_size", "cp": f"{D}context_parallel_size", "ep": f"{D}expert_parallel_size"},
@@ -99,6 +100,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     distributed=f"{M}optimizer.use_distributed_optimizer",
     host=f"{M}optimizer.optimizer_cpu_offload",
     part=f"{M}optimizer.optimizer_offload_fraction",
+    shares=tuple(f"{M}{name}" for name in ("pipeline_model_parallel_layout", *UNEVEN)),
 )
 def _layout(keys: Keys, at: Named) -> Facts:
     megatron = megatron_trains(keys)
@@ -124,6 +126,7 @@ def _layout(keys: Keys, at: Named) -> Facts:
         "zero": 0 if keys.flag(at.distributed) is False else 1,
         "sequence_parallel": (bool(keys.flag(at.shared)) or _assumed(keys, at.shared)) and facts["tp"] > 1,
         "schedule": "1f1b" if facts["pp"] > 1 else None,
+        **uneven(keys, M, facts["pp"]),
         "offload": "optimizer" if keys.flag(at.host) and passed != 0 else "none",
     }
 
@@ -526,6 +529,7 @@ NEMO_RL = Dialect(
     syntaxes=("yaml",),
     framework="torchtitan",
     layers="nemo_rl_recipes.toml",
+    asleep=lambda keys: (D,) if megatron_trains(keys) else (M,),
     blank={"yaml": "defaults: sft.yaml\npolicy:\n  sequence_packing:\n    enabled: false\n"},
     blanks={task: f"defaults: {name}.yaml\npolicy:\n  sequence_packing:\n    enabled: false\n"
             "  dynamic_batching:\n    enabled: false\n"

@@ -42,7 +42,7 @@ CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file does not say how long an answer is."""
 ATTENTION = {
-    "auto": "flash", "sdpa": "flash", "eager": "eager", "flash_attention_2": "fa2", "flash_attention_3": "fa3",
+    "sdpa": "flash", "eager": "eager", "flash_attention_2": "fa2", "flash_attention_3": "fa3",
     "flash_attention_4": "fa4", "fa4": "fa4",
 }  # fmt: skip
 
@@ -345,7 +345,7 @@ def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.reshard: False if facts.get("zero") == 2 else None,
         at.moved: True if out == "all" else None,
         at.dtype: "bfloat16" if name == "bf16-pure" else None,
-        at.attn: None if spelled == "auto" else spelled,
+        at.attn: spelled,
     }
     if kind == "none":
         values |= {at.mode: None, at.every: None, at.ac: "None", at.offloaded: "None"}
@@ -354,6 +354,18 @@ def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         values[at.offloaded] = None if facts.get("activation_offload") == "checkpoints" else "None"
     values[at.compiled] = None if facts.get("compile") else "None"
     return values
+
+
+def _of_the_card(keys: Keys) -> str | None:
+    """Return what `auto` chooses by the card's compute capability (`resolve_auto_attn`), None where no card is known; before it,
+    FlashAttention-2 was the default."""
+    from loadgauge.core.definitions.hardware.hardware import gpu
+
+    named = keys.given.get("gpu")
+    if named is None or not keys.since(0, 8):
+        return None if keys.since(0, 8) else "fa2"
+    capability = gpu(named).compute_capability
+    return "fa4" if capability == "10.0" else "fa3" if capability.startswith("9.") else "fa2"
 
 
 @reads(
@@ -411,7 +423,9 @@ def _trainer(keys: Keys, at: Named) -> Facts:
         if host
         else keys.choice(at.dtype, {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
         "compile": _section(keys, at.compiled, usual=True),
-        "attention": keys.choice(at.attn, ATTENTION, NEAREST["attention"]),
+        "attention": _of_the_card(keys)
+        if keys.raw(at.attn) in (None, "auto")
+        else keys.choice(at.attn, ATTENTION, NEAREST["attention"]),
         "tp": 1,
         "pp": 1,
     }
@@ -481,10 +495,14 @@ def _optimizer(keys: Keys) -> Facts:
     whole = _section(keys, _of(keys, "model.full_offload"), usual=False) or keys.flag(
         _of(keys, "model.fsdp_cpu_offload")
     )
-    if keys.flag(_of(keys, OPTIMIZER_MOVED)) is not False and not whole and keys.since(0, 6):
+    moved = keys.flag(_of(keys, OPTIMIZER_MOVED)) is not False and not whole and keys.since(0, 7)
+    if moved:
         stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
         keys.note(_of(keys, OPTIMIZER_MOVED), f"{stated} (it is on unless a file says otherwise)", "saves", "optimizer")
-    return {"optimizer": keys.choice(_of(keys, OPTIMIZER_KIND), OPTIMIZER_SORTS) or "adamw"}
+    kind = keys.choice(_of(keys, OPTIMIZER_KIND), OPTIMIZER_SORTS) or "adamw"
+    # `fused=False`, which `_create_optimizer` says, is one parameter at a time; before, PyTorch chose lists of them.
+    step = "foreach" if not keys.since(0, 8, 1) else "loop" if moved else "fused"
+    return {"optimizer": f"adamw-{step}" if kind == "adamw" else kind}
 
 
 LOSS_KEY, LOSS_OFF = "model.fused_lm_head_token_chunk_size", "disabled"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.fine_tuning.started import variable
 from loadgauge.job_files.ideas import (
     Dialect,
     Facts,
@@ -382,6 +384,10 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     return {}
 
 
+ROUNDED = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"
+"""The variable that slime's patch of Megatron asks (`TEGroupedLinear._get_weight_tensors`)."""
+
+
 @reads(
     facts="precision",
     write=_precision_written,
@@ -392,6 +398,9 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _precision(keys: Keys, at: Named) -> Facts:
     """16-bit weights, whose gradients are summed in float32 where that is asked for."""
+    if variable(keys, ROUNDED) == "1":
+        note = f"{ROUNDED}: rounds experts' weights to 4 bits in each product (QAT), in copies beside the others"
+        keys.add(Uncounted(note, ROUNDED, effect="costs", parts=("weights", "transient", "activations"), share=0.5))
     if keys.has(at.eight[0]):
         name = keys.choice(at.eight[1], FP8) or "fp8-delayed"
         return {"precision": f"{name}-primary" if keys.flag(at.eight[2]) else name}

@@ -31,6 +31,7 @@ from loadgauge.job_files.ideas import (
 from loadgauge.job_files.pre_training.automodel import LEFT
 from loadgauge.job_files.pre_training.bridge import TARGETS, grouped, groups
 from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
+from loadgauge.job_files.pre_training.megatron_model import UNEVEN, uneven
 from loadgauge.job_files.rollouts import verl_step
 from loadgauge.job_files.rollouts.verl_loss import liger, loss, next_tokens
 from loadgauge.job_files.rollouts.verl_names import (
@@ -126,8 +127,11 @@ LAYOUT_MEGATRON = (
     LAYOUT_LITE,
     *LAYOUT_AGAIN.values(),
     f"{T}sequence_parallel",
+    *(f"{T}{name}" for name in ("pipeline_model_parallel_layout", *UNEVEN)),
 )
-LAYOUT_FACTS = names_in("etp sequence_parallel schedule zero cp_comm offload shards framework replicas gradient_sync")
+LAYOUT_FACTS = names_in(
+    "etp sequence_parallel schedule stage_layers layers_per_stage zero cp_comm offload shards framework replicas gradient_sync"
+)
 
 
 def _of_megatron(keys: Keys) -> Facts:
@@ -153,6 +157,7 @@ def _of_megatron(keys: Keys) -> Facts:
         "vpp": facts["vpp"] if stages else 1,
         "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
         "zero": zero,
+        **uneven(keys, T, facts["pp"], facts["vpp"]),
     }
 
 

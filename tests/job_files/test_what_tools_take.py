@@ -1,0 +1,179 @@
+"""Facts that a tool takes from elsewhere than a key: the comment that starts a file, the card, a variable, its own code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_formats_coverage import VERL
+from test_formats_rollouts import SLIME
+
+import loadgauge
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.job_files.exchange import read
+from loadgauge.job_files.job_file import from_job_file
+
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+model:
+  pretrained_model_name_or_path: Qwen/Qwen3-8B
+step_scheduler:
+  local_batch_size: 1
+  global_batch_size: 64
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "gpus"),
+    [
+        ("#   automodel examples/a.yaml --nproc-per-node 8\n", 8),
+        ("# sharded : automodel a.yaml --nproc-per-node 4\n", 4),
+        ("# Run: CUDA_VISIBLE_DEVICES=0,1 python -m axolotl.cli.train a.yaml\n", 2),
+        ("# Recipe validated using 256 H100 GPUs (32 nodes x 8)\n#   automodel a.yaml --nproc-per-node 8\n", 256),
+        ("# Use another file (32 GPUs) if this one does not fit.\n", None),
+        ("seed: 1 # set up for 8 GPUs\n", 8),
+        ("# seed: 1 # designed for 8 GPUs\nseed: 1 # designed for 16 GPUs\n", 16),
+    ],
+)
+def test_gpus_of_a_files_comments(head: str, gpus: int | None) -> None:
+    assert read(head + AUTOMODEL, "automodel", file="job.yaml").job.gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("start", "gpus"),
+    [("mpirun -n 32 -npernode 8 python", 32), ("srun --ntasks=16 --nodes 2 python", 16), ("srun --nodes 2 python", None)],
+)  # fmt: skip
+def test_processes_of_mpirun_and_srun(start: str, gpus: int | None) -> None:
+    text = f"{start} main.py --model_name_or_path facebook/opt-1.3b --max_seq_len 512 --zero_stage 2\n"
+    assert read(text, file="run.sh").job.gpus == gpus
+
+
+LIT = """checkpoint_dir: checkpoints/meta-llama/Llama-3.2-1B
+precision: bf16-true
+train:
+  global_batch_size: 8
+  micro_batch_size: 1
+  max_seq_length: 512
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "tied", "parameters"),
+    [
+        # 2048 columns of 128,256 rows more than the 1,235,814,400 parameters of the checkpoint.
+        (LIT, False, 1_235_814_400 + 2048 * 128_256),
+        (LIT.replace("checkpoint_dir: checkpoints/meta-llama/", "model_name: ") + "  tie_embeddings: true\n", True, 1_235_814_400),
+    ],
+)  # fmt: skip
+def test_litgpt_ties_no_embedding_to_a_head(text: str, tied: bool, parameters: int, tmp_path: Path) -> None:
+    """`GPT.lm_head` has its own weight; `pretrain.py` alone ties it, where `tie_embeddings` says so."""
+    place = tmp_path / "full.yaml"
+    place.write_text(text)
+    model = from_job_file(Job(model=str(place), gpus=1)).model
+    assert (model.tie_word_embeddings, loadgauge.parameters(model).total) == (tied, parameters)
+
+
+PREFERENCES = """model_name_or_path: Qwen/Qwen3-8B
+beta: 0.1
+max_length: 1024
+bf16: true
+per_device_train_batch_size: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        ("torch_dtype: null\n", "float32"),  # of TRL up to 0.26, with transformers 4
+        ("torch_dtype: bfloat16\n", "bfloat16"),
+        ("max_prompt_length: 512\n", "float32"),  # whose `ModelConfig.dtype` is empty
+        ("dtype: null\n", "auto"),  # transformers 5
+        ("", "float32"),  # TRL 1.16
+    ],
+)
+def test_an_empty_dtype_is_the_librarys_own(more: str, weights: str) -> None:
+    assert read(PREFERENCES + more, "trl", file="dpo/config.yaml").job.weights == weights
+
+
+PIPED = VERL.replace("main_ppo", "main_ppo --config-name=ppo_megatron_trainer.yaml")
+M = "actor_rollout_ref.actor.megatron."
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ("pipeline_model_parallel_layout='Et*9|t*9|t*9|t*9L'", (1, "9,9,9,9", None)),
+        ("pipeline_model_parallel_layout='E|(tt|)*6,ttL'", (2, "2,4,4,4", None)),  # eight stages, two on each rank
+        ("num_layers_in_first_pipeline_stage=8", (1, None, "ends,8,")),
+    ],
+)  # fmt: skip
+def test_layers_of_a_pipeline(more: str, wanted: tuple[int, str | None, str | None]) -> None:
+    text = f"{PIPED} {M}pipeline_model_parallel_size=4 +{M}override_transformer_config.{more}"
+    file = read(text, file="grpo.sh")
+    assert (file.job.vpp, file.job.stage_layers, file.extra.layers_per_stage) == wanted
+    assert not any("pipeline" in item.key for item in file.uncounted)
+
+
+def test_stages_go_round_the_ranks() -> None:
+    layout = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout").PipelineParallelLayerLayout
+    for text, stages in (("E|(tt|)*14,ttL", 4), ("Et*3|(tt|)*29,m|L", 16), ("Et|t*2|(t|tt|)*3tL", 3)):
+        theirs = layout(text, stages)
+        line = f"torchrun pretrain_gpt.py --pipeline-model-parallel-size {stages} --pipeline-model-parallel-layout {text!r}"
+        job = read(
+            f"{line} --num-layers 60 --hidden-size 1024 --num-attention-heads 16 --seq-length 512", file="a.sh"
+        ).job
+        decoders = [sum(kind.name == "decoder" for stage in rank for kind in stage) for rank in theirs.layout]
+        assert job.stage_layers == ",".join(map(str, decoders))
+
+
+@pytest.mark.parametrize(
+    ("base", "section"), [("grpo_math_1B", "megatron_cfg"), ("grpo_math_8B_megatron", "dtensor_cfg")]
+)
+def test_a_section_that_is_off_is_no_doubt(base: str, section: str) -> None:
+    """One worker reads its own section, where `enabled` says so (`models/policy/lm_policy.py`)."""
+    other = {"megatron_cfg": "dtensor_cfg", "dtensor_cfg": "megatron_cfg"}[section]
+    said = {"megatron_cfg": "bias_activation_fusion: false", "dtensor_cfg": "custom_parallel_plan: plan.py"}
+    text = "defaults: %s.yaml\npolicy:\n  model_name: Qwen/Qwen3-8B\n  %s:\n    %s\n"
+    for chosen in (section, other):
+        file = read(text % (base, chosen, said[chosen]), "nemo-rl", file="a.yaml")
+        assert any(chosen in item.key for item in file.uncounted) == (chosen == other)
+
+
+def test_a_variable_that_ray_hands_on() -> None:
+    name = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"
+    handed = f"--runtime-env-json='{json.dumps({'env_vars': {name: '1'}})}' -- python3"
+    assert name in {item.key for item in read(SLIME.replace("-- python3", handed), file="run.sh").uncounted}
+    assert name in {item.key for item in read(f"export {name}=1\n{SLIME}", file="run.sh").uncounted}
+    assert name not in {item.key for item in read(SLIME, file="run.sh").uncounted}
+
+
+PRIME = (
+    'max_steps = 5\n[model]\nname = "Qwen/Qwen3-0.6B"\n%s[data]\nbatch_size = 4\nseq_len = 1024\n[optim]\nlr = 1e-5\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "version", "card", "attention", "optimizer"),
+    [
+        # `resolve_auto_attn`, and `_create_optimizer`: AdamW is fused where its states stay on the card.
+        ("", None, "h100-sxm5-80gb", "fa3", "adamw-loop"),
+        ("", None, "b200-sxm-180gb", "fa4", "adamw-loop"),
+        ("", None, "b300-sxm-288gb", "fa2", "adamw-loop"),
+        ("", None, None, None, "adamw-loop"),
+        ("", "0.7", "h100-sxm5-80gb", "fa2", "adamw-foreach"),
+        ("optim_cpu_offload = false\n", None, "a100-sxm4-80gb", "fa2", "adamw-fused"),
+    ],
+)
+def test_what_prime_rl_takes_by_itself(
+    more: str, version: str | None, card: str | None, attention: str | None, optimizer: str
+) -> None:
+    job = read(PRIME % more, "prime-rl", file="sft.toml", version=version, given={"gpu": card} if card else None).job
+    assert (job.attention, job.optimizer) == (attention, optimizer)
+
+
+@pytest.mark.parametrize(("more", "columns"), [("", 2), ("--num_labels 5", 5)])
+def test_labels_of_a_classifier_of_pictures(more: str, columns: int) -> None:
+    """`CLSArguments.num_labels` is 2, and nothing reads `max_seq_length`, whose default is 32,768."""
+    text = f"deepspeed src/train/train_cls.py --model_id Qwen/Qwen2.5-VL-3B-Instruct --bf16 True {more}\n"
+    file = read(text, file="cls.sh", given={"gpus": 8})
+    assert (file.extra.head, file.job.seq_len) == (columns, None)
