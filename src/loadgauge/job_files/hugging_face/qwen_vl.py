@@ -5,7 +5,6 @@ from __future__ import annotations
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
-    OPTIMIZER,
     SAVING,
     TORCH_COMPILE,
     checkpointing,
@@ -14,7 +13,20 @@ from loadgauge.job_files.hugging_face.huggingface import (
     processes,
     sharding,
 )
-from loadgauge.job_files.ideas import Dialect, Facts, Keys, adapters, dora, fixed, quantised, reads, row, tower
+from loadgauge.job_files.ideas import (
+    TORCH_OPTIMIZERS,
+    Dialect,
+    Facts,
+    Keys,
+    adapters,
+    dora,
+    fixed,
+    optimizer,
+    quantised,
+    reads,
+    row,
+    tower,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -89,7 +101,7 @@ QWEN_VL = Dialect(
         row("model", "model_id", kind="word"),
         sharding(),
         *BATCH,
-        OPTIMIZER,
+        optimizer("optim", TORCH_OPTIMIZERS, "adamw-foreach"),
         row("attention", "disable_flash_attn2", words={"false": "fa2", "true": "flash"}, default="fa2"),
         row("seq_len", "max_seq_length"),  # whose default of 32,768 cuts nothing short: rows are padded to the longest
         _labels,
@@ -99,7 +111,7 @@ QWEN_VL = Dialect(
         ADAPTERS,
         dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
         _kernels,
-        tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", "trained"),
+        tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", "trained", usual=False),
         evaluation(),
         SAVING,
         TORCH_COMPILE,

@@ -26,17 +26,18 @@ def unfrozen(key: str) -> Idea:
     return Idea(keys=(key,), facts=("train",), read=read, write=write)
 
 
-def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters") -> Idea:
+def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters", usual: bool = True) -> Idea:
     """Return the idea of a tower of pictures: the keys that freeze it and its projection, and the largest size of a picture.
 
-    adapters: what a tower that is not frozen has beside adapters of the language model
+    adapters: what a tower that is not frozen has beside adapters of the language model; usual: whether both are frozen unless said
     """
 
     def read(keys: Keys) -> Facts:
-        if not keys.has(tunes, joins, pixels):
+        if usual and not keys.has(tunes, joins, pixels):
             return {}
-        how = "frozen" if keys.flag(joins) is not False else "projector"
-        if keys.flag(tunes) is False:
+        still, joined = (usual if (flag := keys.flag(name)) is None else flag for name in (tunes, joins))
+        how = "frozen" if joined else "projector"
+        if not still:
             method = next((keys.word(name) for name in METHODS if keys.has(name)), "lora")
             how = "trained" if method == "full" else adapters
         return {"tower": how, "max_pixels": keys.whole(pixels)}

@@ -123,7 +123,7 @@ class Argv:
         held: dict[str, str] = {}
         for word, text in zip(words, texts, strict=True):
             if word.startswith(RUNTIME):
-                with suppress(ValueError, RecursionError, AttributeError):
+                with suppress(ValueError, RecursionError, AttributeError, LookupError, TypeError):
                     held |= {name: str(value) for name, value in json.loads(text)["env_vars"].items()}
         return held
 
