@@ -83,6 +83,24 @@ def _optimizer(keys: Keys) -> Facts:
     return {"optimizer": "adamw-loop" if keys.flag(FUSED) is False else "adamw-fused"}
 
 
+STAGE = "zero_stage"
+
+
+@reads(
+    STAGE,
+    facts="framework zero precision weights",
+    write=lambda facts, keys: {STAGE: facts["zero"]} if "zero" in facts and keys.has(STAGE) else {},
+)
+def _started(keys: Keys) -> Facts:
+    """What a YAML file leaves to its launcher is as in the commands of the tool's documents (`docs/tulu3.md`, `docs/olmo2.md`)."""
+    stage = keys.whole(STAGE, minimum=0)
+    if keys.document.syntax != "yaml":
+        return {"zero": stage, "precision": "fp32", "weights": "bfloat16"}
+    if not keys.given.keys() & {"zero", "framework", "precision"}:
+        keys.remarks["its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it"] = None
+    return {"framework": "deepspeed", "zero": 3 if stage is None else stage, "precision": "bf16", "weights": "bfloat16"}
+
+
 OPEN_INSTRUCT = Dialect(
     name="open-instruct",
     title="open-instruct",
@@ -105,9 +123,7 @@ OPEN_INSTRUCT = Dialect(
         _optimizer,
         checkpointing(new="gradient_checkpointing"),
         row("attention", "use_flash_attn", words={"true": "fa2", "false": "eager"}, default="fa2"),
-        # The model in bfloat16; what the launcher is told of mixed precision is not in this file.
-        fixed(precision="fp32", weights="bfloat16"),
         liger("use_liger_kernel"),
-        row("zero", "zero_stage", minimum=0, add=False),
+        _started,
     ),
 )

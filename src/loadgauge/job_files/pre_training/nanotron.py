@@ -113,6 +113,9 @@ def _layout(keys: Keys, at: Named) -> Facts:
     if size["pp"] > 1 and keys.choice(at.engine, {"1f1b": "", "afab": "afab"}) == "afab":
         note = f"{at.engine}: all forwards come first, whose activations are kept"
         keys.add(Uncounted(note, at.engine, effect="costs", parts=("activations",)))
+    if size["ep"] > 1:  # which lies beside dp (`ParallelContext._init_parallel_groups`), by whose ranks data are read
+        same = f"the {size['ep']} ranks that share experts read the same sequences, and each is counted with its own"
+        keys.remarks[f"{same}: a step trains one in {size['ep']} of those that are shown"] = None
     facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
     shared = str(keys.raw(at.mode) or "").upper() == "REDUCE_SCATTER"
     if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
