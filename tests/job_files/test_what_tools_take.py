@@ -30,6 +30,10 @@ step_scheduler:
         ("# sharded : automodel a.yaml --nproc-per-node 4\n", 4),
         ("# Run: CUDA_VISIBLE_DEVICES=0,1 python -m axolotl.cli.train a.yaml\n", 2),
         ("# Recipe validated using 256 H100 GPUs (32 nodes x 8)\n#   automodel a.yaml --nproc-per-node 8\n", 256),
+        ("# Target launch shape: 2 nodes x 8 GPUs = 16 ranks\n", 16),
+        ("# 4 nodes (8xH100 or 8xH200)\n#   automodel a.yaml --nproc-per-node 8\n", 32),
+        ("ci:\n  nodes: 32\n", 256),  # the tool's own tests, on whole nodes (`tests/ci_tests`)
+        ("slurm:\n  nodes: 2\n  ntasks_per_node: 4\n", 8),
         ("# Use another file (32 GPUs) if this one does not fit.\n", None),
         ("seed: 1 # set up for 8 GPUs\n", 8),
         ("# seed: 1 # designed for 8 GPUs\nseed: 1 # designed for 16 GPUs\n", 16),
@@ -177,3 +181,21 @@ def test_labels_of_a_classifier_of_pictures(more: str, columns: int) -> None:
     text = f"deepspeed src/train/train_cls.py --model_id Qwen/Qwen2.5-VL-3B-Instruct --bf16 True {more}\n"
     file = read(text, file="cls.sh", given={"gpus": 8})
     assert (file.extra.head, file.job.seq_len) == (columns, None)
+
+
+def test_a_recipe_of_open_instruct_leaves_its_launcher_unsaid() -> None:
+    """`docs/tulu3.md`, `docs/olmo2.md`: `accelerate launch --mixed_precision bf16 --use_deepspeed` with ZeRO 3's file."""
+    text = "model_name_or_path: Qwen/Qwen3-8B\nmax_seq_length: 2048\nuse_slow_tokenizer: false\nwith_tracking: true\n"
+    file = read(text, "open-instruct", file="sft.yaml", given={"gpus": 8})
+    assert (file.job.framework, file.job.zero, file.job.precision) == ("deepspeed", 3, "bf16")
+    assert any("DeepSpeed" in line for line in file.remarks)
+    line = read("torchrun open_instruct/finetune.py --model_name_or_path Qwen/Qwen3-8B\n", "open-instruct", file="a.sh")
+    assert (line.job.framework, line.job.zero) == ("huggingface", None)
+
+
+def test_experts_of_nanotron_lie_beside_the_data() -> None:
+    """`ParallelContext._init_parallel_groups`: `ep` is an axis of its own, and data are read by `dp_pg`."""
+    text = "tokens:\n  sequence_length: 128\n  micro_batch_size: 2\nparallelism:\n  dp: 2\n  tp: 1\n  pp: 1\n  expert_parallel_size: %d\n"
+    text += "model:\n  model_config:\n    is_llamoe_config: true\n    moe_num_experts: 8\n"
+    assert not any("same sequences" in line for line in read(text % 1, "nanotron", file="a.yaml").remarks)
+    assert any("one in 4" in line for line in read(text % 4, "nanotron", file="a.yaml").remarks)

@@ -172,7 +172,7 @@ CAN: dict[str, dict[str, Any]] = {
         "framework": ("torchtitan",), "model": ("Qwen/Qwen3-8B",), "cp": (1, 2), "ep": (1, 2), "zero": (2, 3),
         "replicas": (1, 2), "recompute": (*FULL, "full:every=2"), "offload": ("none", "all"),
         "activation_offload": ("none", "checkpoints"), "precision": ("bf16", "bf16-pure"), "compile": (True, False),
-        "optimizer": ("adamw", "muon", "sgd-momentum"), "seq_len": LENGTHS, "gpus_per_node": (8,), "lora_rank": (0, 8),
+        "optimizer": ("adamw-fused", "muon", "sgd-momentum"), "seq_len": LENGTHS, "gpus_per_node": (8,), "lora_rank": (0, 8),
         "lora_targets": ("all", "q_proj,v_proj"), "lora_dropout": (None, 0.1), "modules_to_save": (None, "lm_head"),
         "attention": ("flash", "eager"),
     },

@@ -97,7 +97,9 @@ def _started(keys: Keys) -> Facts:
     if keys.document.syntax != "yaml":
         return {"zero": stage, "precision": "fp32", "weights": "bfloat16"}
     if not keys.given.keys() & {"zero", "framework", "precision"}:
-        keys.remarks["its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it"] = None
+        keys.remarks[
+            "its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it"
+        ] = None
     return {"framework": "deepspeed", "zero": 3 if stage is None else stage, "precision": "bf16", "weights": "bfloat16"}
 
 

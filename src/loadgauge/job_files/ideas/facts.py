@@ -114,6 +114,7 @@ STARTS = re.compile(
 """A command that starts a file, in a comment, with the variables before it."""
 MEANT = re.compile(r"^[^#\n].*?#.*?\b(?:set up|designed) for (\d{1,5}) GPUs\b", re.MULTILINE)
 RAN = re.compile(r"^#.*\bvalidated (?:using|on|with) (\d{1,5}) (?:\w+ )?GPUs\b", re.MULTILINE)
+NODES = re.compile(r"^#.*?\b(\d{1,5}) nodes? ?(?:x|\() ?(\d{1,2}) ?x? ?(?:GPUs|[A-Z]+\d+)", re.MULTILINE)
 """GPUs in words: beside a value that goes with their number, and at the head of a file."""
 
 
@@ -130,6 +131,8 @@ def announced(text: str) -> dict[str, Fact]:
     head = "\n".join(takewhile(lambda line: not line.strip() or line.startswith("#"), text.split("\n")))
     if (words := MEANT.search(text) or RAN.search(head)) is not None:
         return {"gpus": Fact(int(words[1]), " ".join(words[0].partition("#")[2].split())[:60], True)}
+    if (words := NODES.search(head)) is not None:
+        return {"gpus": Fact(int(words[1]) * int(words[2]), words[0].strip("# ")[:60], True)}
     if (command := STARTS.search(re.sub(r"\\[ \t]*\n#+", "", head))) is None:
         return {}
     each, nodes, cards = (

@@ -214,7 +214,7 @@ def _degrees(keys: Keys, at: Named) -> Facts:
         facts["replicas"] = replicas
     if ranks_of_data is not None:
         facts["dp"] = ranks_of_data
-    elif facts["ep"] > 1 and not keys.given.get("gpus"):
+    elif facts["ep"] > 1 and not keys.given.get("gpus") and not _machines.read(keys):
         # As few GPUs as the experts need; how many there are is said to the launcher.
         inner = facts["tp"] * facts["cp"]
         facts["dp"] = (replicas or 1) * math.lcm(inner, facts["ep"]) // inner
@@ -435,6 +435,19 @@ def _task(keys: Keys, at: Named) -> Facts:
     return facts | ({"head": keys.whole(at.labels) or 2} if "sequenceclassification" in recipe else {})
 
 
+STARTED = {"slurm": ("nodes", "ntasks_per_node"), "ci": ("nodes", "nproc_per_node")}
+"""Sections that say the machines: those of the tool's own launcher, and of the tests that it runs a recipe in."""
+
+
+@reads(*(f"{section}.{name}" for section, names in STARTED.items() for name in names), facts="gpus_per_node nodes")
+def _machines(keys: Keys) -> Facts:
+    for section, names in STARTED.items():
+        nodes, each = (keys.whole(f"{section}.{name}") for name in names)
+        if nodes or each:
+            return {"gpus_per_node": each or 8, "nodes": nodes or 1}
+    return {}
+
+
 AUTOMODEL = Dialect(
     name="automodel",
     title="NeMo AutoModel recipe",
@@ -446,6 +459,7 @@ AUTOMODEL = Dialect(
         _model,
         _task,
         _degrees,
+        _machines,
         _pipeline,
         _length,
         _adapter(),

@@ -483,11 +483,12 @@ OPTIMIZER_SORTS = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sig
 
 
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    plain = (
-        facts["optimizer"] if facts["optimizer"] in OPTIMIZER_SORTS.values() else facts["optimizer"].partition("-")[0]
-    )
-    word = next((word for word, ours in OPTIMIZER_SORTS.items() if ours == plain), None)
-    return {_of(keys, OPTIMIZER_KIND): word} if word else {}
+    plain, _, step = facts["optimizer"].partition("-")
+    name = facts["optimizer"] if facts["optimizer"] in OPTIMIZER_SORTS.values() else plain
+    word = next((word for word, ours in OPTIMIZER_SORTS.items() if ours == name), None)
+    # Beside other ways to the host it is refused, and AdamW is fused without it.
+    stays = word == "adamw" and (step != "loop" or facts.get("offload") not in (None, "none"))
+    return {_of(keys, OPTIMIZER_KIND): word, _of(keys, OPTIMIZER_MOVED): False if stays else None} if word else {}
 
 
 @reads(*_both(OPTIMIZER_KIND, OPTIMIZER_MOVED), facts="optimizer", write=_optimizer_written)
