@@ -195,7 +195,7 @@ def test_a_recipe_of_open_instruct_leaves_its_launcher_unsaid() -> None:
 
 def test_experts_of_nanotron_lie_beside_the_data() -> None:
     """`ParallelContext._init_parallel_groups`: `ep` is an axis of its own, and data are read by `dp_pg`."""
-    text = "tokens:\n  sequence_length: 128\n  micro_batch_size: 2\nparallelism:\n  dp: 2\n  tp: 1\n  pp: 1\n  expert_parallel_size: %d\n"
+    text = "tokens:\n  sequence_length: 128\n  micro_batch_size: 2\nparallelism:\n  dp: 2\n  tp: 1\n  expert_parallel_size: %d\n"
     text += "model:\n  model_config:\n    is_llamoe_config: true\n    moe_num_experts: 8\n"
     assert not any("same sequences" in line for line in read(text % 1, "nanotron", file="a.yaml").remarks)
     assert any("one in 4" in line for line in read(text % 4, "nanotron", file="a.yaml").remarks)

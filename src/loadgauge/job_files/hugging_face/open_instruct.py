@@ -86,17 +86,19 @@ def _optimizer(keys: Keys) -> Facts:
 STAGE = "zero_stage"
 
 
-@reads(
-    STAGE,
-    facts="framework zero precision weights",
-    write=lambda facts, keys: {STAGE: facts["zero"]} if "zero" in facts and keys.has(STAGE) else {},
-)
+def _started_written(facts: Facts, keys: Keys) -> dict[str, Any]:
+    if keys.document.syntax != "yaml" or facts.get("framework") not in ("huggingface", "deepspeed"):
+        return {STAGE: facts["zero"]} if "zero" in facts and keys.has(STAGE) else {}
+    return {STAGE: facts.get("zero") or 0}
+
+
+@reads(STAGE, facts="framework zero precision weights", write=_started_written)
 def _started(keys: Keys) -> Facts:
     """What a YAML file leaves to its launcher is as in the commands of the tool's documents (`docs/tulu3.md`, `docs/olmo2.md`)."""
     stage = keys.whole(STAGE, minimum=0)
-    if keys.document.syntax != "yaml":
+    if keys.document.syntax != "yaml" or stage == 0:
         return {"zero": stage, "precision": "fp32", "weights": "bfloat16"}
-    if not keys.given.keys() & {"zero", "framework", "precision"}:
+    if stage is None and not keys.given.keys() & {"zero", "framework", "precision"}:
         keys.remarks[
             "its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it"
         ] = None
