@@ -62,6 +62,7 @@ def differs(asked: Job, text: str, name: str, syntax: str) -> dict[str, tuple[An
         "save",
         "gradient_sync",
         "overlap",  # NeMo-RL's own recipes have it
+        "tower",  # which Qwen-VL-Finetune trains unless told otherwise
     ):
         # Of what the run does not say, the file has the tool's own default.
         if getattr(asked, name_of) in (None, ""):

@@ -222,7 +222,7 @@ CAN: dict[str, dict[str, Any]] = {
     },
     "qwen-vl-finetune": {
         "framework": ("huggingface", "deepspeed"), "model": ("Qwen/Qwen2.5-VL-7B-Instruct",), "zero": (2, 3),
-        "offload": ("none", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16"), "optimizer": ("adamw", "sgd"),
+        "offload": ("none", "all"), "recompute": FULL, "precision": ("fp32", "bf16", "fp16"), "optimizer": ("adamw-fused", "sgd"),
         "attention": ("fa2", "flash"), "seq_len": LENGTHS,
     },
     "deepspeed-chat": {
