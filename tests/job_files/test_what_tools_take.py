@@ -199,3 +199,31 @@ def test_experts_of_nanotron_lie_beside_the_data() -> None:
     text += "model:\n  model_config:\n    is_llamoe_config: true\n    moe_num_experts: 8\n"
     assert not any("same sequences" in line for line in read(text % 1, "nanotron", file="a.yaml").remarks)
     assert any("one in 4" in line for line in read(text % 4, "nanotron", file="a.yaml").remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("gather_16bit_weights_on_model_save", True), ("prefetch_bucket_size", 1000)]
+)
+def test_fields_of_zero_have_two_names(name: str, value: object) -> None:
+    """`DeepSpeedZeroConfig`: each is taken by its field's name and by its alias."""
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, name: value}}
+    other = json.dumps(config).replace(f'"{name}"', f'"stage3_{name}"')
+    one, two = (read(text, "deepspeed", file="ds.json").job for text in (json.dumps(config), other))
+    assert (one, one.save or one.engine) == (two, two.save or two.engine)
+    assert one.save == "full" or one.engine == "stage3_prefetch_bucket_size=1000"
+
+
+def test_gpus_of_neox_are_its_launchers() -> None:
+    """`deepspeed_args.py`: `num_gpus` of each of `num_nodes`."""
+    text = (
+        "num_layers: 4\nhidden_size: 64\nnum_attention_heads: 4\nseq_length: 128\ntrain_micro_batch_size_per_gpu: 4\n"
+    )
+    job = read(f"{text}num_gpus: 4\nnum_nodes: 2\n", "gpt-neox", file="a.yml").job
+    assert (job.gpus, job.gpus_per_node) == (8, 4)
+
+
+def test_a_file_is_of_the_tool_that_has_all_its_keys() -> None:
+    """`with_tracking` and `num_epochs` are open-instruct's, and the others TRL's too."""
+    text = "model_name_or_path: a/b\ngradient_checkpointing: true\nmax_seq_length: 4096\nlearning_rate: 5.0e-7\nbeta: 0.1\n"
+    text += "lr_scheduler_type: linear\nwarmup_ratio: 0.1\nnum_epochs: 3\nwith_tracking: true\nadd_bos: true\n"
+    assert read(text, file="dpo.yaml").dialect == "open-instruct"

@@ -155,6 +155,12 @@ IMAGES = re.compile(r"\S*(?:imagenet|cifar|mnist|resnet)\S*|\bgan_\w+\.py\b")
 IN_GENERAL = "`loadgauge capture FILE.py:function` works out the training of any module from its own code"
 
 
+def _knows(name: str, keys: set[str]) -> bool:
+    """Return whether every key is one of the dialect's tool."""
+    chosen = dialect(name)
+    return all(map(chosen.kinds, keys))
+
+
 def recognise(document: Document, file: str = "") -> Dialect | None:
     """The dialect that has most of a document's keys, where keys of one dialect alone count most; None where none has any.
 
@@ -171,6 +177,8 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
             also = marks[BUILT_ON[name]][1] if name in BUILT_ON else frozenset()
             scores[name] = MARK * len(present & (own | also)) + len(present & dialect(name).known)
     best = max(scores, key=lambda name: scores[name], default=None)
+    if best in ("transformers", "trl") and not _knows(best, present):
+        best = max((name for name in scores if _knows(name, present)), key=lambda name: scores[name], default=best)
     if best in ("transformers", "trl") and "deepspeed_config" in present:
         best = "deepspeed-chat"  # whose engine has a file of its own, and not transformers' trainer
     if best in (None, "deepspeed-chat") and (word := IMAGES.search(program)) is not None:

@@ -6,7 +6,20 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
-from loadgauge.job_files.ideas import CPU, NEAREST, NOWHERE, Dialect, Facts, Idea, Keys, Named, degree, reads, saving
+from loadgauge.job_files.ideas import (
+    CPU,
+    NEAREST,
+    NOWHERE,
+    Dialect,
+    Document,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    degree,
+    reads,
+    saving,
+)
 
 OPTIMIZERS = {
     "AdamW": "adamw", "Adam": "adamw", "CPUAdam": "adamw", "Lion": "lion", "Muon": "muon", "Adafactor": "adafactor",
@@ -14,6 +27,20 @@ OPTIMIZERS = {
 }  # fmt: skip
 COMPRESSED = {"onebitadam": 1, "onebitlamb": 2, "zerooneadam": 2}
 """Tensors of 4 bytes that one-bit optimizers keep for a parameter beside Adam's, up to release 0.17."""
+UNSTAGED = (
+    "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
+    "max_reuse_distance", "gather_16bit_weights_on_model_save", "module_granularity_threshold",
+    "use_all_reduce_for_fetch_params", "allgather_sequential",
+)  # fmt: skip
+"""Names of fields whose other name begins with `stage3_`, as both are taken (`DeepSpeedZeroConfig`, `populate_by_name`)."""
+
+
+def other_names(document: Document) -> tuple[str, list[tuple[str, str]]]:
+    """Return the pairs of a file's names and of those that are read, for the dialect's `renames`."""
+    section, held = "zero_optimization.", {*document.names()}
+    return "", [(section + name, f"{section}stage3_{name}") for name in UNSTAGED if section + name in held]
+
+
 GATHERS = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 """Switches by which a checkpoint holds whole weights, now and before 0.6."""
 AUTO_TP = ("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size")
@@ -233,6 +260,7 @@ def context_parallel(key: str, *also: str) -> Idea:
 
 DEEPSPEED = Dialect(
     name="deepspeed",
+    renames=other_names,
     trainers="trl",
     title="DeepSpeed configuration",
     versions="DeepSpeed 0.9 - 0.19",

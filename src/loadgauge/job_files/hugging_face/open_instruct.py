@@ -94,7 +94,7 @@ def _started_written(facts: Facts, keys: Keys) -> dict[str, Any]:
 
 @reads(STAGE, facts="framework zero precision weights", write=_started_written)
 def _started(keys: Keys) -> Facts:
-    """What a YAML file leaves to its launcher is as in the commands of the tool's documents (`docs/tulu3.md`, `docs/olmo2.md`)."""
+    """Take what a YAML file leaves to its launcher from the commands of the tool's documents (`docs/tulu3.md`, `docs/olmo2.md`)."""
     stage = keys.whole(STAGE, minimum=0)
     if keys.document.syntax != "yaml" or stage == 0:
         return {"zero": stage, "precision": "fp32", "weights": "bfloat16"}

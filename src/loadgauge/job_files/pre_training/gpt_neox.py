@@ -7,6 +7,7 @@ from typing import Any
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
 from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, fixed, names_in, reads, row
+from loadgauge.job_files.pre_training.megatron import started_by_deepspeed
 
 SIZES = names_in(
     """
@@ -166,6 +167,7 @@ GPT_NEOX = Dialect(
     framework="megatron-deepspeed",
     blank={"yaml": ""},
     ideas=(
+        started_by_deepspeed,
         _layout,
         batch(),
         zero(),
