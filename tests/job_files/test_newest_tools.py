@@ -83,7 +83,7 @@ LINE = "torchrun --nproc_per_node 8 xtuner/v1/train/cli/sft.py --load-from Qwen/
     ("name", "text", "facts"),
     [
         ("a.yaml", AREAL.replace("actor:", "actor:\n  backend: fsdp:d4c2"),
-         {"framework": "huggingface", "gpus": 8, "cp": 2, "zero": 3, "precision": "bf16-pure", "recompute": "full",
+         {"framework": "huggingface", "gpus": 8, "cp": 2, "zero": 3, "precision": "bf16", "recompute": "full",
           "micro_batch": 4, "global_batch": 128, "seq_len": 2048, "optimizer": "adamw", "attention": "fa2",
           "cp_comm": "all_to_all"}),
         ("a.yaml", AREAL + "allocation_mode: megatron:d4t2p2\n",

@@ -227,3 +227,19 @@ def test_a_file_is_of_the_tool_that_has_all_its_keys() -> None:
     text = "model_name_or_path: a/b\ngradient_checkpointing: true\nmax_seq_length: 4096\nlearning_rate: 5.0e-7\nbeta: 0.1\n"
     text += "lr_scheduler_type: linear\nwarmup_ratio: 0.1\nnum_epochs: 3\nwith_tracking: true\nadd_bos: true\n"
     assert read(text, file="dpo.yaml").dialect == "open-instruct"
+
+
+@pytest.mark.parametrize(
+    ("backend", "more", "version", "precision", "weights"),
+    [
+        ("fsdp:d4", "", None, "bf16", "float32"),
+        ("fsdp:d4", "  optimizer_dtype: bf16\n", None, "bf16-pure", None),
+        ("fsdp:d4", "", "1.0", "bf16-pure", None),
+        ("megatron:d4", "", None, "bf16", None),
+    ],
+)
+def test_weights_of_areal(backend: str, more: str, version: str | None, precision: str, weights: str | None) -> None:
+    """`TrainEngineConfig.optimizer_dtype` of the package 1.0.4, which FSDP loads in; products are in `dtype`."""
+    text = f"cluster:\n  n_gpus_per_node: 4\nactor:\n  path: Qwen/Qwen3-0.6B\n  backend: {backend}\n{more}"
+    job = read(text, "areal", file="sft.yaml", version=version).job
+    assert (job.precision, job.weights) == (precision, weights)

@@ -145,9 +145,12 @@ def _recompute(keys: Keys) -> str:
 
 
 def _precision(keys: Keys) -> str:
-    """Weights are in the format of the products, but with Megatron, and gradients are reduced in float32."""
-    word = keys.choice(f"{A}dtype", {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}) or "bf16"
-    return "bf16-pure" if word == "bf16" and _kind(keys) != "megatron" else str(word)
+    """Weights are in the format of the products but with Megatron and, in newer releases, FSDP, which has a word for them
+    (`FSDPEngine._create_llm_actor_or_critic`); gradients are reduced in float32."""
+    dtypes = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32", "fp32": "fp32"}
+    word, held = keys.choice(f"{A}dtype", dtypes) or "bf16", keys.choice(f"{A}optimizer_dtype", dtypes)
+    wide = _kind(keys) == "megatron" or (_kind(keys) == "fsdp" and keys.since(1, 0, 4) and held != "bf16")
+    return "bf16-pure" if word == "bf16" and not wide else str(word)
 
 
 def _served(kind: str, *options: Idea) -> Idea:
@@ -175,7 +178,8 @@ AREAL = Dialect(
              write=lambda facts, keys: {SELECTIVE[0]: facts.get("recompute") != "none"}),
         row("optimizer", f"{A}optimizer.type", default="adamw",
             words={"adam": "adamw", "adam_bf16": "adamw-anyprecision", "sgd": "sgd"}),
-        fixed(f"{A}dtype", precision=_precision),
+        fixed(f"{A}dtype", f"{A}optimizer_dtype", precision=_precision,
+              weights=lambda keys: "float32" if _kind(keys) == "fsdp" and _precision(keys) == "bf16" else None),
         row("attention", f"{A}attn_impl", words=ATTENTION, default="fa2"),
         row("offload", f"{A}fsdp.offload_params", words={"true": "all", "false": "none"}, default="none"),
         adapters(lambda keys: keys.flag(f"{A}use_lora"), row("lora_rank", f"{A}lora_rank", default=32),
