@@ -105,6 +105,7 @@ def fork(request: dict[str, Any], handles: list[int]) -> None:
     from loadgauge.pytorch.trace.child import main
 
     out, err, end = handles
+    parent = os.getpid()
     child = os.fork()
     if child:
         os.write(end, b"%d\n" % child)
@@ -121,7 +122,7 @@ def fork(request: dict[str, Any], handles: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["-c", *request["arguments"]]
-    main(os.getppid())
+    main(parent)
 
 
 def serve(line: socket.socket) -> None:
