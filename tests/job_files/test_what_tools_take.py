@@ -243,3 +243,19 @@ def test_weights_of_areal(backend: str, more: str, version: str | None, precisio
     text = f"cluster:\n  n_gpus_per_node: 4\nactor:\n  path: Qwen/Qwen3-0.6B\n  backend: {backend}\n{more}"
     job = read(text, "areal", file="sft.yaml", version=version).job
     assert (job.precision, job.weights) == (precision, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "wanted"),
+    [
+        # `models/*/config_registry.py` of torchtitan 0.3.
+        ("llama3_8b", "", ("llama-3.1-8b", 1, 8192, 1, 1, "per-op", "adamw")),
+        ("qwen3_14b", "", ("qwen3-14b", 4, 4096, 1, 1, "full", "adamw")),
+        ("qwen35_35b_a3b", "", ("qwen3.5-35b-a3b", 4, 4096, 2, 8, "full", "adamw")),
+        ("moonlight_16b_a3b", "", ("moonlight-16b-a3b", 4, 4096, 1, 8, "full", "muon")),
+        ("qwen3_14b", "--training.local-batch-size 1 activation-checkpoint:none", ("qwen3-14b", 1, 4096, 1, 1, "none", "adamw")),
+    ],
+)  # fmt: skip
+def test_configurations_of_torchtitans_registries(name: str, said: str, wanted: tuple[object, ...]) -> None:
+    job = read(f"torchrun -m torchtitan.train --module m --config {name} {said}\n", file="a.sh", given={"gpus": 64}).job
+    assert (job.model, job.micro_batch, job.seq_len, job.tp, job.ep, job.recompute, job.optimizer) == wanted

@@ -5,12 +5,15 @@ Until then a command named a TOML (`--job.config_file`), which is read where it 
 
 from __future__ import annotations
 
+import functools
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from loadgauge.core.base.files import read_text
+from loadgauge.core.base.package_data import read_data
 from loadgauge.job_files.hugging_face.huggingface import compiled
 from loadgauge.job_files.ideas import Dialect, Document, Facts, Keys, Named, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
@@ -42,6 +45,18 @@ DEGREES = {
 OLD = "experimental."
 WHOLE = {"model", "loss"}
 POLICIES = ("none", "full", "selective", "memory_budget")
+
+
+@functools.cache
+def _recipes() -> dict[str, dict[str, str]]:
+    texts = tomllib.loads(read_data("titan_recipes.toml"))["recipes"]
+    return {name: dict(word.split("=") for word in text.split()) for name, text in texts.items()}
+
+
+def _usual(keys: Keys, word: str, otherwise: Any = None) -> Any:
+    """Return what the configuration that a command names says by a word of the table of them, else what its class has."""
+    told = _recipes().get(keys.word("config") or "", {}).get(word)
+    return otherwise if told is None else int(told) if told.isdecimal() else told
 
 
 def named_file(document: Document) -> Mapping[str, Any]:
@@ -106,8 +121,7 @@ def _recompute(keys: Keys, at: Named) -> Facts:
         every = keys.whole(at.option) or 2
         return {"recompute": "full" if every == 1 else f"full:every={every}"}
     if kind is None:
-        full = (keys.word("config") or "").removeprefix("llama3_") in ("70b", "405b")
-        return {"recompute": "full" if full else "per-op"}
+        return {"recompute": _usual(keys, "again", "per-op")}
     return {"recompute": kind}
 
 
@@ -168,7 +182,7 @@ def _batch(keys: Keys, at: Named) -> Facts:
     local, batch = keys.whole(at.rank, minimum=-1), keys.whole(at.whole, minimum=-1)
     local = local if local is not None else keys.whole(at.old)
     if local is None:
-        local = {"llama3_8b": 1, "llama3_405b": 2}.get(keys.word("config") or "", 8)
+        local = _usual(keys, "micro", 8)
     batch = batch if batch and batch > 0 else None
     if pp == 1:
         return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
@@ -230,8 +244,7 @@ def _tensor_parallel_written(facts: Facts, keys: Keys, at: Named) -> dict[str, A
     also=(TENSOR_PARALLEL_OLD[0],),
 )
 def _tensor_parallel(keys: Keys, at: Named) -> Facts:
-    named = 8 if keys.word("config") in ("llama3_70b", "llama3_405b") else 1
-    ranks = keys.whole(at.tp) or keys.whole(TENSOR_PARALLEL_OLD[0]) or named
+    ranks = keys.whole(at.tp) or keys.whole(TENSOR_PARALLEL_OLD[0]) or _usual(keys, "tp", 1)
     return {"tp": ranks, "sequence_parallel": keys.flag(at.sp) is not False and ranks > 1}
 
 
@@ -276,17 +289,23 @@ def _model(keys: Keys, at: Named) -> Facts:
     name = keys.word(at.named)
     if name is None and keys.has(at.old, at.flavor):
         name = f"{keys.word(at.old) or 'llama3'}_{(keys.word(at.flavor) or '8B').lower().replace('-', '_')}"
-    return {"model": NAMES.get(name) if name else None, "loss": "chunked" if keys.has(at.named) else None}
-
-
-def _usual_length(keys: Keys) -> int:
-    return 8192 if keys.word("config") in ("llama3_8b", "llama3_70b", "llama3_405b") else 2048
+    if products := _usual(keys, "products"):
+        keys.note(
+            at.named,
+            f"multiplies in {products}, which is counted in 16 bits",
+            "either",
+            "weights activations transient",
+            0.5,
+        )
+    return {"model": _usual(keys, "model", NAMES.get(name or "")), "loss": "chunked" if keys.has(at.named) else None}
 
 
 @reads(inner=compiled("compile.enable", "training.compile"), parts="compile.components")
 def _compiled(keys: Keys, at: Named) -> Facts:
     """The idea of torch.compile, where it makes both the model and the loss, as it does unless it is told otherwise."""
     facts = at.inner.read(keys)
+    if not keys.has(*at.inner.keys):
+        return {"compile": "model" in _usual(keys, "compile", "")}
     if facts["compile"] and set(keys.words(at.parts) or WHOLE) != WHOLE:
         keys.note(at.parts, "compiles a part alone", "costs", "activations transient loss")
     return facts
@@ -308,10 +327,10 @@ TORCHTITAN = Dialect(
         _tensor_parallel,
         _pipeline,
         row("cp", DEGREES["cp"], f"{OLD}context_parallel_degree", default=1),
-        row("ep", "parallelism.expert_parallel_degree", default=1),
+        row("ep", "parallelism.expert_parallel_degree", default=lambda keys: _usual(keys, "ep", 1)),
         _sharding,
         _batch,
-        row("seq_len", "training.seq_len", default=_usual_length),
+        row("seq_len", "training.seq_len", default=lambda keys: _usual(keys, "length", 2048)),
         _recompute,
         _precision,
         # By name in TOML; the flags have groups of parameters, of which only the configuration itself has the names.
@@ -319,7 +338,7 @@ TORCHTITAN = Dialect(
             "optimizer",
             "optimizer.name",
             "optimizer.param_groups.0.optimizer_name",
-            default="adamw",
+            default=lambda keys: _usual(keys, "optimizer", "adamw"),
             add=False,
             words={"AdamW": "adamw", "Adam": "adamw", "Muon": "muon"},
         ),
