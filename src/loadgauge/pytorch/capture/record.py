@@ -170,8 +170,8 @@ def _read(run: Recording, module: nn.Module, symbols: Symbols | None) -> Recorde
     weights = {
         number: Parameter(
             name,
-            shape_of(one)[0],
-            one.element_size(),
+            (*shape_of(one)[0], *(2,) * one.is_complex()),  # of a complex number, both parts are held, and have moments
+            one.element_size() // (1 + one.is_complex()),
             one.requires_grad,
             getattr(one, "shards", 1),
             getattr(one, "of_experts", False),
