@@ -89,7 +89,9 @@ def tower_steps(block: Block, view: View) -> Layer:
             x = build.norm(name, x, NORMS[step.kind], rows, step.width)
         elif step.kind in ("positions", "vector", "idle", "fixed"):
             size = step.width * (step.output or 1)
-            weight = Weight(f"{name}.weight", size, 1, "vector", step.kind not in ("idle", "fixed") and build.trains(name))
+            weight = Weight(
+                f"{name}.weight", size, 1, "vector", step.kind not in ("idle", "fixed") and build.trains(name)
+            )
             x, before = Tensor(name, x.numel, x.itemsize), x
             build.operations.append(Operation(name, "view" if step.kind == "idle" else "elementwise", (before,), (x,),
                                               (weight,), shares_gradient=True))  # fmt: skip

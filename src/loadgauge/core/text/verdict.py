@@ -105,7 +105,9 @@ def left_out_words(model: ModelSpec, each: float) -> list[str]:
         for tower in model.left_out
     ]
     flags = {"vision_config": "--pictures 1x1024x768", "audio_config": "--audio 30"}
-    flag = next((flags[key] for tower in model.left_out if tower.layers and (key := tower.name.rpartition(".")[2]) in flags), "")
+    flag = next(
+        (flags[key] for tower in model.left_out if tower.layers and (key := tower.name.rpartition(".")[2]) in flags), ""
+    )
     counts = f"; {flag} counts it" if flag else ""
     return [f"Left out: {', '.join(towers)}, with its activations and time{counts}."] if towers else []
 

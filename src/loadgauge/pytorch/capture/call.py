@@ -179,7 +179,9 @@ def module_of(
     def build(device: str) -> Any:
         with torch.device(device):
             target_result = target()
-            parameter = next(parameters(), None) if callable(parameters := getattr(target_result, "parameters", None)) else None
+            parameter = (
+                next(parameters(), None) if callable(parameters := getattr(target_result, "parameters", None)) else None
+            )
             if getattr(parameter, "device", None) not in (None, torch.empty(0).device) and (again := anew(target)):
                 target_result = again()  # what the script made when it was read
         if step is not None:

@@ -437,7 +437,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Cutting of pictures, and of sounds into `tile` frames of a spectrum: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token.
+    """Cutting of pictures: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token; of
+    sounds: into `tile` frames of a spectrum.
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches
@@ -547,7 +548,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Towers that are not among the blocks."""
         stems = {block.tower.steps for block in self.blocks if block.tower is not None}
         return tuple(
-            tower for tower in self.towers if not (tower.layers and tower.layers[0].tower.steps in stems)  # type: ignore[union-attr]
+            tower
+            for tower in self.towers
+            if not (tower.layers and tower.layers[0].tower.steps in stems)  # type: ignore[union-attr]
         )
 
     @property

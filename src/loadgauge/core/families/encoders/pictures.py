@@ -350,5 +350,7 @@ def seeing(
             f"are {seen.tokens:,} tokens of each sequence, which has --seq-len {seq_len:,}",
             key=shown,
         )
-    assumed[f"{'sound' if shown == 'audio' else 'pictures'} of a sequence"] = f"{seen.words} of {seq_len:,} (by the limits of the published processor)"
+    assumed[f"{'sound' if shown == 'audio' else 'pictures'} of a sequence"] = (
+        f"{seen.words} of {seq_len:,} (by the limits of the published processor)"
+    )
     return seen.model

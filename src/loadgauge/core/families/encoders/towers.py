@@ -330,7 +330,11 @@ def _counted(block: Block) -> int:
         width, inner = part.width, mlp.intermediate_size
         query, both = mixer.num_attention_heads * mixer.head_dim, 2 * mixer.num_key_value_heads * mixer.head_dim
         columns = query + both
-        total += width * (columns + query) + mixer.qkv_bias * (columns - (not mixer.key_bias) * both // 2) + mixer.output_bias * width
+        total += (
+            width * (columns + query)
+            + mixer.qkv_bias * (columns - (not mixer.key_bias) * both // 2)
+            + mixer.output_bias * width
+        )
         total += (2 + mlp.gated) * width * inner + mlp.bias * ((1 + mlp.gated) * inner + width)
         total += (4 if block.placement == "sandwich" else 2) * (1 + block.norm.bias) * width + 2 * part.scaled * width
         total += 2 * mixer.head_dim if mixer.qk_norm is not None else 0

@@ -204,7 +204,9 @@ def _of_script(
     except ConfigError as error:
         if APART not in str(error):
             raise
-    return _of_module(msgspec.structs.replace(job, placed=True, notes=(*job.notes, PLACED)), target, regime, rows, sizes)
+    return _of_module(
+        msgspec.structs.replace(job, placed=True, notes=(*job.notes, PLACED)), target, regime, rows, sizes
+    )
 
 
 def _of_library(

@@ -47,12 +47,11 @@ def fitted(
             return False
         return True
 
-    batch_in = takes.parameters and next(iter(takes.parameters.values()))
-    parted = not before and batch and isinstance(batch[0], tuple | list) and batch_in and batch_in.name not in BATCHES
-    if parted and not _of_several(batch_in.annotation):  # ((tokens, lengths), labels)
-        most = next((number for number in reversed(range(1, len(batch[0]) + 1)) if binds(*batch[0][:number])), 0)
-        if most == len(batch[0]) > 1:
-            return lambda *batch: _scored(call(*batch[0]), batch[1:], losses)
+    first = next(iter(takes.parameters.values()), None)
+    whole_too = before or first is None or first.name in BATCHES or _of_several(first.annotation)
+    several = len(batch[0]) if batch and isinstance(batch[0], tuple) and not whole_too else 0
+    if several > 1 and len(batch) > 1 and binds(*batch[0]):  # ((tokens, lengths), labels)
+        return lambda *batch: _scored(call(*batch[0]), batch[1:], losses)
     whole, plain = _whole(batch, keywords), functools.partial(call, *before)
     if binds(*batch, **keywords):
         return plain
@@ -65,7 +64,9 @@ def fitted(
     return plain if not most else lambda *batch: _scored(plain(*batch[:most]), batch[most:], losses)
 
 
-def spread(built: Any, step: Callable[..., Any], batch: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+def spread(
+    built: Any, step: Callable[..., Any], batch: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """Return what a step takes before its batch: what was made, or each of several by itself where it has arguments for them.
 
     >>> net, optimizer = [1, 2]

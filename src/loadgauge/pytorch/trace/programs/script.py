@@ -55,7 +55,7 @@ def function(target: str) -> Callable[[], Any]:
 
 
 def anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a function of a script from running the script again, as where it hands out what the script made; None of any other."""
+    """Return a function of a script that is run again, where it hands out what the script made; None of any other function."""
     spec = getattr(maker, "__globals__", {}).get("__spec__")
     file = None if spec is None or not spec.origin or not _is_own_file(spec.origin) else Path(spec.origin)
     return None if file is None else getattr(_executed(file), maker.__name__, None)
