@@ -29,8 +29,8 @@ OTHERS = (16, 1, 64, 128, 3, 256, 1024, 2)
 ROWS = "; `loadgauge capture --rows LINE=NUMBER` states how many rows are chosen, `--rows most` as many as there are"
 
 
-APART = "Expected all tensors to be on the same device"
-"""The words of PyTorch's error for tensors of a processor beside those of a card."""
+APART = "same device"
+"""Words of PyTorch's errors for tensors of a processor beside those of a card."""
 PLACED = "what the code makes without a device lies on the card, as it does not run otherwise"
 
 
