@@ -76,7 +76,7 @@ def spread(
     ([1, 2],)
     """
     takes = inspect.signature(step)
-    free = [one.name for one in takes.parameters.values() if one.default is one.empty]
+    free = [argument.name for argument in takes.parameters.values() if argument.default is argument.empty]
     if not isinstance(built, tuple | list) or not 2 <= len(built) < len(free):
         return (built,)
     whole = len(free) in (1 + len(batch), 2) if not keywords else keywords.keys() <= takes.parameters.keys()
@@ -128,7 +128,7 @@ def configured(module: Any) -> list[torch.optim.Optimizer]:
     leaves = tree_leaves(module.configure_optimizers())
     optimizers = [leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)]
     trainer.optimizers = optimizers
-    trainer.lr_scheduler_configs = [mock.Mock(scheduler=one) for one in leaves if hasattr(one, "get_last_lr")]
+    trainer.lr_scheduler_configs = [mock.Mock(scheduler=leaf) for leaf in leaves if hasattr(leaf, "get_last_lr")]
     trainer.strategy = mock.Mock(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
     return optimizers
 
@@ -143,8 +143,8 @@ def spoken(optimizer: torch.optim.Optimizer) -> str:
     name = "adamw" if name == "adam" else "sgd-momentum" if name == "sgd" and own.get("momentum") else name
     more = own.get("amsgrad") or own.get("centered") or (name == "rmsprop" and own.get("momentum"))
     way = "fused" if own.get("fused") else "loop" if own.get("foreach") is False else ""
-    known = torch_optimizers().keys() if type(optimizer).__module__.startswith("torch.optim") and not more else ()
-    return next((word for word in (f"{name}-{way}", name) if word in known), "")
+    words = torch_optimizers().keys() if type(optimizer).__module__.startswith("torch.optim") and not more else ()
+    return next((word for word in (f"{name}-{way}", name) if word in words), "")
 
 
 def takes_steps(module: Any) -> bool:
