@@ -336,7 +336,7 @@ def seeing(
         )
     if degrees["pp"] > 1 or degrees["cp"] > 1:
         raise NotModelled(
-            "pictures over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
+            "pictures or sounds over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
         )
     if job.tower == "adapters" and not job.adapts:
         raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
