@@ -108,6 +108,9 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
         changes.append(("sequence_parallel", True, "on", "off"))
     if failed and job.zero is None and layout.zero_ranks > 1:
         changes.append(("zero", 1, "1", "0"))
+    if failed and job.etp is None and layout.etp == 1 < min(layout.tp, layout.ep):
+        # Megatron's own default, which its recipes for small experts set to 1 (megatron-core, `ModelParallelConfig`).
+        changes.append(("etp", layout.tp, str(layout.tp), "1"))
     tried = [changes[:count] for count in range(1, len(changes) + 1)]
     unsaid = failed and says_no_layout(job)
     whole: list[Assumption] = [("zero", 3, "3", "0")]

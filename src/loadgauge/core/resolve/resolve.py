@@ -19,7 +19,7 @@ from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
-from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
+from loadgauge.core.definitions.hardware.usual import one_of, usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
@@ -259,9 +259,12 @@ def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
         if job.memory is None:
             return None, {}
         return card_of(job.memory), {"--gpu": f"none, only its memory: {job.memory}"}
-    card, figures = with_usual(gpu(job.gpu))
+    package = gpu(job.gpu)
+    card, figures = with_usual(gpu(one_of(package)))
     assumed = {f"{name} of the GPU": f"{text} (no source states it)" for name, text in figures.items()}
-    if job.gpu != card.id:
+    if package.id != card.id:
+        assumed["--gpu"] = f"{card.id} (a program sees each part of {package.name} as a GPU)"
+    elif job.gpu != card.id:
         others = variants(card.id, gpu_ids()) if not names_one(job.gpu, card.id) else ()
         rest = f": the commonest {job.gpu}; there is also {', '.join(others[:3])}" if others else f": {card.name}"
         assumed["--gpu"] = f"{card.id} ({rest[2:]})"

@@ -48,6 +48,16 @@ def usual_node(gpu: Gpu | None) -> int:
     return GPUS_PER_NODE if domain is None else min(GPUS_PER_NODE, int(domain.value))
 
 
+def one_of(gpu: Gpu) -> str:
+    """Return the id of what a program counts as one GPU of a package that has several; the GPU's own where it has one.
+
+    >>> from loadgauge.core.definitions.hardware.hardware import gpu
+    >>> one_of(gpu("mi250x")), one_of(gpu("h100-sxm5-80gb"))
+    ('mi250x-gcd', 'h100-sxm5-80gb')
+    """
+    return str(read_table("usual_figures.toml")["one_of"].get(gpu.id, gpu.id))
+
+
 def with_usual(gpu: Gpu) -> tuple[Gpu, dict[str, str]]:
     """Return a GPU with figures in the place of those that no source states, and what was assumed, by name.
 
@@ -70,6 +80,9 @@ def with_usual(gpu: Gpu) -> tuple[Gpu, dict[str, str]]:
     if link.bandwidth is None and (text := texts["link_bandwidth"]):
         link = msgspec.structs.replace(link, bandwidth=Quantity(text, (ASSUMED,)))
         assumed["link bandwidth"] = text
+    if link.domain is None and (text := texts["link_domain"]):
+        link = msgspec.structs.replace(link, domain=Quantity(text, (ASSUMED,)))
+        assumed["GPUs on one link"] = text
     if peaks.bf16 is None and peaks.fp16 is None and (texts["half"] or peaks.fp32):
         half = Quantity(texts["half"], (ASSUMED,)) if texts["half"] else peaks.fp32
         peaks = msgspec.structs.replace(peaks, bf16=half, fp16=half)
