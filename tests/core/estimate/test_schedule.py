@@ -11,7 +11,9 @@ import pytest
 import sympy
 
 from loadgauge.core.base.errors import LayoutError, NotModelled
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.estimate.memory.in_flight import put_off
 from loadgauge.core.estimate.schedule.simulate import (  # fmt: skip
     SCHEDULES,
     Event,
@@ -21,6 +23,8 @@ from loadgauge.core.estimate.schedule.simulate import (  # fmt: skip
     run,
     simulate,
 )
+from loadgauge.core.estimate.schedule.stages import stages as stages_of
+from loadgauge.core.resolve.resolve import resolve_job
 
 EQUAL = {"forward": 2, "backward": 2, "weight": 2}
 NAMES = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "BW"}
@@ -347,3 +351,30 @@ def test_timeline_is_made_when_asked_for_and_once() -> None:
     played = simulate("1f1b", 2, 2, forward=1, backward=1)
     assert "timeline" not in vars(played)
     assert played.timeline is played.timeline
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("schedule", "ahead"), [("zb-h1", 1), ("zb-2p", 2)])
+def test_zero_bubble_puts_off_what_the_first_stage_holds_anyhow(schedule: str, ahead: int, recompute: str) -> None:
+    job = Job("llama-3.1-70b", gpus=8, pp=8, schedule=schedule, recompute=recompute, global_batch=32)
+    memory = resolve_job(job).estimate().workings.memory
+    late = put_off(memory)
+    held = [memory.of_chunk(stage, stage.chunks[0]) for stage in stages_of(memory.model, memory.layout)]
+    limit = (1 + ahead * 7) * (held[0].kept + held[0].head)
+
+    def peak(stage: int, delays: tuple[int, ...]) -> int:
+        kept, waits = held[stage].kept + held[stage].head, held[stage].waiting + held[stage].head_waiting
+        change = {"F": kept, "B": waits - kept, "W": -waits}
+        now = most = 0
+        for work in order_of_work(schedule, 8, 32, put_off=delays).work(stage):
+            now += change[work.kind]
+            most = max(most, now)
+        return most
+
+    for stage in range(1, 8):
+        # An F may come before the W that makes room for it, so the limit is met but for one W.
+        waits = held[stage].waiting + held[stage].head_waiting
+        assert late[stage] in (0, ahead * stage) or limit - 2 * waits < peak(stage, late) <= limit + waits
+        assert peak(stage, late) <= max(limit, peak(stage, (0,) * 8))
+    assert recompute == "full" or late[1:7] == tuple(ahead * stage for stage in range(1, 7))
+    assert late[7] < ahead * 7, "the head's logits wait too"

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from operator import ge
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
+from loadgauge.core.estimate.schedule.stages import stages
 from loadgauge.core.layers.operations.operations import Layer, Tensor
+
+if TYPE_CHECKING:
+    from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 
 
 class Flight(NamedTuple):
@@ -37,11 +41,11 @@ class Work(NamedTuple):
     flight: Flight
 
 
-def works(layout: Layout, stage: int) -> tuple[Work, ...]:
+def works(layout: Layout, stage: int, put_off: tuple[int, ...] = ()) -> tuple[Work, ...]:
     """Return the moments at which a stage holds the most micro-batches, from its schedule's order of work.
 
     Among the moments of the same kind of work and chunk, those remain that no other one exceeds on every chunk.
-    stage: index of the pipeline stage.
+    stage: index of the pipeline stage; put_off: as in `order_of_work`
 
     >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8, seq_len=1), 1)]
     [(3,), (3,)]
@@ -56,12 +60,14 @@ def works(layout: Layout, stage: int) -> tuple[Work, ...]:
     chunks = layout.vpp if layout.schedule == "interleaved" else None
     # What a stage holds repeats from group to group of micro-batches.
     played = minimum(layout.num_microbatches, 4 * layout.pp)
-    return _works(layout.schedule, layout.pp, played, chunks, stage)
+    return _works(layout.schedule, layout.pp, played, chunks, stage, put_off)
 
 
 @lru_cache(maxsize=256)
-def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: int) -> tuple[Work, ...]:
-    order = order_of_work(schedule, stages, batches, chunks)
+def _works(
+    schedule: str, stages: int, batches: int, chunks: int | None, stage: int, put_off: tuple[int, ...]
+) -> tuple[Work, ...]:
+    order = order_of_work(schedule, stages, batches, chunks, put_off)
     flights_of: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     # Of each row: its chunk, whether it is a forward, the flights it finds, and what it leaves in flight and waiting.
     rows = []
@@ -86,6 +92,26 @@ def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: 
     return tuple(Work(*key, Flight(*flight)) for key, flights in flights_of.items() for flight in _largest(flights))
 
 
+def put_off(memory: MemoryModel) -> tuple[int, ...]:
+    """Return how many weight gradients each stage of ZB-H1 or ZB-H2 puts off at the most; empty for other schedules.
+
+    No stage holds more bytes than the first one (qi2024, section 2: the limit of memory of both). What W needs is more than
+    what the forward keeps where layers run again, and where the head's logits wait.
+    """
+    layout, ahead = memory.layout, {"zb-h1": 1, "zb-2p": 2}.get(memory.layout.schedule, 0)
+    key = layout.schedule, layout.pp, layout.stage_layers, layout.recompute
+    if ahead and key not in memory.delays:
+        chunks = [memory.of_chunk(stage, stage.chunks[0]) for stage in stages(memory.model, layout)]
+        held = [(chunk.kept + chunk.head, chunk.waiting + chunk.head_waiting) for chunk in chunks]
+        limit, late = (ahead * (layout.pp - 1) + 1) * held[0][0], []
+        for index, (kept, waits) in enumerate(held):
+            room = (limit - (ahead * (layout.pp - index - 1) + 1) * kept) / maximum(waits, 1)
+            fewest = room.min() if hasattr(room, "min") else room
+            late.append(min(max(int(fewest), 0), ahead * index) if isinstance(fewest, float | int) else ahead * index)
+        memory.delays[key] = tuple(late)
+    return memory.delays[key] if ahead else ()
+
+
 def _largest(
     flights: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -102,11 +128,13 @@ def _most_first(item: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]
     return -sum(item[0]), item[0]
 
 
-def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
+def peak_candidates(
+    layout: Layout, stage: int, alike: tuple[object, ...], put_off: tuple[int, ...] = ()
+) -> tuple[Work, ...]:
     """Return those of a stage's `works` that may need the most bytes.
 
     Works of the same kind whose chunks of like layers hold no more than another's are dropped.
-    alike: for each chunk, a key that is equal for chunks of the same layers
+    alike: for each chunk, a key that is equal for chunks of the same layers; put_off: as in `order_of_work`
 
     >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved", seq_len=1)
     >>> len(works(layout, 1)), len(peak_candidates(layout, 1, ("same",) * 4))
@@ -123,15 +151,22 @@ def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tu
         chunks,
         stage,
         tuple(names.setdefault(each, len(names)) for each in alike),
+        put_off,
     )
 
 
 @lru_cache(maxsize=4096)
 def _peak_candidates(
-    schedule: str, stages: int, batches: int, chunks: int | None, stage: int, alike: tuple[int, ...]
+    schedule: str,
+    stages: int,
+    batches: int,
+    chunks: int | None,
+    stage: int,
+    alike: tuple[int, ...],
+    put_off: tuple[int, ...],
 ) -> tuple[Work, ...]:
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
-    for work in _works(schedule, stages, batches, chunks, stage):
+    for work in _works(schedule, stages, batches, chunks, stage, put_off):
         totals = [0] * (2 * (max(alike) + 1))
         for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
             totals[2 * alike[chunk]] += whole

@@ -18,7 +18,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.estimate.memory.in_flight import peak_candidates, pending_wgrad, works
+from loadgauge.core.estimate.memory.in_flight import peak_candidates, pending_wgrad, put_off, works
 from loadgauge.core.estimate.memory.liveness import (
     backward_peak,
     forward_peak,
@@ -157,6 +157,7 @@ class MemoryModel:
         self.facts: dict[Key, LayerFacts] = {}
         self._weighed: dict[object, tuple[RankWeights, RankWeights, States, Size, Size]] = {}
         self._counts: dict[tuple[tuple[int, ...], int, int], dict[Key, int]] = {}
+        self.delays: dict[object, tuple[int, ...]] = {}
         layers = self.block_layers()
         self.names = frozenset(name for layer in layers for name in layer.names)
         for kind, layer in enumerate(layers):
@@ -206,7 +207,7 @@ class MemoryModel:
     def rerouted(self, layout: Layout, view: View) -> MemoryModel:
         """Return the memory under a layout that differs in `expert_imbalance` only; all but its MoE layers are shared."""
         other = copy(self)
-        other.layout, other.view, other.facts = layout, view, dict(self.facts)
+        other.layout, other.view, other.facts, other.delays = layout, view, dict(self.facts), {}
         for kind, block in enumerate(self.model.blocks):
             if isinstance(block.mlp, Moe):
                 other.facts.update(other._facts_of(kind, block_layer(block, self.model.hidden_size, view)))
@@ -450,10 +451,10 @@ class MemoryModel:
         """Return a key that is equal for stages with the same memory: same layers, same micro-batches in flight on them."""
         make_up = self.make_up(stage)
         if len(make_up) == 1:
-            return make_up, works(self.layout, stage.index)
+            return make_up, works(self.layout, stage.index, put_off(self))
         groups = [make_up.index(chunk) for chunk in make_up]
         flights = set()
-        for work in peak_candidates(self.layout, stage.index, make_up):
+        for work in peak_candidates(self.layout, stage.index, make_up, put_off(self)):
             sums = [0] * (2 * len(groups))
             for group, whole, waits in zip(groups, *work.flight, strict=True):
                 sums[2 * group] += whole

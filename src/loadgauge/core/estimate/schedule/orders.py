@@ -123,15 +123,20 @@ class Order(msgspec.Struct, frozen=True):
 class Family(NamedTuple):
     """A schedule: how it orders the work of one stage, and what it requires of stages, micro-batches and chunks."""
 
-    order: Callable[[int, int, int, int], tuple[list[int], list[int]]]  # stage, stages, micro-batches, chunks
+    order: Callable[[int, int, int, int, tuple[int, ...]], tuple[list[int], list[int]]]
+    """Of a stage, the stages, micro-batches, chunks, and how many W each stage puts off at the most."""
     chunks: int  # 0: the user's choice
     splits_backward: bool
     shape: Literal["line", "v", "both"] = "line"
     """Placement of chunks on the stages: down them; down and up again; half of the micro-batches down, half up."""
 
 
-def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> Order:
+def order_of_work(
+    schedule: str, stages: int, num_microbatches: int, chunks: int | None = None, put_off: tuple[int, ...] = ()
+) -> Order:
     """Return the order of work of a schedule; raises `LayoutError` with the reason where it cannot exist.
+
+    put_off: how many W each stage of ZB-H1 or ZB-H2 puts off at the most, if fewer than the schedule would
 
     >>> [f"{work.kind}{work.microbatch}.{work.chunk}" for work in order_of_work("interleaved", 2, 2, 2).work(1)]
     ['F0.0', 'F1.0', 'F0.1', 'BW0.1', 'F1.1', 'BW1.1', 'BW0.0', 'BW1.0']
@@ -139,7 +144,7 @@ def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int
     problem = violation(schedule, stages, num_microbatches, chunks)
     if problem:
         raise LayoutError(problem)
-    return _order(schedule, stages, num_microbatches, SCHEDULES[schedule].chunks or chunks or 1)
+    return _order(schedule, stages, num_microbatches, SCHEDULES[schedule].chunks or chunks or 1, put_off)
 
 
 def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> str:
@@ -177,9 +182,9 @@ def _share(batches: int, route: int, routes: int) -> range:
 
 
 @lru_cache(maxsize=16)
-def _order(schedule: str, stages: int, batches: int, chunks: int) -> Order:
+def _order(schedule: str, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> Order:
     family = SCHEDULES[schedule]
-    lists = [family.order(stage, stages, batches, chunks) for stage in range(stages)]
+    lists = [family.order(stage, stages, batches, chunks, put_off) for stage in range(stages)]
     down = [(stage, 0) for stage in range(stages)]
     up = [(stage, 1) for stage in reversed(range(stages))]
     routes = {
@@ -199,7 +204,7 @@ def _order(schedule: str, stages: int, batches: int, chunks: int) -> Order:
     )
 
 
-def _gpipe(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _gpipe(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """All forwards, then all backwards."""
     return [F] * batches + [BW] * batches, [*range(batches), *range(batches)]
 
@@ -212,13 +217,17 @@ def _alternate(warmup: int, forwards: list[int], backwards: list[int]) -> list[i
     return forwards[:warmup] + steady + backwards[turns:]
 
 
-def _one_f_one_b(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _one_f_one_b(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """Return the order of 1F1B: a stage runs one forward ahead for each stage behind it."""
     warmup, numbers = min(stages - stage - 1, batches), list(range(batches))
     return _alternate(warmup, [F] * batches, [BW] * batches), _alternate(warmup, numbers, numbers)
 
 
-def _interleaved(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _interleaved(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """Groups of p micro-batches go through chunk 0, then chunk 1, ...; 2 (p - r - 1) + (v - 1) p forwards ahead."""
     warmup = min(2 * (stages - stage - 1) + (chunks - 1) * stages, batches * chunks)
     groups = range(0, batches, stages)
@@ -245,14 +254,14 @@ def _zero_bubble(warmup: int, delay: int, batches: int) -> tuple[list[int], list
     return rows + [W] * len(left), numbers + list(left)
 
 
-def _zb_h1(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _zb_h1(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """(p - r - 1) forwards ahead, W r behind: p micro-batches everywhere, the most that 1F1B holds."""
-    return _zero_bubble(stages - stage - 1, stage, batches)
+    return _zero_bubble(stages - stage - 1, min((stage, *put_off[stage : stage + 1])), batches)
 
 
-def _zb_h2(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _zb_h2(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """2 (p - r - 1) forwards ahead, W 2r behind: 2p - 1 micro-batches everywhere."""
-    return _zero_bubble(2 * (stages - stage - 1), 2 * stage, batches)
+    return _zero_bubble(2 * (stages - stage - 1), min((2 * stage, *put_off[stage : stage + 1])), batches)
 
 
 class _Writer:
@@ -296,7 +305,7 @@ class _Writer:
         self.backwards[backward] += 1
 
 
-def _zb_v(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _zb_v(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Down through chunk 0 and up again through chunk 1; 2p chunks (p micro-batches) everywhere."""
     writer, after = _Writer(), stages - stage
     enough = max(
@@ -371,13 +380,17 @@ def _dual(near: int, rank: int, batches: int, writer: _Writer, swap: int = 0) ->
     return writer.rows, writer.numbers
 
 
-def _dualpipe(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _dualpipe(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """Half of the micro-batches enter at each end; a stage holds two stages of the model, one for each direction."""
     rank, half = min(stage, stages - 1 - stage), batches // 2
     return _dual(stages // 2, rank, half, _Writer((0, half)), swap=int(stage != rank))
 
 
-def _dualpipev(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _dualpipev(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """The first half of DualPipe's stages, the two directions joined at the turning point."""
     return _dual(stages, stage, batches, _Writer())
 

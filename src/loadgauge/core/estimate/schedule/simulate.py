@@ -46,6 +46,7 @@ def simulate(
     tail: float | Sequence[float] = 0,
     chunks: int | None = None,
     pair: float = 1,
+    put_off: tuple[int, ...] = (),
 ) -> Simulation:
     """Play a schedule through with the time of every stage [s]; raises `LayoutError` where it cannot exist.
 
@@ -58,7 +59,7 @@ def simulate(
     overlap_send: sends overlap with compute; else a stage waits until what it sends has arrived
     tail: fixed time of each stage at the end (gradients still to be reduced, the optimizer)
     chunks: of a stage; only for interleaved, the others have their own
-    pair: time of DualPipe's overlapped F and BW, as a share of their sum
+    pair: time of DualPipe's overlapped F and BW, as a share of their sum; put_off: as in `order_of_work`
 
     >>> played = simulate("1f1b", 4, 8, forward=1, backward=2)
     >>> played.total, played.idle, played.in_flight
@@ -66,7 +67,7 @@ def simulate(
     >>> simulate("zb-h1", 4, 8, forward=1, backward=1, weight=1).total
     27
     """
-    order = order_of_work(schedule, stages, num_microbatches, chunks)
+    order = order_of_work(schedule, stages, num_microbatches, chunks, put_off)
     return run(
         order,
         forward=forward,
@@ -90,6 +91,7 @@ def played_seconds(
     weight: tuple[tuple[Size, ...], ...] | Size,
     send: Size,
     overlap_send: bool,
+    put_off: tuple[int, ...] = (),
 ) -> tuple[Size, tuple[Size, ...]]:
     """Return the seconds of a schedule played through, and the seconds each stage waits for its own sends.
 
@@ -105,6 +107,7 @@ def played_seconds(
         send=send,
         overlap_send=overlap_send,
         chunks=chunks,
+        put_off=put_off,
     )
     return result.total, result.sending
 

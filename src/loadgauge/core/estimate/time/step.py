@@ -19,6 +19,7 @@ from loadgauge.core.definitions.hardware.host import HOST_UPDATES
 from loadgauge.core.definitions.layout.axes import COMMUNICATION, LANE_OF
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.software import bounds, kind_of
+from loadgauge.core.estimate.memory.in_flight import put_off
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
@@ -551,8 +552,7 @@ class StepModel:
         Once every stage has had its first micro-batches, each further one adds the time of the slowest stage (GPipe: of
         the slowest forward and the slowest backward). Very unequal stages make that wrong by up to 2 %.
         """
-        layout = self.layout
-        batches = layout.num_microbatches
+        layout, batches = self.layout, self.layout.num_microbatches
         if layout.pp == 1:
             return batches * chunks[0][0].seconds, 0
         played = min(batches, ROUNDS * layout.pp)
@@ -570,6 +570,7 @@ class StepModel:
             tuple(tuple(chunk.weight for chunk in times) for times in chunks) if split else 0,
             send,
             self.sends_hidden,
+            put_off(self.memory),
         )
         slowest = max(sum(chunk.seconds for chunk in times) for times in chunks) / layout.copies
         if layout.schedule == "gpipe":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from loadgauge.core.base.algebra import Size
+from loadgauge.core.estimate.memory.in_flight import put_off
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.states import RankWeights
@@ -327,10 +328,10 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
     distinct = list(dict.fromkeys(pipelines))
     if not distinct or distinct[0].structure.pp == 1:
         return
-    groups: dict[tuple[int, ...], list[PipelineTimes]] = {}
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[PipelineTimes]] = {}
     for times in distinct:
-        groups.setdefault(times.kinds, []).append(times)
-    for shapes, alike in groups.items():
+        groups.setdefault((times.kinds, put_off(times.time.memory)), []).append(times)
+    for (shapes, late), alike in groups.items():
         structure = alike[0].structure
         forward, backward, weight = (
             numpy.concatenate([times.times[n][:, times.needed] for times in alike], axis=1) for n in range(3)
@@ -355,6 +356,7 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
                 weight[:, mine],
                 send[mine],
                 overlap_send=alike[0].time.sends_hidden,
+                put_off=late,
             )
         start = 0
         for times in alike:
