@@ -125,7 +125,7 @@ CONSTRAINTS: dict[str, tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = 
         DENSE, {**PIPELINE, "schedule": "interleaved", "vpp": 2}, {"vpp": 1}, "needs pp > 1 and vpp > 1",
     ),
     "groups to interleave": (
-        DENSE, {**PIPELINE, "schedule": "interleaved", "vpp": 2}, {"global_batch": 6}, "micro-batches over pp",
+        DENSE, {**PIPELINE, "schedule": "interleaved", "vpp": 2}, {"global_batch": 3}, "needs at least 4 micro-batches",
     ),
     "chunks of others": (DENSE, PIPELINE, {"vpp": 2}, "vpp = 2 needs the interleaved schedule, not 1f1b"),
     "stages of both ways": (

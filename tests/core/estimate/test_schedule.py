@@ -53,7 +53,7 @@ def torch_orders(name: str, stages: int, batches: int, chunks: int) -> list[list
     [
         ("gpipe", "ScheduleGPipe", 1, [(1, 1), (4, 3), (3, 8)]),
         ("1f1b", "Schedule1F1B", 1, [(4, 8), (5, 5), (8, 20)]),
-        ("interleaved", "ScheduleInterleaved1F1B", 2, [(2, 2), (4, 4), (4, 12)]),
+        ("interleaved", "ScheduleInterleaved1F1B", 2, [(2, 2), (4, 4), (4, 12), (4, 10), (8, 18)]),
         ("interleaved", "ScheduleInterleaved1F1B", 3, [(2, 6), (5, 10)]),
         ("zb-h1", "ScheduleInterleavedZeroBubble", 1, [(2, 2), (4, 8), (8, 17)]),
         ("zb-v", "ScheduleZBVZeroBubble", 2, [(1, 1), (4, 2), (4, 7), (4, 12), (6, 30)]),
@@ -249,7 +249,7 @@ def test_overlapped_pairs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("interleaved", 4, 6, 2), "interleaved needs micro-batches in groups of 4"),
+        (("interleaved", 4, 3, 2), "interleaved needs at least 4 micro-batches"),
         (("interleaved", 4, 8, None), "at least 2 stages and 2 chunks"),
         (("interleaved", 1, 8, 2), "at least 2 stages and 2 chunks"),
         (("dualpipe", 3, 8, None), "even number of stages"),

@@ -27,6 +27,7 @@ from loadgauge.core.definitions.layout.layout import (
     FULL_PIPE,
     Filled,
     Layout,
+    in_group,
 )
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -207,6 +208,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         **_ragged(job, lengths, micro_batch, kind, assumed),
     )
     _runs(kind, layout)
+    if layout.schedule == "interleaved" and (group := in_group(layout.num_microbatches, layout.pp)) != layout.pp:
+        why = f"{layout.num_microbatches} micro-batches are no whole groups of {layout.pp}, the stages"
+        assumed["--schedule"] = f"interleaved, in groups of {group} ({why}; microbatch_group_size_per_vp_stage)"
     if remark := taken_for(job.recompute or "", kind):
         assumed["--recompute"] = remark
     if card is not None and job.overlap is None and not kind.overlap.dp and layout.zero < 3 and layout.zero_ranks > 1:

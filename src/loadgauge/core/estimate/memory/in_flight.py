@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import ge
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loadgauge.core.base.algebra import Size, maximum, minimum
+from loadgauge.core.base.algebra import Size, maximum
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
 from loadgauge.core.estimate.schedule.stages import stages
@@ -58,9 +58,7 @@ def works(layout: Layout, stage: int, put_off: tuple[int, ...] = ()) -> tuple[Wo
         flight = Flight((layout.in_flight(stage),), (0,))
         return Work(True, 0, False, flight), Work(False, 0, False, flight)
     chunks = layout.vpp if layout.schedule == "interleaved" else None
-    # What a stage holds repeats from group to group of micro-batches.
-    played = minimum(layout.num_microbatches, 4 * layout.pp)
-    return _works(layout.schedule, layout.pp, played, chunks, stage, put_off)
+    return _works(layout.schedule, layout.pp, layout.played(4), chunks, stage, put_off)
 
 
 @lru_cache(maxsize=256)
@@ -147,7 +145,7 @@ def peak_candidates(
     return _peak_candidates(
         layout.schedule,
         layout.pp,
-        minimum(layout.num_microbatches, 4 * layout.pp),
+        layout.played(4),
         chunks,
         stage,
         tuple(names.setdefault(each, len(names)) for each in alike),

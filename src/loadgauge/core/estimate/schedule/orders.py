@@ -10,7 +10,7 @@ Letters: p stages, m micro-batches, v chunks of a stage, r this stage (0: the fi
 |-------------|----------------------------------------------------------------------|---------------------------|
 | gpipe       | huang2018; backward in order of micro-batch, as narayanan2021 fig. 3 | -                         |
 | 1f1b        | narayanan2021, section 2.2.1                                         | -                         |
-| interleaved | narayanan2021, section 2.2.2, as Megatron-LM runs it                 | p >= 2, v >= 2, m % p = 0 |
+| interleaved | narayanan2021, section 2.2.2, as Megatron-LM runs it                 | p >= 2, v >= 2, m >= p     |
 | zb-h1       | qi2024, section 2: the handcrafted ZB-H1                             | -                         |
 | zb-2p       | qi2024, section 2: the handcrafted ZB-H2                             | -                         |
 | zb-v        | qi2024, section 6 (V shape: qi2024v), as PyTorch runs it             | v = 2                     |
@@ -35,6 +35,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from loadgauge.core.base import LayoutError, Size
+from loadgauge.core.definitions.layout.layout import in_group
 
 F, B, W, BW, PAIR_WAIT, PAIR_F, PAIR_BW, PAIR_END = range(8)
 """Kinds of work, as stored. A pair is four entries: wait for what its BW needs, F, BW, and then hand on F's output."""
@@ -150,8 +151,8 @@ def order_of_work(
 def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> str:
     """Return in one line why a schedule cannot run `stages` and `num_microbatches`; empty when it can.
 
-    >>> violation("interleaved", 4, 6, 2)
-    'interleaved needs micro-batches in groups of 4 (the stages): 6 leaves 2'
+    >>> violation("interleaved", 4, 3, 2)
+    'interleaved needs at least 4 micro-batches, one a stage, got 3'
     """
     family = SCHEDULES.get(schedule)
     if family is None:
@@ -164,11 +165,8 @@ def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | N
     if schedule == "interleaved":
         if stages < 2 or chunks is None or chunks < 2:
             return f"interleaved needs at least 2 stages and 2 chunks a stage, got {stages} and {chunks or 1}"
-        if num_microbatches % stages:
-            left = num_microbatches % stages
-            return (
-                f"interleaved needs micro-batches in groups of {stages} (the stages): {num_microbatches} leaves {left}"
-            )
+        if num_microbatches < stages:
+            return f"interleaved needs at least {stages} micro-batches, one a stage, got {num_microbatches}"
     if schedule == "dualpipe" and (stages % 2 or num_microbatches % 2):
         return f"dualpipe needs an even number of stages and of micro-batches, got {stages} and {num_microbatches}"
     if schedule in ("dualpipe", "dualpipev") and num_microbatches < 2 * stages:
@@ -228,11 +226,12 @@ def _one_f_one_b(
 def _interleaved(
     stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
 ) -> tuple[list[int], list[int]]:
-    """Groups of p micro-batches go through chunk 0, then chunk 1, ...; 2 (p - r - 1) + (v - 1) p forwards ahead."""
-    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * stages, batches * chunks)
-    groups = range(0, batches, stages)
-    numbers = [number for start in groups for _ in range(chunks) for number in range(start, start + stages)]
-    visits = [chunk for _ in groups for chunk in range(chunks) for _ in range(stages)]
+    """Groups of g micro-batches (`in_group`) go through chunk 0, then chunk 1, ...; 2 (p - r - 1) + (v - 1) g forwards ahead."""
+    group = in_group(batches, stages)
+    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * group, batches * chunks)
+    groups = [range(start, min(start + group, batches)) for start in range(0, batches, group)]
+    numbers = [number for members in groups for _ in range(chunks) for number in members]
+    visits = [chunk for members in groups for chunk in range(chunks) for _ in members]
     forwards = [F * chunks + chunk for chunk in visits]
     backwards = [BW * chunks + chunks - 1 - chunk for chunk in visits]
     return _alternate(warmup, forwards, backwards), _alternate(warmup, numbers, numbers)

@@ -555,7 +555,7 @@ class StepModel:
         layout, batches = self.layout, self.layout.num_microbatches
         if layout.pp == 1:
             return batches * chunks[0][0].seconds, 0
-        played = min(batches, ROUNDS * layout.pp)
+        played = layout.played(ROUNDS)
         split = layout.splits_backward
         total, sending = played_seconds(
             layout.schedule,
