@@ -439,7 +439,9 @@ def held_bytes(case: Case) -> float:
         return 0.0 if kind.lora.stored is not None else float(min(kind.precision.weight, kind.precision.compute))
     if kind.offload == "optimizer" or kind.optimizer.name not in ("adamw", "sgd"):
         return float(kind.precision.weight)
-    return float(kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.precision.moment)
+    return float(
+        kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.optimizer.moment(kind.precision)
+    )
 
 
 def days_for(best: Estimate, tokens: float) -> float:

@@ -73,6 +73,20 @@ ASKED = {
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "dataset"), "give --tokens, of the whole run"),
     "quantization": "give --qlora, or --task generate --weight-format",
+    **dict.fromkeys(("ema", "use-ema", "ema-decay"), "give --optimizer adamw:ema, or adamw:ema=host for one in host memory"),
+    **dict.fromkeys(
+        ("exp-avg-dtype", "exp-avg-sq-dtype", "moment-dtype", "optimizer-dtype", "use-precision-aware-optimizer"),
+        "give --optimizer adamw:moments=bf16",
+    ),
+    **dict.fromkeys(
+        ("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32", "reduce-dtype", "grad-dtype", "main-grads-dtype",
+         "grad-reduce-in-bf16"),
+        "--precision says it: bf16-mixed-18 accumulates and reduces gradients in float32, bf16-mixed-16 in 16 bits",
+    ),
+    **dict.fromkeys(
+        ("moe-router-group-topk", "moe-router-num-groups", "topk-group", "n-group"),
+        "a model's config.json says it (n_group, topk_group)",
+    ),
 }  # fmt: skip
 """Flags that are no one flag here, and what says the same."""
 
@@ -129,7 +143,8 @@ VALUES: dict[str, dict[str, str]] = {
     "attention": {**{name: kind for name, kind in ATTENTION.items() if name != kind}, "flash2": "fa2", "flash-attn": "fa2",
                   "flash_attn": "fa2", "math": "eager", "xformers": "fa1"},
     "optimizer": {**{name: kind for name, kind in TORCH_OPTIMIZERS.items() if name != kind}, "adam": "adamw",
-                  "adam8bit": "adamw-8bit"},
+                  "adam8bit": "adamw-8bit", "adamw-bf16": "adamw:moments=bf16", "adam-bf16": "adamw:moments=bf16",
+                  "adamw-ema": "adamw:ema"},
     "recompute": _ON, "framework": {"mcore": "megatron", "megatron-core": "megatron", "ds": "deepspeed", "pytorch-fsdp": "fsdp"},
     "zero": {"stage0": "0", "stage1": "1", "stage2": "2", "stage3": "3", "zero2": "2", "zero3": "3"},
     "task": {"pretrain": "train", "finetune": "train", "diffusion": "train", "dreambooth": "train", "rlhf": "ppo",
