@@ -13,7 +13,6 @@ import sympy
 from loadgauge.core.base.errors import LayoutError, NotModelled
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import Layout
-from loadgauge.core.estimate.memory.in_flight import put_off
 from loadgauge.core.estimate.schedule.simulate import (  # fmt: skip
     SCHEDULES,
     Event,
@@ -358,7 +357,7 @@ def test_timeline_is_made_when_asked_for_and_once() -> None:
 def test_zero_bubble_puts_off_what_the_first_stage_holds_anyhow(schedule: str, ahead: int, recompute: str) -> None:
     job = Job("llama-3.1-70b", gpus=8, pp=8, schedule=schedule, recompute=recompute, global_batch=32)
     memory = resolve_job(job).estimate().workings.memory
-    late = put_off(memory)
+    late = memory.put_off
     held = [memory.of_chunk(stage, stage.chunks[0]) for stage in stages_of(memory.model, memory.layout)]
     limit = (1 + ahead * 7) * (held[0].kept + held[0].head)
 

@@ -17,7 +17,6 @@ from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.around import evaluated, moments
-from loadgauge.core.estimate.memory.in_flight import put_off
 from loadgauge.core.estimate.memory.ledger import Ledger
 from loadgauge.core.estimate.memory.peak import Memory, Worst
 from loadgauge.core.estimate.memory.phases import Moment, StageAtWork
@@ -240,7 +239,7 @@ class Workings:
                 "overlap_send": clock.sends_hidden,
             }
         chunks = layout.vpp if layout.schedule == "interleaved" else None
-        return simulate(layout.schedule, layout.pp, batches, chunks=chunks, put_off=put_off(self.memory), **how)
+        return simulate(layout.schedule, layout.pp, batches, chunks=chunks, put_off=self.memory.put_off, **how)
 
     @cached_property
     def operations(self) -> list[TimedOperation]:

@@ -142,10 +142,12 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     optimizer: Annotated[
         str | None,
         _field(
-            "text", "method",
+            "text",
+            "method",
             f"{', '.join(OPTIMIZERS)}; adamw:moments=bf16 (fp8) stores moments so, adamw:ema (ema=host) keeps an average of the"
             " weights.",
-            metavar="NAME", values=tuple(OPTIMIZERS),
+            metavar="NAME",
+            values=tuple(OPTIMIZERS),
         ),
     ] = None
     attention: Annotated[

@@ -7,19 +7,15 @@ output (source: qi2024, section 2; `pending_wgrad`). Letters as in `estimate.sch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import ge
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from loadgauge.core.base.algebra import Size, maximum
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
-from loadgauge.core.estimate.schedule.stages import stages
 from loadgauge.core.layers.operations.operations import Layer, Tensor
-
-if TYPE_CHECKING:
-    from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 
 
 class Flight(NamedTuple):
@@ -90,24 +86,28 @@ def _works(
     return tuple(Work(*key, Flight(*flight)) for key, flights in flights_of.items() for flight in _largest(flights))
 
 
-def put_off(memory: MemoryModel) -> tuple[int, ...]:
-    """Return how many weight gradients each stage of ZB-H1 or ZB-H2 puts off at the most; empty for other schedules.
+AHEAD = {"zb-h1": 1, "zb-2p": 2}
+"""Times that a schedule is as far ahead of its backward as 1F1B, and as many weight gradients late."""
+
+
+def late_weights(schedule: str, held: Sequence[tuple[Size, Size]]) -> tuple[int, ...]:
+    """Return how many weight gradients each stage of ZB-H1 or ZB-H2 puts off at the most.
 
     No stage holds more bytes than the first one (qi2024, section 2: the limit of memory of both). What W needs is more than
     what the forward keeps where layers run again, and where the head's logits wait.
+
+    held: of each stage, bytes of one micro-batch until its backward, and from then until W
+
+    >>> late_weights("zb-h1", [(4, 3)] * 4), late_weights("zb-h1", [(4, 8)] * 4)
+    ((0, 1, 2, 3), (0, 0, 1, 1))
     """
-    layout, ahead = memory.layout, {"zb-h1": 1, "zb-2p": 2}.get(memory.layout.schedule, 0)
-    key = layout.schedule, layout.pp, layout.stage_layers, layout.recompute
-    if ahead and key not in memory.delays:
-        chunks = [memory.of_chunk(stage, stage.chunks[0]) for stage in stages(memory.model, layout)]
-        held = [(chunk.kept + chunk.head, chunk.waiting + chunk.head_waiting) for chunk in chunks]
-        limit, late = (ahead * (layout.pp - 1) + 1) * held[0][0], []
-        for index, (kept, waits) in enumerate(held):
-            room = (limit - (ahead * (layout.pp - index - 1) + 1) * kept) / maximum(waits, 1)
-            fewest = room.min() if hasattr(room, "min") else room
-            late.append(min(max(int(fewest), 0), ahead * index) if isinstance(fewest, float | int) else ahead * index)
-        memory.delays[key] = tuple(late)
-    return memory.delays[key] if ahead else ()
+    ahead, stages = AHEAD[schedule], len(held)
+    limit, late = (ahead * (stages - 1) + 1) * held[0][0], []
+    for index, (kept, waits) in enumerate(held):
+        room = (limit - (ahead * (stages - index - 1) + 1) * kept) / maximum(waits, 1)
+        fewest = room.min() if hasattr(room, "min") else room
+        late.append(min(max(int(fewest), 0), ahead * index) if isinstance(fewest, float | int) else ahead * index)
+    return tuple(late)
 
 
 def _largest(

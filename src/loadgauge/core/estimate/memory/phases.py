@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadgauge.core.base.algebra import Size, maximum, same, where
-from loadgauge.core.estimate.memory.in_flight import Work, peak_candidates, put_off
+from loadgauge.core.estimate.memory.in_flight import Work, peak_candidates
 from loadgauge.core.estimate.memory.points import At, Pass
 from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, MemoryModel, Prediction
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
@@ -119,7 +119,7 @@ class StageAtWork:
         self.whole_gradients = memory.training.precision.reduced * self.weights.all.trainable
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
-        self.works = peak_candidates(self.layout, stage.index, self.alike, put_off(memory))
+        self.works = peak_candidates(self.layout, stage.index, self.alike, memory.put_off)
         self.unchanging: dict[str, Size] = dict.fromkeys(PARTS, 0)
         self.unchanging.update(weights=self.states.weights, gradients=self.states.gradients)
         self.unchanging.update(optimizer=self.states.optimizer)

@@ -12,7 +12,7 @@ from operator import mul
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.hardware.host import OffCard
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
-from loadgauge.core.estimate.memory.in_flight import peak_candidates, put_off
+from loadgauge.core.estimate.memory.in_flight import peak_candidates
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Stage
 
@@ -69,5 +69,5 @@ def activations(memory: MemoryModel, stage: Stage) -> Size:
         sum(count * memory.facts[key].hosted for key, count in memory.counts(stage, chunk.start, chunk.stop).items())
         for chunk in stage.chunks
     ]
-    works = peak_candidates(memory.layout, stage.index, memory.make_up(stage), put_off(memory))
+    works = peak_candidates(memory.layout, stage.index, memory.make_up(stage), memory.put_off)
     return max(sum(map(mul, work.flight.whole, chunks)) for work in works)

@@ -19,7 +19,6 @@ from loadgauge.core.definitions.hardware.host import HOST_UPDATES
 from loadgauge.core.definitions.layout.axes import COMMUNICATION, LANE_OF
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.software import bounds, kind_of
-from loadgauge.core.estimate.memory.in_flight import put_off
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
@@ -570,7 +569,7 @@ class StepModel:
             tuple(tuple(chunk.weight for chunk in times) for times in chunks) if split else 0,
             send,
             self.sends_hidden,
-            put_off(self.memory),
+            self.memory.put_off,
         )
         slowest = max(sum(chunk.seconds for chunk in times) for times in chunks) / layout.copies
         if layout.schedule == "gpipe":

@@ -21,7 +21,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.estimate.memory.counters import Margins
-from loadgauge.core.estimate.memory.in_flight import put_off, works
+from loadgauge.core.estimate.memory.in_flight import works
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory, workspaces
 from loadgauge.core.estimate.states.states import RankWeights
@@ -403,7 +403,7 @@ class GridEvaluator:
             for number in numbers:
                 some = memory.under(SomeBatches.of(memory.layout, number))
                 kept = fullest(some, each)
-                held = tuple((stage.index, works(some.layout, stage.index, put_off(some))) for stage in kept)
+                held = tuple((stage.index, works(some.layout, stage.index, some.put_off)) for stage in kept)
                 alike.setdefault((held, number > 1), ([], kept))[0].append(number)
             self.whole.classes[key] = [(tuple(some), kept) for some, kept in alike.values()]
         return self.whole.classes[key]

@@ -18,7 +18,7 @@ from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.optimizers import NO_TEMPORARIES
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.estimate.memory.in_flight import Work, put_off, works
+from loadgauge.core.estimate.memory.in_flight import Work, works
 from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, LayerFacts, MemoryModel
@@ -295,7 +295,7 @@ def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
     kept = []
     for same in alike.values():
         numbers = _fullest(
-            layout.schedule, layout.pp, int(layout.num_microbatches), tuple(s.index for s in same), put_off(memory)
+            layout.schedule, layout.pp, int(layout.num_microbatches), tuple(s.index for s in same), memory.put_off
         )
         kept += [stage for stage in same if stage.index in numbers]
     return kept

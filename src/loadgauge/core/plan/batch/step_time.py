@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from loadgauge.core.base.algebra import Size
-from loadgauge.core.estimate.memory.in_flight import put_off
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.states import RankWeights
@@ -330,7 +329,7 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
         return
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[PipelineTimes]] = {}
     for times in distinct:
-        groups.setdefault((times.kinds, put_off(times.time.memory)), []).append(times)
+        groups.setdefault((times.kinds, times.time.memory.put_off), []).append(times)
     for (shapes, late), alike in groups.items():
         structure = alike[0].structure
         forward, backward, weight = (
