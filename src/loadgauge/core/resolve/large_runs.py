@@ -34,7 +34,9 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
     own, hidden = kind.overlap, []
     if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1]:
         hidden.append(("ep", f"{job.schedule} runs dispatch and combine beside the other direction, by DeepEP"))
-        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
+        # DeepSeek-V3, 3.2.2 and 3.3.3: tokens travel in the 8 bits of the products, sums in 16.
+        how = "quantised" if kind.kernels.products is not None else "deduplicated"
+        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch=how))
     if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
         hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
         if card is not None and card.data_center_hopper_or_later:
