@@ -15,7 +15,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL, REPLICA
-from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, shared_out
+from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, Layout, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
@@ -166,9 +166,12 @@ def _within_nodes(setup: Setup) -> Iterator[list[Assumption]]:
     node = usual_node(setup.gpu)
     if setup.gpu is None or setup.gpu.interconnect.bandwidth is None:
         return  # nothing that is known of joins the GPUs of a node
-    spread: list[Assumption] = [("tp", node, str(node), "1"), ("sequence_parallel", True, "on", "off")]
-    if setup.model.has_experts:
-        spread = [("ep", node, str(node), "1")]
+    axis = "ep" if setup.model.has_experts else "tp"
+    for width in (node, node // 2, node // 4):  # as many as the heads or the experts divide by
+        if not Layout(dp=width, global_batch=width, seq_len=width, **{axis: width}).valid(setup.model):  # type: ignore[arg-type]
+            break
+    spread: list[Assumption] = [(axis, width, str(width), "1")]
+    spread += [("sequence_parallel", True, "on", "off")] * (axis == "tp")
     spread.append(("zero", 1, "1", "0"))
     yield spread
     full: list[Assumption] = [("recompute", "full", "full", "none")] if setup.job.recompute is None else []
