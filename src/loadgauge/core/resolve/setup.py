@@ -81,7 +81,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         tried = list(pairs) if self.open_layout else pairs
         runs = ((each.setup._filled(its), each.flags) for each, its in tried if its.memory.verdict != "does not fit")
         # Of a layout of which nothing is said the fastest, else the mildest change of the one that is.
-        chosen = min(runs, key=lambda run: _speed(run[0]), default=None) if self.open_layout else next(runs, None)
+        chosen = None if self.open_layout else next(runs, None)
+        # So it is where weights are gathered for each of several micro-batches.
+        if chosen is None or (chosen[0].layout.zero == 3 and chosen[0].layout.num_microbatches > 1):
+            chosen = min((*([chosen] if chosen else ()), *runs), key=lambda run: _speed(run[0]), default=None)
         # A step that was measured is that of the layout as it stands.
         if chosen is None and isinstance(tried, list) and tried and self.scale == 1:
             nearest, its = min(tried, key=lambda pair: pair[1].memory.total)
