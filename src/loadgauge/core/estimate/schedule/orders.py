@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -237,8 +237,13 @@ def _interleaved(
     return _alternate(warmup, forwards, backwards), _alternate(warmup, numbers, numbers)
 
 
-def _zero_bubble(warmup: int, delay: int, batches: int) -> tuple[list[int], list[int]]:
-    """1F1B with each W `delay` micro-batches after its B, so that every stage holds the same number."""
+def _zero_bubble(
+    ahead: int, stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
+    """1F1B so many times as far ahead, with each W as many micro-batches after its B, or as `put_off` says: ZB-H1 is 1 (p - r - 1)
+    forwards ahead and W r behind, p micro-batches everywhere, the most that 1F1B holds; ZB-H2 is 2, with 2p - 1 everywhere.
+    """
+    warmup, delay = ahead * (stages - stage - 1), min((ahead * stage, *put_off[stage : stage + 1]))
     rows, numbers = [F] * min(warmup, batches), list(range(min(warmup, batches)))
     for batch in range(batches):
         if batch + warmup < batches:
@@ -251,16 +256,6 @@ def _zero_bubble(warmup: int, delay: int, batches: int) -> tuple[list[int], list
             numbers.append(batch - delay)
     left = range(max(batches - delay, 0), batches)
     return rows + [W] * len(left), numbers + list(left)
-
-
-def _zb_h1(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """(p - r - 1) forwards ahead, W r behind: p micro-batches everywhere, the most that 1F1B holds."""
-    return _zero_bubble(stages - stage - 1, min((stage, *put_off[stage : stage + 1])), batches)
-
-
-def _zb_h2(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """2 (p - r - 1) forwards ahead, W 2r behind: 2p - 1 micro-batches everywhere."""
-    return _zero_bubble(2 * (stages - stage - 1), min((2 * stage, *put_off[stage : stage + 1])), batches)
 
 
 class _Writer:
@@ -398,8 +393,8 @@ SCHEDULES: dict[str, Family] = {
     "gpipe": Family(_gpipe, 1, False),
     "1f1b": Family(_one_f_one_b, 1, False),
     "interleaved": Family(_interleaved, 0, False),
-    "zb-h1": Family(_zb_h1, 1, True),
-    "zb-2p": Family(_zb_h2, 1, True),
+    "zb-h1": Family(partial(_zero_bubble, 1), 1, True),
+    "zb-2p": Family(partial(_zero_bubble, 2), 1, True),
     "zb-v": Family(_zb_v, 2, True, "v"),
     "dualpipe": Family(_dualpipe, 2, True, "both"),
     "dualpipev": Family(_dualpipev, 2, True, "v"),
