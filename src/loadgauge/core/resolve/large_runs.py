@@ -37,6 +37,9 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
         # DeepSeek-V3, 3.2.2 and 3.3.3: tokens travel in the 8 bits of the products, sums in 16.
         how = "quantised" if kind.kernels.products is not None else "deduplicated"
         kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch=how))
+    elif kind.framework.scripts_dispatch and card is not None and card.blackwell and (job.ep or 1) > 1:
+        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
+        assumed["dispatch of tokens"] = f"by HybridEP ({kind.framework.name}'s scripts for Blackwell)"
     if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
         hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
         if card is not None and card.data_center_hopper_or_later:

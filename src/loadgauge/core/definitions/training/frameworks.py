@@ -94,6 +94,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     sends_in_turn: pipeline schedules that send and receive in turn with computing, whatever the overlap
     scripts_overlap: its published launch scripts switch the overlap of gradients and sends on
     scripts_zero: the ZeRO stage that they run where nothing is said, over several GPUs
+    scripts_dispatch: on Blackwell they dispatch tokens by HybridEP (`Kernels.dispatch`)
 
     What a search may choose:
     splits_model: whether it runs tensor, pipeline, context and expert parallelism
@@ -145,6 +146,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     sends_in_turn: tuple[Schedule, ...] = ()
     scripts_overlap: bool = False
     scripts_zero: int = 0
+    scripts_dispatch: bool = False
     sums_beside: bool = False
     splits_model: bool = True
     hybrid_shards: bool = True
@@ -324,6 +326,7 @@ _like(
     overlap=Overlap(tp=True, dp=True),
     scripts_overlap=False,
     scripts_zero=1,
+    scripts_dispatch=True,  # perf_recipes: of those for Blackwell four of five, for Hopper a third
     source="megatron-bridge",
 )
 _like(
