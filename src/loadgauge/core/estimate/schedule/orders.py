@@ -29,12 +29,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import LayoutError, Size
+from loadgauge.core.base import LayoutError
 from loadgauge.core.definitions.layout.layout import in_group
 
 F, B, W, BW, PAIR_WAIT, PAIR_F, PAIR_BW, PAIR_END = range(8)
@@ -85,40 +84,6 @@ class Order(msgspec.Struct, frozen=True):
             for kind, chunk, batch in ((*divmod(row, self.chunks), batch) for row, batch in entries)
             if KINDS[kind]
         )
-
-    def in_flight(self, size: Any = None, kept: Size = 1) -> tuple[Size, ...]:
-        """Return the most activations each stage holds at once: from the start of F to the end of BW, or of W.
-
-        size: of one micro-batch's activations on each chunk of each stage, `size[stage][chunk]` (for instance bytes);
-            without it the answer is in micro-batches of a whole stage (1/p of the model)
-        kept: the share that B leaves for W (M_W / M_B in qi2024, section 2); the default, 1, is an upper bound
-
-        >>> order_of_work("1f1b", 4, 8).in_flight(), order_of_work("zb-h1", 4, 8).in_flight()
-        ((4, 3, 2, 1), (4, 4, 4, 4))
-        """
-        peaks = []
-        for stage, rows in enumerate(self.rows):
-            sizes = [1] * self.chunks if size is None else size[stage]
-            change = [0 * nbytes for _ in KINDS for nbytes in sizes]
-            for chunk, nbytes in enumerate(sizes):
-                change[F * self.chunks + chunk] = change[PAIR_F * self.chunks + chunk] = nbytes
-                change[BW * self.chunks + chunk] = change[PAIR_BW * self.chunks + chunk] = -nbytes
-                change[B * self.chunks + chunk] = (kept - 1) * nbytes
-                change[W * self.chunks + chunk] = -kept * nbytes
-            peaks.append(max(accumulate(map(change.__getitem__, rows))))
-        return tuple(peak / self.split if size is None and self.split > 1 else peak for peak in peaks)
-
-    def check(self) -> None:
-        """Raise `LayoutError` unless every stage does F, B and W of each of its micro-batches and chunks once."""
-        for route in range(len(self.routes)):
-            for stage, chunk in self.routes[route]:
-                mine = [work for work in self.work(stage) if work.chunk == chunk]
-                for kind in "FBW":
-                    done = sorted(work.microbatch for work in mine if kind in work.kind)
-                    if done != list(_share(self.num_microbatches, route, len(self.routes))):
-                        raise LayoutError(
-                            f"stage {stage} does not do {kind} of every micro-batch on chunk {chunk} once"
-                        )
 
 
 class Family(NamedTuple):
@@ -172,11 +137,6 @@ def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | N
     if schedule in ("dualpipe", "dualpipev") and num_microbatches < 2 * stages:
         return f"{schedule} needs at least 2 micro-batches a stage: {2 * stages}, got {num_microbatches}"
     return ""
-
-
-def _share(batches: int, route: int, routes: int) -> range:
-    """The micro-batches that take one of the routes."""
-    return range(batches * route // routes, batches * (route + 1) // routes)
 
 
 @lru_cache(maxsize=16)

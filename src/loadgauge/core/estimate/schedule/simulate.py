@@ -62,8 +62,8 @@ def simulate(
     pair: time of DualPipe's overlapped F and BW, as a share of their sum; put_off: as in `order_of_work`
 
     >>> played = simulate("1f1b", 4, 8, forward=1, backward=2)
-    >>> played.total, played.idle, played.in_flight
-    (33, (9, 9, 9, 9), (4, 3, 2, 1))
+    >>> played.total, played.idle
+    (33, (9, 9, 9, 9))
     >>> simulate("zb-h1", 4, 8, forward=1, backward=1, weight=1).total
     27
     """
@@ -140,7 +140,7 @@ def closed_form(
 
     zb-h1: as printed where w <= f, w <= b and m >= p. What is computed is exact everywhere (ours, from `simulate`):
     m (f + b + w) + (p - 1)(f + b) - (min(m, p) - 1) min(f, b, w).
-    zb-2p: the printed bubble, (p - 1)(f + b - 2w), counts a stage from its own start (`Simulation.span`) and holds
+    zb-2p: the printed bubble, (p - 1)(f + b - 2w), counts a stage from its own start and holds
     while it is above 0 and above (p - 1)(b - f). zb-v: the same count gives the zero of its name.
     dualpipe, dualpipev: F&B = pair (f + b + w). The printed bubble, (p/2 - 1)(F&B + B - 3w) with B = b + w, is that of
     the stages at the turning point, where m - p - 1 forwards are paired. It holds where f = b >= w and F&B >= f + b.
