@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import ge
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from loadgauge.core.base.algebra import Size, maximum
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
 from loadgauge.core.layers.operations.operations import Layer, Tensor
+
+T = TypeVar("T")
 
 
 class Flight(NamedTuple):
@@ -83,7 +85,11 @@ def _works(
         if more:
             waiting[chunk] += more
             waits = tuple(waiting)
-    return tuple(Work(*key, Flight(*flight)) for key, flights in flights_of.items() for flight in _largest(flights))
+    return tuple(
+        Work(*key, Flight(*flight))
+        for key, flights in flights_of.items()
+        for flight in _not_exceeded((whole + waits, (whole, waits)) for whole, waits in flights)
+    )
 
 
 AHEAD = {"zb-h1": 1, "zb-2p": 2}
@@ -110,20 +116,14 @@ def late_weights(schedule: str, held: Sequence[tuple[Size, Size]]) -> tuple[int,
     return tuple(late)
 
 
-def _largest(
-    flights: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield those that no other one exceeds in everything."""
+def _not_exceeded(numbered: Iterable[tuple[tuple[int, ...], T]]) -> Iterator[T]:
+    """Yield those whose numbers no other one exceeds in everything."""
     kept: list[tuple[int, ...]] = []
     # One that exceeds another holds more in all, so it comes first.
-    for own, flight in sorted(((whole + waits, (whole, waits)) for whole, waits in flights), key=_most_first):
+    for own, item in sorted(numbered, key=lambda pair: (-sum(pair[0]), pair[0])):
         if not any(all(map(ge, other, own)) for other in kept):
             kept.append(own)
-            yield flight
-
-
-def _most_first(item: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
-    return -sum(item[0]), item[0]
+            yield item
 
 
 def peak_candidates(
@@ -170,14 +170,7 @@ def _peak_candidates(
             totals[2 * alike[chunk]] += whole
             totals[2 * alike[chunk] + 1] += waits
         groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(totals), work)
-    candidates = []
-    for works_by_totals in groups.values():
-        kept: list[tuple[int, ...]] = []
-        for sums, work in sorted(works_by_totals.items(), key=lambda item: -sum(item[0])):
-            if not any(all(map(ge, other, sums)) for other in kept):
-                kept.append(sums)
-                candidates.append(work)
-    return tuple(candidates)
+    return tuple(work for works_by_totals in groups.values() for work in _not_exceeded(works_by_totals.items()))
 
 
 def pending_wgrad(layer: Layer) -> Size:
