@@ -236,9 +236,7 @@ def stage_layers(
         split = shared_out(layers, pp, parts, model.mtp_layers if (layers + 2) % (pp * parts) else 0)
         assumed["--stage-layers"] = f"{stage_words(split)} (embedding and loss each count as a layer)"
         return split
-    if text is None:
-        return None
-    return stage_counts(text)
+    return None if text is None else stage_counts(text)
 
 
 def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:
