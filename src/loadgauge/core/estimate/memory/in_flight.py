@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple, TypeVar
 
-from loadgauge.core.base.algebra import Size, maximum
+from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
 from loadgauge.core.layers.operations.operations import Layer, Tensor
@@ -99,20 +99,22 @@ AHEAD = {"zb-h1": 1, "zb-2p": 2}
 def late_weights(schedule: str, held: Sequence[tuple[Size, Size]]) -> tuple[int, ...]:
     """Return how many weight gradients each stage of ZB-H1 or ZB-H2 puts off at the most.
 
-    No stage holds more bytes than the first one (qi2024, section 2: the limit of memory of both). What W needs is more than
-    what the forward keeps where layers run again, and where the head's logits wait.
+    The layers of a stage hold no more bytes than those of p micro-batches that wait for their backward (ZB-H2: 2p - 1), as if
+    it were the first (qi2024, section 2: the limit of memory of both). W needs more than what the forward keeps where
+    layers run again, and of many experts. The head's logits wait on top of that, as in the runs that qi2024 measured.
 
-    held: of each stage, bytes of one micro-batch until its backward, and from then until W
+    held: of each stage, bytes of one micro-batch in its layers until its backward, and from then until W
 
     >>> late_weights("zb-h1", [(4, 3)] * 4), late_weights("zb-h1", [(4, 8)] * 4)
     ((0, 1, 2, 3), (0, 0, 1, 1))
     """
-    ahead, stages = AHEAD[schedule], len(held)
-    limit, late = (ahead * (stages - 1) + 1) * held[0][0], []
+    late = []
     for index, (kept, waits) in enumerate(held):
-        room = (limit - (ahead * (stages - index - 1) + 1) * kept) / maximum(waits, 1)
-        fewest = room.min() if hasattr(room, "min") else room
-        late.append(min(max(int(fewest), 0), ahead * index) if isinstance(fewest, float | int) else ahead * index)
+        share = minimum(kept / maximum(waits, 1), 1)
+        fewest = share.min() if hasattr(share, "min") else share
+        late.append(
+            int(AHEAD[schedule] * index * fewest) if isinstance(fewest, float | int) else AHEAD[schedule] * index
+        )
     return tuple(late)
 
 

@@ -390,8 +390,8 @@ class MemoryModel:
         """How many weight gradients each stage puts off at the most, where a schedule of `AHEAD` does; else empty."""
         key = (layout := self.layout).schedule, layout.pp, layout.stage_layers, layout.recompute
         if layout.schedule in AHEAD and key not in self.delays:
-            chunks = [self.of_chunk(stage, stage.chunks[0]) for stage in stages(self.model, layout)]
-            held = [(chunk.kept + chunk.head, chunk.waiting + chunk.head_waiting) for chunk in chunks]
+            counts = (self.counts(stage, stage.start, stage.stop) for stage in stages(self.model, layout))
+            held = [(layers.kept, layers.waiting) for layers in map(self.of_layers, counts)]
             self.delays[key] = late_weights(layout.schedule, held)
         return self.delays.get(key, ())
 
