@@ -15,6 +15,7 @@ from loadgauge.core.definitions.model.model import (
     GatedDeltaNet,
     KimiDelta,
     LatentAttention,
+    LightningAttention,
     Mamba1,
     Mamba2,
     Mixer,
@@ -413,7 +414,7 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
 
 def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
     """The fields of a token mixer that tensor parallelism divides; none where it is not modelled."""
-    if isinstance(mixer, Attention | LatentAttention):
+    if isinstance(mixer, Attention | LatentAttention | LightningAttention):
         return ("num_attention_heads",)
     if isinstance(mixer, Mamba2):
         return ("num_heads", "n_groups")
@@ -445,7 +446,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
                 kind = type(mixer).__name__
                 if layout.tp > 1 and not _sharded(mixer):
                     yield f"tp = {layout.tp}: {kind} over tp is not modelled"
-                if layout.cp > 1 and (isinstance(mixer, Mamba1) or not _sharded(mixer)):
+                if layout.cp > 1 and (isinstance(mixer, Mamba1 | LightningAttention) or not _sharded(mixer)):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads
