@@ -16,8 +16,6 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.schedule.simulate import (  # fmt: skip
     SCHEDULES,
     Event,
-    closed_form,
-    closed_form_holds,
     order_of_work,
     run,
     simulate,
@@ -25,6 +23,7 @@ from loadgauge.core.estimate.schedule.simulate import (  # fmt: skip
 from loadgauge.core.estimate.schedule.stages import stages as stages_of
 from loadgauge.core.resolve.resolve import resolve_job
 from orders import check_order, longest_stage, most_in_flight
+from pipeline_forms import closed_form, closed_form_holds
 
 EQUAL = {"forward": 2, "backward": 2, "weight": 2}
 NAMES = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "BW"}

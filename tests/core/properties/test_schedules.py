@@ -17,11 +17,10 @@ from loadgauge.core.estimate.schedule.simulate import (
     Event,
     Simulation,
     Work,
-    closed_form,
-    closed_form_holds,
     simulate,
 )
 from orders import check_order, longest_stage, most_in_flight
+from pipeline_forms import closed_form, closed_form_holds
 
 
 @dataclass(frozen=True)

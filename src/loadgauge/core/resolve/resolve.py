@@ -169,9 +169,11 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
             )
         own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
         kind = msgspec.structs.replace(kind, framework=own)
-    usually = kind.framework.scripts_zero if dp * degrees["cp"] > 1 else 0
-    zero = fill("zero", usually, f"{kind.framework.name}'s scripts" if usually else "")
-    around = _around(job, degrees["pp"])
+    usually = kind.framework.scripts_zero * (dp * degrees["cp"] > 1)
+    zero, around = (
+        fill("zero", usually, f"{kind.framework.name}'s scripts" * (usually > 0)),
+        _around(job, degrees["pp"]),
+    )
     kind = with_kernel(
         job,
         msgspec.structs.replace(kind.under(zero), around=around, tuning=job.tuning or "usual"),
