@@ -129,9 +129,9 @@ def lanes(work: Work, card: Card, shares: Serving, engine: EngineRates) -> dict[
     """Return the seconds of a step by what takes them. All sizes may be arrays."""
     read = card.bandwidth * shares.bandwidth
     dense = both_count(work.dense / read, work.dense_flops / (shares.flops * card.flops))
-    experts = both_count(
-        work.experts / (card.host or shares.experts * card.bandwidth), work.expert_flops / (shares.flops * card.flops)
-    )
+    # Arrays of cards have no truth of their own.
+    streamed = card.host + (card.host == 0) * shares.experts * card.bandwidth
+    experts = both_count(work.experts / streamed, work.expert_flops / (shares.flops * card.flops))
     head = both_count(work.head / read, work.head_flops / (shares.flops * card.usual))
     start = engine.collective * (1 + RANK * (work.ranks - 2))
     return {
