@@ -40,7 +40,7 @@ def test_the_host_of_older_releases_takes_what_their_makers_say() -> None:
     ("engine", "old", "years"), [("vllm", "0.6.3", 1.243), ("vllm", "0.9.2", 0.517), ("trtllm", "0.16", 0.749)]
 )
 def test_a_release_is_as_old_as_the_index_says(engine: str, old: str, years: float) -> None:
-    """Days between the dates on the Python package index; the token of an older one lies between no and all of what a year takes."""
+    """Days between dates on the Python package index; a token lies in the middle between no and all of what years take."""
     age = age_of(engine, old)
     assert age.most == pytest.approx(math.exp(0.47 * years), rel=2e-3)
     assert age.taken == pytest.approx(math.sqrt(age.most))
