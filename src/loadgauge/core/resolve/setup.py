@@ -24,7 +24,6 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
 from loadgauge.core.estimate.unsaid import open_to, overlap_ends, parts_of, unread_things, with_unsaid
 
-
 FAR, SURELY = 1.25, 1.02
 """Times what a card holds: from which on the leanest try is looked at first, and from which on no milder one can fit. It keeps no
 more than a milder one but for the input of a layer."""
