@@ -108,18 +108,18 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         changed = [(each, {flag: value for flag, value, *_ in each.flags}) for each in self.instead()]
         estimates: dict[int, Estimate] = {}
 
-        def at(place: int) -> Estimate:
-            if place not in estimates:
-                estimates[place] = changed[place][0].setup.untimed_estimate()
-            return estimates[place]
+        def at(index: int) -> Estimate:
+            if index not in estimates:
+                estimates[index] = changed[index][0].setup.untimed_estimate()
+            return estimates[index]
 
-        for place, (each, fields) in enumerate(changed):
+        for index, (each, fields) in enumerate(changed):
             whole = fields | {"--recompute": "full"}
-            leanest = next((other for other, (_, most) in enumerate(changed) if most == whole), place)
+            leanest = next((other for other, (_, most) in enumerate(changed) if most == whole), index)
             least = at(leanest).memory if own.memory.exceeds(FAR) else None
             if least is not None and least.verdict == "does not fit" and least.exceeds(SURELY):
                 continue
-            yield each, at(place)
+            yield each, at(index)
 
     def _filled(self, untimed: Estimate | None = None) -> Estimate:
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""

@@ -55,9 +55,9 @@ def by_letter(form: Equation, values: dict[str, float]) -> dict[str, float]:
     """
     letters = {letter: values[name] for name in values if (letter := _letter(form, name))}
     return letters | {
-        letter: of(values[one], values[other])
-        for letter, (one, other, of) in COMBINED.items()
-        if letter in form.legend and letter not in letters and {one, other} <= values.keys()
+        letter: of(values[first], values[second])
+        for letter, (first, second, of) in COMBINED.items()
+        if letter in form.legend and letter not in letters and {first, second} <= values.keys()
     }
 
 
@@ -79,9 +79,9 @@ def unread(forms: tuple[Equation, ...], values: dict[str, float]) -> list[str]:
     """
     parts = {
         name
-        for letter, (one, other, _) in COMBINED.items()
-        for name in (one, other)
-        if {one, other} <= values.keys() and any(letter in form.legend for form in forms)
+        for letter, (first, second, _) in COMBINED.items()
+        for name in (first, second)
+        if {first, second} <= values.keys() and any(letter in form.legend for form in forms)
     }
     return [name for name in values if name not in parts and not any(_letter(form, name) for form in forms)]
 

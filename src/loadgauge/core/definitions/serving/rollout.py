@@ -14,6 +14,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.job.job_text import choice, positive_number, switch, whole_number
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS
 from loadgauge.core.definitions.serving.releases import numbered
 
@@ -65,8 +66,8 @@ ROLLOUTS = tuple(name for name, engine in ENGINES.items() if engine.answers)
 """Engines that generate for trainers."""
 SERVERS = tuple(name for name, engine in ENGINES.items() if not engine.inside)
 """Engines that serve requests."""
-FLAGS_OF_A_SERVER = {
-    "tp": "--tp", "pp": "--pp", "ep": "--ep", "dp": "--gpus", "kv": "--cache-format", "weights": "--weight-format",
+FLAGS_OF_A_SERVER = {name: f"--{name}" for name in MODEL_PARALLEL} | {
+    "dp": "--gpus", "kv": "--cache-format", "weights": "--weight-format",
     "context": "--context", "batch": "--batch", "sleep": "", "prefix": "", "accepted": "--acceptance", "turns": "", "tool": "",
 }  # fmt: skip
 """Options that a server has flags for, or no use."""
