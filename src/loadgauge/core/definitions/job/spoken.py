@@ -152,6 +152,7 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("engine", r"((?:vllm|sglang|trtllm)(?:[:=].*)?)", r"--server \1"),
     ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
     ("draft", r"mtp", "--mtp"),
+    ("task", r"prefill", "--task generate --answer 1"),
     ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
     ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
 )
