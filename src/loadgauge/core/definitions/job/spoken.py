@@ -164,6 +164,9 @@ VALUES: dict[str, dict[str, str]] = {
     "task": {"pretrain": "train", "finetune": "train", "diffusion": "train", "dreambooth": "train", "rlhf": "ppo",
              "inference": "generate", "infer": "generate", "serve": "generate", "serving": "generate"},
     "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all"},
+    "at": {"loading": "setup", "load": "setup", "init": "setup", "save": "saving", "eval": "evaluation", "optimizer": "step"},
+    "find": {**dict.fromkeys(("context", "length", "sequence", "max-model-len", "seq_len"), "seq-len"), "card": "gpu",
+             **dict.fromkeys(("micro_batch", "batch-size"), "micro-batch"), "fewest": "gpus", "cheapest": "gpu"},
 }  # fmt: skip
 """Values that other tools have, by the field, and what each is here."""
 
@@ -175,6 +178,10 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
     ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
+    ("engine", r"((?:vllm|sglang|trtllm)(?:[:=].*)?)", r"--server \1"),
+    ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
+    ("draft", r"mtp", "--mtp"),
+    ("task", r"prefill", "--task generate --answer 1"),
     ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
     ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
 )
