@@ -329,16 +329,17 @@ ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to
 """Fields of a job that say how PEFT runs its adapters."""
 
 
-def usual_upcast(lora: Lora, framework: Framework, precision: str | None) -> str:
+def usual_upcast(lora: Lora, framework: Framework, precision: str | None, zero: Any) -> str:
     """Return the weights that a framework casts to float32 before training by default: all that is not quantised, or none.
 
-    precision: the recipe; one of 16 bits throughout has nothing in float32
+    precision: the recipe; zero: the stage. Shards of 16 bits throughout are gathered as one tensor, of one dtype (source: pytorch,
+    FlatParameter; trl 0.24 and axolotl leave the preparation out there)
 
-    >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"], "bf16") for base in (True, False)]
+    >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"], "bf16", 3) for base in (True, False)]
     ['all', 'none']
     """
     stored = lora.stored
-    if (precision or "").endswith("-pure"):
+    if (precision or "").endswith("-pure") and (zero or 0) >= framework.weights_stage:
         return "none"
     if not framework.peft or stored is None or not framework.prepares or stored.experts_only or not stored.upcast:
         return "none"
@@ -358,7 +359,7 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
             raise ConfigError("is PEFT's, and needs --framework huggingface", key=name)
     if not peft:
         return "none"
-    if framework is None or usual_upcast(lora, framework, job.precision) == "none":
+    if framework is None or usual_upcast(lora, framework, job.precision, job.zero) == "none":
         return job.kbit_upcast or "none"
     return fill("kbit_upcast", "all", "PEFT's prepare_model_for_kbit_training; TRL since 1.0 and axolotl: none")
 

@@ -216,7 +216,7 @@ def _upcast(job: Job, base: str) -> str:
     if job.weights == "float32":
         return "all"
     lora = Lora(rank=1, quantised=base)  # type: ignore[arg-type]
-    return job.kbit_upcast or usual_upcast(lora, framework, job.precision)
+    return job.kbit_upcast or usual_upcast(lora, framework, job.precision, job.zero)
 
 
 def names_in(text: str) -> list[str]:
