@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from accuracy import anchors
+from accuracy import anchors, reports
 from accuracy.causes import FAR, far_off, listed
 from accuracy.memory_range import FEWEST, covered, every_residual, ranges
 from accuracy.slack import Held
@@ -69,7 +69,11 @@ def page(
     parts += [_range(runs), _simumax(records, runs), _korthikanti(records, stated)]
     if apart:
         parts.insert(3, _sources_left_out(apart))
-    parts += [_far(records, tuple(stated.values())), _not_expressed(records), _RULES]
+    parts.append(_far(records, tuple(stated.values())))
+    if apart:
+        times = {one.row.id: math.expm1(one.error) for one in apart if one.row.report}
+        parts.append(reports.section({"memory": reports.memory_errors(), "time": times}))
+    parts += [_not_expressed(records), _RULES]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
