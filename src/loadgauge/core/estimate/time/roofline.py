@@ -74,6 +74,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Storage of a frozen base, whose matrices are made in 16 bits for each product."""
     dequantise: float = DEQUANTISE
     """Share of the bandwidth at which they are made."""
+    cast: int = 0
+    """Bytes moved to copy an element of a float32 weight in 16 bits, where autocast does for each micro-batch."""
     attention: str = "fa2"
     """The kernel of fused attention (`Efficiencies.attention`)."""
     norm: str = "eager"
@@ -152,7 +154,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Products run in 16 bits, or in float32 (PyTorch uses no TF32 by default); those of the blocks in 8 or 4 bits where the
         recipe says so.
         """
-        low = training.precision.products
+        recipe, low = training.precision, training.precision.products
+        casts = recipe.casts or training.framework.casts
         own = experts and training.framework.experts_by_te
         branches = training.lora is not None and training.lora.branching
         if training.precision.activation == 4:
@@ -172,6 +175,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             fuses_dropout=training.kernels.activation == "fused",
             stored=None if training.lora is None else training.lora.stored,
             dequantise=DEQUANTISE / (BRANCHING if branches and chip_of(gpu) in FAST_MEMORY else 1.0),
+            cast=(recipe.weight + recipe.compute) * (recipe.autocast and casts == "autocast"),
             attention="cudnn" if own else training.kernels.flash or training.framework.flash_on(gpu),
             norm="fused" if own else training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
@@ -429,12 +433,14 @@ def _quantised(nbytes: Size, machine: Machine) -> Size:
 def _products(operation: Operation, machine: Machine) -> OperationTime:
     """Matrix products with weights (one product a gradient), or between activations."""
     dequantised, remade = dequantising(operation, machine)
+    copied = [weight for weight in operation.weights if weight.cast and weight.kind in ("matrix", "head")] if machine.cast else ()
     low = machine.low if in_eight_bits(operation) else None
     fp8 = low is not None
     experts = any(weight.expert for weight in operation.weights)
-    forward: Size = 0
+    forward: Size = _streamed(machine.cast * sum(weight.numel for weight in copied), machine)
     inputs: Size = 0
-    weights: Size = 0
+    # A gradient in 16 bits is cast back.
+    weights: Size = _streamed(machine.cast * sum(weight.numel for weight in copied if weight.trainable), machine)
     # The gradient of a weight that the layer makes (`adapted_experts`) is that of an input, and as much work.
     trained = any(weight.trainable for weight in operation.weights) or not same(operation.weight_gradient_flops, 0)
     for gemm in operation.gemms:
