@@ -89,6 +89,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """
         measured = memory_range()
         whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
+        factors = {name: where(split, getattr(parts, name), getattr(whole, name)) for name in ("middle", "low", "high")}
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
         idle = (measured.dynamic if gathers else fragmentation).reserved.usual
@@ -106,10 +107,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             outside=outside,
             fragmentation=fragmentation,
-            spread=parts if split is True else whole,
+            spread=msgspec.structs.replace(parts if split is True else whole, **factors),
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
-            held=(1 + idle) * where(split, parts.middle, whole.middle) - 1,
+            held=(1 + idle) * factors["middle"] - 1,
         )
 
     def widened(self, fewer: float, more: float) -> Margins:

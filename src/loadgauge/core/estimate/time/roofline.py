@@ -433,7 +433,11 @@ def _quantised(nbytes: Size, machine: Machine) -> Size:
 def _products(operation: Operation, machine: Machine) -> OperationTime:
     """Matrix products with weights (one product a gradient), or between activations."""
     dequantised, remade = dequantising(operation, machine)
-    copied = [weight for weight in operation.weights if weight.cast and weight.kind in ("matrix", "head")] if machine.cast else ()
+    copied = (
+        [weight for weight in operation.weights if weight.cast and weight.kind in ("matrix", "head")]
+        if machine.cast
+        else ()
+    )
     low = machine.low if in_eight_bits(operation) else None
     fp8 = low is not None
     experts = any(weight.expert for weight in operation.weights)
