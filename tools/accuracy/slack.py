@@ -55,7 +55,7 @@ QUALITIES = ("A", "B")
 SAME = {"MMFU": "KOR", "MJAN": "SC21", "MTXT": "SC21", "NEMOLS": "NEMO"}
 """Sources that tell of the runs or the machine of another one: left out together."""
 TUNING = {
-    **dict.fromkeys(("DG", "KOR", "MB", "MJAN", "MMFU", "MTXT", "NEMO", "NEMOLS", "SC21"), "recipe"),
+    **dict.fromkeys(("DG", "KOR", "MB", "MH100", "MJAN", "MMFU", "MTXT", "NEMO", "NEMOLS", "SC21"), "recipe"),
     **dict.fromkeys(("AXS", "EC", "HB", "MN", "RB", "TH1", "UT"), "first"),
 }
 """Who tuned the runs of a source: `recipe`, it is a table of the maker of the chips; `first`, it is an issue, a blog, or a
