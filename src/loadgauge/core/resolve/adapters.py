@@ -339,11 +339,11 @@ def usual_upcast(lora: Lora, framework: Framework, precision: str | None, zero: 
     ['all', 'none']
     """
     stored = lora.stored
-    if (precision or "").endswith("-pure") and (zero or 0) >= framework.weights_stage:
-        return "none"
-    if not framework.peft or stored is None or not framework.prepares or stored.experts_only or not stored.upcast:
-        return "none"
-    return "all"
+    flat = (precision or "").endswith("-pure") and (zero or 0) >= framework.weights_stage
+    prepared = (
+        framework.peft and framework.prepares and stored is not None and stored.upcast and not stored.experts_only
+    )
+    return "all" if prepared and not flat else "none"
 
 
 def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:

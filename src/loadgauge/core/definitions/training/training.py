@@ -270,9 +270,9 @@ def training(
             autocast=cast or recipe.name.startswith(("bf16-mixed", "fp16-mixed")),
             wide=lora.stored is not None or ADAPTER_WEIGHTS.at(stack).value == "float32",
         )
-        if recipe.name == "bf16-pure" and lora.upcast == "all" and lora.stored is not None:
-            # Without autocast what float32 norms make stays so, attention and 4-bit layers too (bitsandbytes, Linear4bit.forward).
-            recipe = _precision(chosen, "fp32")
+        # Without autocast what float32 norms make stays so, attention and 4-bit layers too (bitsandbytes, Linear4bit.forward).
+        wide = recipe.name == "bf16-pure" and lora.upcast == "all" and lora.stored is not None
+        recipe = PRECISIONS["fp32"] if wide else recipe
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)
     elif lora is not None and lora.dora and chosen.engine is not None:

@@ -136,8 +136,11 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         if counter == "reserved":
             return held
         needed, beside = self.needed(allocated), self.outside
-        value = held.value * self.spread.middle + beside.value
-        return Reading(max(needed.low, held.low), value, max(needed.high, held.high + beside.high))
+        return Reading(
+            max(needed.low, held.low),
+            held.value * self.spread.middle + beside.value,
+            max(needed.high, held.high + beside.high),
+        )
 
     def needed(self, allocated: float) -> Reading:
         """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows.

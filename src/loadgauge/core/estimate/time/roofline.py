@@ -397,8 +397,7 @@ def _family(operation: Operation, machine: Machine) -> str:
     """The family of kernels that an operation without products belongs to: a key of `Efficiencies.memory`."""
     # Of a written-out norm, what it moves is listed; PyTorch's own kernel is what else such a module has.
     norm = f"norm-{'eager' if machine.norm == 'written' else machine.norm}"
-    families = {"norm": norm, "loss": machine.loss, "collective": "permute"}
-    return families.get(operation.kind, "elementwise")
+    return {"norm": norm, "loss": machine.loss, "collective": "permute"}.get(operation.kind, "elementwise")
 
 
 def _permutes(operation: Operation) -> bool:
@@ -439,7 +438,7 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
         else ()
     )
     low = machine.low if in_eight_bits(operation) else None
-    fp8 = low is not None
+    eight = low is not None and low.weight_gradient
     experts = any(weight.expert for weight in operation.weights)
     forward: Size = _streamed(machine.cast * sum(weight.numel for weight in copied), machine)
     inputs: Size = 0
@@ -450,27 +449,26 @@ def _products(operation: Operation, machine: Machine) -> OperationTime:
     for gemm in operation.gemms:
         m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
         seconds = grouped_seconds if experts else gemm_seconds
-        forward = forward + seconds(gemm, machine, fp8=fp8)
-        inputs = inputs + seconds(Gemm(m, k, n, batch), machine, fp8=fp8)
-        eight = low is not None and low.weight_gradient
+        forward = forward + seconds(gemm, machine, fp8=low is not None)
+        inputs = inputs + seconds(Gemm(m, k, n, batch), machine, fp8=low is not None)
         if not operation.weights:
             weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine)
         elif trained and experts:
             weights = weights + grouped_seconds(Gemm(k, n, m, batch), machine, fp8=eight, weight=True)
         elif trained:
-            slower = machine.efficiencies.weight_gradient
-            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower)
+            weights = weights + gemm_seconds(
+                Gemm(k, n, m, batch), machine, fp8=eight, slower=machine.efficiencies.weight_gradient
+            )
     if not operation.weights:
         return OperationTime(forward, inputs + weights, 0)
     if low is not None:
         # What goes in is quantised, and so is the gradient of what comes out.
         done = operation.read_again or any(tensor.dtype == "quantised" for tensor in operation.keeps)
         into = 0 if done else _quantising(operation.inputs, machine, low)
-        out_of = _quantising(operation.outputs, machine, low)
-        if low.weights == "within":
-            into = into + _quantised(operation.params * (2 + low.weight_element), machine)
-            out_of = out_of + _quantised(operation.params * (2 + low.weight_element), machine)
-        return OperationTime(forward + into, inputs + out_of, weights)
+        both = _quantised(operation.params * (2 + low.weight_element), machine) if low.weights == "within" else 0
+        return OperationTime(
+            forward + into + both, inputs + _quantising(operation.outputs, machine, low) + both, weights
+        )
     return OperationTime(forward + dequantised, inputs + remade, weights)
 
 
@@ -491,9 +489,9 @@ def dequantising(operation: Operation, machine: Machine) -> tuple[Size, Size]:
     unpacked = elements * (stored.remade or stored.nbytes + 2) / rate + launches
     if not stored.input_moves:
         return unpacked, unpacked
-    into = sum(tensor.numel for tensor in operation.inputs) * stored.input_moves
-    out = sum(tensor.numel for tensor in operation.outputs) * stored.output_moves
-    return _streamed(into, machine) + _streamed(out, machine) + 2 * machine.launch, unpacked
+    sides = (operation.inputs, stored.input_moves), (operation.outputs, stored.output_moves)
+    copied = [_streamed(moves * sum(tensor.numel for tensor in side), machine) for side, moves in sides]
+    return sum(copied) + 2 * machine.launch, unpacked
 
 
 def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:
