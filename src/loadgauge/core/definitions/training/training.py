@@ -23,6 +23,7 @@ from loadgauge.core.definitions.training.stacks import (
     EXPERTS_QUANTISED,
     KEPT_INPUT,
     NEWEST_STACK,
+    SHARED_KEYS,
     TABLE_REPLACED,
     Stack,
 )
@@ -290,6 +291,7 @@ def training(
         loss=kind,
         loss_chunks=int(chunks or chosen.kernels.loss_chunks),
         loss_pieces=pieces,
+        writes_groups=chosen.kernels.writes_groups and SHARED_KEYS.at(stack).value == "yes",
     )
     base = Training(
         framework=chosen,
