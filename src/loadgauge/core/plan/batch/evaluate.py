@@ -430,9 +430,9 @@ class GridEvaluator:
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
-        margins = self.margins(layout)
-        value, high = map(places.read_once, self.outside(layout))
-        return self.numpy.maximum(nbytes, (nbytes - value) * margins.spread.high + high)
+        shown = self.of_pp.once(("shown", layout.zero), lambda: self.numpy.asarray(self.margins(layout).spread.high))
+        value, high, factor = map(places.read_once, (*self.outside(layout), shown))
+        return self.numpy.maximum(nbytes, (nbytes - value) * factor + high)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
         """Return the bytes outside PyTorch's allocator, and their upper bound, as open arrays."""
