@@ -128,7 +128,7 @@ def test_no_word_of_another_tool_is_a_flag_here_and_each_is_one_of_a_command() -
     told = {**spoken.RENAMED, **{name: words[0].split()[0] for name, words in spoken.SWITCHES.items() if words[0]}}
     assert not {f"--{name}" for name in (*told, *spoken.ASKED, *spoken.HARMLESS)} & own
     assert set(told.values()) <= own
-    fields = {option.name for option in estimate.params}
+    fields = {option.name for each in (estimate, plan) for option in each.params}
     assert {*spoken.VALUES, *spoken.LENGTHS, *(name for name, _, _ in spoken.PATTERNS)} <= fields
 
 

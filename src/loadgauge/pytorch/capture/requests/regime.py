@@ -200,6 +200,8 @@ class Document(msgspec.Struct):
     splits: Splits = Splits()
     given: str = ""
     """What the model is called with beside tokens, of one sequence."""
+    optimizer: str = ""
+    """The word of `--optimizer` for the one that a LightningModule configures."""
     files: dict[str, str] = {}
     """Of a script: the files of its own that it read, with what must not change of them (`store.seals`)."""
 
@@ -215,7 +217,12 @@ def _upcast(job: Job, base: str) -> str:
         return "none"
     if job.weights == "float32":
         return "all"
-    return job.kbit_upcast or usual_upcast(Lora(rank=1, quantised=base), framework)  # type: ignore[arg-type]
+    return job.kbit_upcast or usual_upcast(
+        Lora(rank=1, quantised=base),  # type: ignore[arg-type]
+        framework,
+        job.precision,
+        job.zero,
+    )
 
 
 def names_in(text: str) -> list[str]:
