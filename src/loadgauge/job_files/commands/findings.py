@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import Error, gib, seconds
+from loadgauge.core.base import ConfigError, Error, gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
+from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.advice import advice
 from loadgauge.core.plan.advise.budget import Figures
@@ -24,11 +25,12 @@ from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.verdict import unread_words
-from loadgauge.job_files.commands.own_words import line_of, own_words, packing
+from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import JobFile, combine, document as of_text, load, read, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import flags_given, names_beside, read_files
+from loadgauge.job_files.reading.spliced import spliced
 
 Level = Literal["fails", "memory", "host", "time", "note"]
 MEMORY, SLOWER, FASTER, EMPTY = 0.05, 0.01, 0.05, 0.5
@@ -55,7 +57,7 @@ RULES = {
     Kind.SEQUENCE_PARALLEL: Rule("norms-replicated", "memory", "tensor-parallel ranks all keep what norms read"),
     Kind.OPTIMIZER: Rule("optimizer-32-bit", "memory", "optimizer states in 32 bits, where 8 do"),
     Kind.EVALUATION: Rule("evaluation-peak", "memory", "evaluation needs more than training"),
-    Kind.PURE_16_BIT: Rule("weights-32-bit", "memory", "weights in 32 bits beside those that compute"),
+    Kind.PURE_16_BIT: Rule("weights-32-bit", "memory", "weights in 32 bits too (in 16 alone, small updates are lost)"),
     Kind.LARGER_MICRO_BATCH: Rule("small-micro-batch", "time", "small micro-batches on a card with room"),
     Kind.RECOMPUTE_LESS: Rule("needless-recompute", "time", "layers run again in backward, though what they keep fits"),
     Kind.LESS_TP: Rule("tensor-parallel-wide", "time", "tensor parallelism is wider than the memory needs"),
@@ -78,6 +80,8 @@ OWN = {
     "learned_positions": Rule("unused-context", "note", "positions have weights beyond the longest sequence"),
 }
 """The rules that set a field that no change sets, by the field."""
+BOTH = {RULES[kind].name for kind in (Kind.ATTENTION, Kind.LOSS)}
+"""Rules that look for memory, and for time as well."""
 FULL = 4
 """Micro-batches a stage from which on a pipeline's bubble is small (a quarter of the work; 2104.04473, section 2.2)."""
 
@@ -142,9 +146,14 @@ def lint(job: Job, text: str | None = None) -> Linted:
     Raises `ConfigError`, `LayoutError` or `NotModelled` where the file itself cannot be estimated.
     """
     source = load(job.model) if text is None else text
+    file = _unchanged(job, source).files[0]
+    if job.lengths is not None and job.padding is None:
+        job = job.replace(padding=padding(source, file.dialect, file.syntax, file.file))
+    task = _unchanged(job, source).job.task
+    if task is not None and task != "sft" and not TASKS[task].rollout:
+        raise ConfigError(f"lint has no rules for {task}; `loadgauge estimate {job.model}` answers for it", key="task")
     setup = resolve_job(job)
     result = setup.estimate()
-    file = _unchanged(job, source).files[0]
     findings = _said((*_findings(setup, result), *_words(file, source, setup)), job, source)
     tool = f"{file.dialect} {file.version}".strip()
     return Linted(file=job.model, tool=tool, setup=setup, result=result, findings=findings)
@@ -199,6 +208,8 @@ def _comes_to(result: Estimate) -> str:
 def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
     run = Run.of_setup(setup)
     for change in changes(run, RULES):
+        if change.kind is Kind.OPTIMIZER and setup.layout.zero == 3:
+            continue  # bitsandbytes' states are no DTensors
         yield from ((RULES[change.kind], fields, change.why) for fields in _sizes(change, setup))
     for name, fields in _own(run, setup):
         yield OWN[name], fields, OWN[name].says
@@ -221,7 +232,8 @@ def _words(file: JobFile, source: str, setup: Setup) -> Iterator[Finding]:
 
 def _sizes(change: Change, setup: Setup) -> Iterator[dict[str, Any]]:
     """Yield the fields of a change; of a larger micro-batch, of all that divide the batch; of a lower stage, of both."""
-    yield change.fields
+    moved = change.kind is Kind.RECOMPUTE_LESS and setup.job.activation_offload == "checkpoints"
+    yield change.fields | ({"activation_offload": "none"} if moved else {})
     if change.kind is Kind.LARGER_MICRO_BATCH:
         size, batches = int(setup.layout.micro_batch), int(setup.layout.num_microbatches)
         yield from ({"micro_batch": size * factor} for factor in (4, 8, 16) if batches % factor == 0)
@@ -232,7 +244,8 @@ def _sizes(change: Change, setup: Setup) -> Iterator[dict[str, Any]]:
 def _own(run: Run, setup: Setup) -> Iterator[tuple[str, dict[str, Any]]]:
     kind, job, layout = setup.training, setup.job, setup.layout
     if kind.offload != "none":
-        yield "offload", {"offload": "none"}
+        beside = {name: None for name in ("pin_memory", "offload_to") if getattr(job, name) is not None}
+        yield "offload", {"offload": "none", **beside}
         if not kind.host.pinned:
             yield "pin_memory", {"pin_memory": True}
     if job.save == "full":
@@ -240,7 +253,7 @@ def _own(run: Run, setup: Setup) -> Iterator[tuple[str, dict[str, Any]]]:
     if kind.precision.name == "fp32" and setup.gpu is not None and setup.gpu.bf16:
         yield "precision", {"precision": "bf16"}
     if setup.lengths is not None and setup.padded:
-        yield "padding", {"attention": "flash", "padding": "free"}
+        yield "padding", {"padding": "free"} | ({} if kind.kernels.attention == "flash" else {"attention": "flash"})
     node, tp = job.gpus_per_node or run.node, int(layout.tp)
     if tp > node and tp % node == 0:
         yield from (("tp", {"tp": node, "pp": layout.pp * rest}) for rest in (1, tp // node))
@@ -257,7 +270,9 @@ def _worth(rule: Rule, before: Estimate, trial: Tried) -> bool:
     if rule.level == "host":
         return before.memory.saving > after.memory.saving
     less = before.memory.total - after.memory.total
-    filled = capacity is None or before.memory.total > EMPTY * capacity or -slower >= FASTER
+    if rule.name in BOTH and -slower >= FASTER and less >= 0:
+        return True
+    filled = capacity is None or before.memory.total > EMPTY * capacity
     return filled and slower <= SLOWER and less >= MEMORY * (capacity or before.memory.total)
 
 
@@ -354,6 +369,12 @@ def _merged(source: str, plain: str, changed: str) -> str:
     >>> _merged("a: True;b: 1".replace(";", "\\n"), "a: true;b: 1".replace(";", "\\n"), "a: true;b: 2".replace(";", "\\n"))
     'a: True\\nb: 2'
     """
+    if source == plain:
+        return changed
+    if source.lstrip().startswith("{"):
+        of_all = [_means(text) for text in (source, plain, changed)]
+        flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
+        return changed if flow is None or _means(flow) != of_all[2] else flow
     mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
     if len(mine) != len(was):
         return changed
@@ -364,19 +385,24 @@ def _merged(source: str, plain: str, changed: str) -> str:
         elif b - a != d - c:
             lines += now[c:d]
         else:
-            lines += [own if _means(own) == _means(new) else new for own, new in zip(mine[a:b], now[c:d], strict=True)]
+            pairs = zip(mine[a:b], now[c:d], strict=True)
+            lines += [own if _indented(own) == _indented(new) else new for own, new in pairs]
     return "".join(lines)
 
 
-def _means(line: str) -> Any:
-    """Return what one line of YAML says, whatever its spelling; of another format, its words."""
+def _indented(line: str) -> tuple[str, Any]:
+    return line[: len(line) - len(line.lstrip())], _means(line)
+
+
+def _means(text: str) -> Any:
+    """Return what a text of YAML, or a line of it, says, whatever its spelling; of another format, its words."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        return line[: len(line) - len(line.lstrip())], YAML(typ="safe", pure=True).load(line)
+        return YAML(typ="safe", pure=True).load(text)
     except YAMLError:
-        return line.split()
+        return text.split()
 
 
 def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset()) -> tuple[str, tuple[Finding, ...]]:

@@ -111,7 +111,9 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
         gain = each.gain()
         target.print(f"\n{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
         if gain:
-            target.print(f"        {gain}; {each.flags}", markup=False, highlight=False, soft_wrap=True)
+            target.print(
+                f"        {'; '.join(filter(None, (gain, each.flags)))}", markup=False, highlight=False, soft_wrap=True
+            )
         for row in each.patch.splitlines():
             if row[:1] in "+-" and row[:3] not in ("+++", "---"):
                 target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)

@@ -46,9 +46,11 @@ def own_words(text: str, tool: str, syntax: str, file: str = "", *, nvlink: bool
     for row in filter(of_tool, table["dead"]):
         idle = not _any(of_file, row.get("unless", ""), text, unknown=True)
         if idle and ("when" not in row or _any(of_file, row["when"])):
-            for key in filter(lambda key: _on(_value(of_file, key)), row["keys"].split()):
-                shown = of_file.shown(key)
-                yield Words("dead-key", f"`{shown}` says {row['says']}", shown.rpartition(".")[2], {key: None})
+            dead = [key for key in row["keys"].split() if _on(_value(of_file, key))]
+            shown = [of_file.shown(key) for key in dead]
+            if dead:
+                says = f"{', '.join(f'`{each}`' for each in shown)} {'says' if len(dead) == 1 else 'say'} {row['says']}"
+                yield Words("dead-key", says, shown[0].rpartition(".")[2], dict.fromkeys(dead))
     for row in filter(of_tool, table["clash"]):
         both = [key for key in row["keys"].split() if _on(_value(of_file, key))]
         if len(both) > 1:
@@ -58,8 +60,8 @@ def own_words(text: str, tool: str, syntax: str, file: str = "", *, nvlink: bool
             if _value(of_file, key) is not None:
                 says = f"`{of_file.shown(key)}` is of another release: `{row[key]}` since {row['since']}"
                 yield Words("other-release", says, key)
-    for key in getattr(of_file, "skipped", ()):
-        yield Words("key-twice", key, key.split()[0])
+    for key in (note for note in getattr(of_file, "skipped", ()) if "more than once" in note):
+        yield Words("key-twice", key, re.escape(key.split()[0]))
     for row in table["text"]:
         written = next((row for line in text.splitlines() if _is(row["pattern"], line)), None)
         if written is not None and (nvlink or "nvlink" not in row):
@@ -82,6 +84,21 @@ def packing(tool: str) -> dict[str, Any]:
     {'packing': True}
     """
     return dict(read_table("lint.toml")["packing"].get(tool, {}))
+
+
+def padding(text: str, tool: str, syntax: str, file: str = "") -> str | None:
+    """Return how a job file puts sequences of different lengths in a micro-batch; None where the tool has no word for it.
+
+    >>> padding("sample_packing: true", "axolotl", "yaml"), padding("pad_to_sequence_len: true", "axolotl", "yaml")
+    ('free', 'max-length')
+    """
+    words = packing(tool)
+    of_file = document(text, syntax, dialect(tool), file)
+    if not words:
+        return None
+    if _on(_value(of_file, next(iter(words)))):
+        return "free"
+    return "max-length" if _on(_value(of_file, "pad_to_sequence_len")) else "dynamic"
 
 
 def _is(pattern: str, line: str) -> bool:
