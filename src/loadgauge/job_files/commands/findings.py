@@ -6,6 +6,7 @@ the file's own words, as a patch of the user's own text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher, unified_diff
 from functools import lru_cache
@@ -13,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Error, gib, seconds
+from loadgauge.core.base import GIB, ConfigError, Error, gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.training.tasks import TASKS
@@ -38,6 +39,8 @@ MEMORY, SLOWER, FASTER, EMPTY = 0.05, 0.01, 0.05, 0.5
 of the card up to which less memory is worth nothing by itself."""
 SHARES_BATCH = {"micro_batch", "gpus", *MODEL_PARALLEL}
 """Fields by which a global batch that stays the same is shared out in another number of micro-batches."""
+NODES = ("gpus", "gpus_per_node")
+"""Fields that follow from the flags beside a file."""
 ROUNDS = 12
 """The most changes that `fixed` makes one after another."""
 
@@ -82,6 +85,8 @@ OWN = {
 """The rules that set a field that no change sets, by the field."""
 BOTH = {RULES[kind].name for kind in (Kind.ATTENTION, Kind.LOSS)}
 """Rules that look for memory, and for time as well."""
+LEAST = GIB / 20
+"""Bytes that are worth a word."""
 FULL = 4
 """Micro-batches a stage from which on a pipeline's bubble is small (a quarter of the work; 2104.04473, section 2.2)."""
 
@@ -121,9 +126,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         >>> Finding(rule="x", level="memory", says="", memory=2.0**31, step=-0.25).gain()
         'saves 2.0 GiB, a step takes 250 ms more'
         """
-        parts = [f"saves {gib(self.memory, 1)}"] if self.memory > 2**25 else []
+        parts = [f"saves {gib(self.memory, 1)}"] if self.memory > LEAST else []
         parts += [f"saves {seconds(self.step)} a step"] if self.step > 0 else []
-        parts += [f"takes {gib(-self.memory, 1)} more"] if self.memory < -(2**25) and self.step > 0 else []
+        parts += [f"takes {gib(-self.memory, 1)} more"] if self.memory < -LEAST and self.step > 0 else []
         parts += [f"a step takes {seconds(-self.step)} more"] if self.step < 0 else []
         parts += [f"{self.cost:,.2f} less for the run"] if self.cost >= 0.01 else []
         return ", ".join([*parts, self.then] if self.then else parts)
@@ -178,10 +183,12 @@ def _gravest(finding: Finding) -> tuple[int, int, float]:
 
 def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
     memory = result.memory
-    if memory.verdict != "fits" and memory.capacity is not None:
+    if memory.verdict == "depends":
+        question = "" if memory.question is None else memory.question.words()
+        yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
+    elif memory.verdict != "fits" and memory.capacity is not None:
         tried = advice(setup)
-        why = "" if memory.question is None else f": {memory.question.words()}"
-        says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}{why}"
+        says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         rule = Rule("does-not-fit", "fails", says)
         mends = [
             msgspec.structs.replace(_found(rule, setup, result, trial), then=_comes_to(trial.result)) for trial in tried
@@ -225,7 +232,7 @@ def _words(file: JobFile, source: str, setup: Setup) -> Iterator[Finding]:
     if rows > longest:
         less = resolve_job(setup.job, msgspec.structs.replace(setup.model, learned_positions=longest))
         saved = setup.estimate().memory.total - less.estimate().memory.total
-        if saved > 2**25:
+        if saved > LEAST:
             says = f"{rows:,} positions have weights, and no sequence is longer than {longest:,} tokens"
             yield Finding(rule=OWN["learned_positions"].name, level="note", says=says, memory=saved)
 
@@ -268,7 +275,7 @@ def _worth(rule: Rule, before: Estimate, trial: Tried) -> bool:
     if rule.level == "time":
         return -slower >= FASTER and after.memory.verdict == "fits"
     if rule.level == "host":
-        return before.memory.saving > after.memory.saving
+        return before.memory.saving - after.memory.saving > GIB
     less = before.memory.total - after.memory.total
     if rule.name in BOTH and -slower >= FASTER and less >= 0:
         return True
@@ -318,13 +325,19 @@ def patched(
     first = was.files[0]
     text, left_out = source, tuple[str, ...]()
     tried: list[tuple[int, int, str, tuple[str, ...]]] = []
-    for before in ((was.job, was.extra), None) if any(name in FIELDS for name in fields) else ():
+    before: tuple[Job, Extra] | None = (was.job, was.extra)
+    while any(name in FIELDS for name in fields):
         written = write(wanted, first.dialect, source, extra=extra, file=job.model, before=before)
         for own in (_merged(source, was.plain, written.text), written.text):
             off = was.unlike(own, wanted, job)
-            tried.append((off, len(tried), own, written.left_out if off else ()))
-    if tried:
-        _, _, text, left_out = min(tried)
+            beside = tuple(f"it changes {name} too" for name in off if name not in ("global_batch", *NODES))
+            tried.append((len(off), len(tried), own, written.left_out + beside))
+        if before is None or not min(tried)[0]:
+            few, _, text, left_out = min(tried)
+            left_out = left_out if few else ()
+            break
+        # What followed from a field that changes is said, and then all is.
+        before = (was.job.replace(**dict.fromkeys(off)), was.extra) if len(tried) == 2 else None
     if keys:
         target = of_text(text, first.syntax, dialect_of(first.dialect), job.model)
         for key, value in keys.items():
@@ -333,7 +346,12 @@ def patched(
     mine = (name for name in fields if name not in FIELDS and not keys)
     beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
-    return text, (*beyond, *(line for line in left_out if any(flag in line for flag in flags_of)))
+    clash = was.clashes(text, job.model) - was.clashes(source, job.model)
+    return text, (
+        *beyond,
+        *sorted(clash),
+        *(line for line in left_out if any(flag in line for flag in flags_of) or "too" in line),
+    )
 
 
 class Unchanged(NamedTuple):
@@ -345,14 +363,20 @@ class Unchanged(NamedTuple):
     extra: Extra
     plain: str
 
-    def unlike(self, text: str, wanted: Job, job: Job) -> int:
-        """Return in how many fields another text of the file is not the job that is wanted."""
+    def clashes(self, text: str, file: str) -> set[str]:
+        """Return what a text of the file says against itself."""
+        first = self.files[0]
+        every = own_words(text, first.dialect, first.syntax, file)
+        return {words.says for words in every if words.rule == "keys-contradict"}
+
+    def unlike(self, text: str, wanted: Job, job: Job) -> list[str]:
+        """Return the fields in which another text of the file is not the job that is wanted."""
         try:
             again = read(text, self.files[0].dialect, file=job.model, given=self.own, version=job.version)
             read_as = combine((again, *self.files[1:]), self.own)[0]
         except Error:
-            return len(FIELDS)
-        return sum(getattr(read_as, name) != getattr(wanted, name) for name in FIELDS)
+            return list(FIELDS[1:])
+        return [name for name in FIELDS if getattr(read_as, name) != getattr(wanted, name)]
 
 
 @lru_cache(maxsize=4)
@@ -371,7 +395,7 @@ def _merged(source: str, plain: str, changed: str) -> str:
     """
     if source == plain:
         return changed
-    if source.lstrip().startswith("{"):
+    if re.match(r"(?:\s*#.*\n)*\s*\{", source):
         of_all = [_means(text) for text in (source, plain, changed)]
         flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
         return changed if flow is None or _means(flow) != of_all[2] else flow

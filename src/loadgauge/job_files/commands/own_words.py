@@ -16,6 +16,8 @@ from loadgauge.job_files.ideas.table import MISSING, Document, short
 
 OFF = ("", "0", "no", "none", "false", "null", "off")
 """Words of a value that sets nothing."""
+SOURCED = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
+"""Lines by which a script reads another, whose words are not seen."""
 TERM = re.compile(r"([\w.]+)(?:([=>])(.*))?")
 
 
@@ -43,7 +45,8 @@ def own_words(text: str, tool: str, syntax: str, file: str = "", *, nvlink: bool
     def of_tool(row: dict[str, Any]) -> bool:
         return bool({tool, BUILT_ON.get(tool)} & set(row["tools"].split()))
 
-    for row in filter(of_tool, table["dead"]):
+    elsewhere = syntax == "argv" and SOURCED.search(text) is not None
+    for row in () if elsewhere else filter(of_tool, table["dead"]):
         idle = not _any(of_file, row.get("unless", ""), text, unknown=True)
         if idle and ("when" not in row or _any(of_file, row["when"])):
             dead = [key for key in row["keys"].split() if _on(_value(of_file, key))]
