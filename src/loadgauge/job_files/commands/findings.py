@@ -39,8 +39,10 @@ MEMORY, SLOWER, FASTER, EMPTY = 0.05, 0.01, 0.05, 0.5
 of the card up to which less memory is worth nothing by itself."""
 SHARES_BATCH = {"micro_batch", "gpus", *MODEL_PARALLEL}
 """Fields by which a global batch that stays the same is shared out in another number of micro-batches."""
-NODES = ("gpus", "gpus_per_node")
-"""Fields that follow from the flags beside a file."""
+FOLLOW = ("global_batch", "gpus", "gpus_per_node", "save")
+"""Fields that follow from the flags beside a file, and from the stage of ZeRO."""
+UNREAD = [name for name in FIELDS[1:] if name not in FOLLOW]
+"""Fields that differ where a text cannot be read."""
 ROUNDS = 12
 """The most changes that `fixed` makes one after another."""
 
@@ -117,8 +119,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mends(self) -> bool:
-        """Return whether its patch says all of it."""
-        return bool(self.patch) and not self.left_out
+        """Return whether the file's own words say all of it."""
+        return bool(self.patch)
 
     def gain(self) -> str:
         """Return what it saves, in words.
@@ -168,9 +170,14 @@ def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, 
     """Return the findings that the file's format can mend, with the lines that do; of what fails, also others."""
     kept: list[Finding] = []
     for each in sorted((_with_patch(finding, job, source) for finding in findings), key=_gravest):
-        fails = any(other.level == "fails" and other.rule == each.rule for other in kept)
-        again = each.patch and any(other.patch == each.patch for other in kept)
-        if each.level == "note" or (not again and not fails if each.level == "fails" else each.mends and not again):
+        fails = next((other for other in kept if other.level == "fails"), None)
+        if each.level == "fails":
+            wanted = fails is None
+        elif each.level == "note":
+            wanted = True
+        else:  # what makes it fit says the rest
+            wanted = each.mends and not (fails is not None and set(each.fields) <= {"global_batch", *fails.fields})
+        if wanted:
             kept.append(each)
     return tuple(kept)
 
@@ -187,7 +194,7 @@ def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
         question = "" if memory.question is None else memory.question.words()
         yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
     elif memory.verdict != "fits" and memory.capacity is not None:
-        tried = advice(setup)
+        tried = [trial for trial in advice(setup) if _helps(trial.result)]
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         rule = Rule("does-not-fit", "fails", says)
         mends = [
@@ -207,6 +214,12 @@ def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
         yield Finding(rule="key-not-read", level="note", says=line)
 
 
+def _helps(result: Estimate) -> bool:
+    """Return whether a run that did not fit is a step on: one that depends is, where it fits as assumed."""
+    memory = result.memory
+    return memory.verdict != "depends" or memory.total <= (memory.capacity or 0)
+
+
 def _comes_to(result: Estimate) -> str:
     memory = result.memory
     return f"then {memory.verdict.upper()}, {gib(memory.total, 1)} of {gib(memory.capacity or 0, 1)}"
@@ -217,6 +230,8 @@ def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
     for change in changes(run, RULES):
         if change.kind is Kind.OPTIMIZER and setup.layout.zero == 3:
             continue  # bitsandbytes' states are no DTensors
+        if change.kind is Kind.LESS_TP and setup.layout.tp > (setup.job.gpus_per_node or run.node):
+            continue  # a rule of its own
         yield from ((RULES[change.kind], fields, change.why) for fields in _sizes(change, setup))
     for name, fields in _own(run, setup):
         yield OWN[name], fields, OWN[name].says
@@ -228,6 +243,8 @@ def _words(file: JobFile, source: str, setup: Setup) -> Iterator[Finding]:
     for own in own_words(source, file.dialect, file.syntax, file.file, nvlink=nvlink):
         line = line_of(source, own.text)
         yield Finding(rule=own.rule, level="note", says=own.says, line=line, keys=own.keys)
+    if "config" not in file.facts:
+        return  # the positions of a checkpoint stay
     rows, longest = setup.model.learned_positions, int(setup.layout.seq_len)
     if rows > longest:
         less = resolve_job(setup.job, msgspec.structs.replace(setup.model, learned_positions=longest))
@@ -309,7 +326,8 @@ def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
         return msgspec.structs.replace(finding, left_out=(str(error),))
     diff = list(unified_diff(source.splitlines(), text.splitlines(), job.model, job.model, lineterm="", n=0))
     line = next((int(row.split()[1].partition(",")[0].lstrip("-")) for row in diff if row.startswith("@@")), 1)
-    return msgspec.structs.replace(finding, patch="\n".join(diff), line=max(line, 1), left_out=left_out)
+    patch = "" if left_out else "\n".join(diff)
+    return msgspec.structs.replace(finding, patch=patch, line=max(line, 1), left_out=left_out)
 
 
 def patched(
@@ -330,8 +348,10 @@ def patched(
         written = write(wanted, first.dialect, source, extra=extra, file=job.model, before=before)
         for own in (_merged(source, was.plain, written.text), written.text):
             off = was.unlike(own, wanted, job)
-            beside = tuple(f"it changes {name} too" for name in off if name not in ("global_batch", *NODES))
-            tried.append((len(off), len(tried), own, written.left_out + beside))
+            others = [name for name in off if name not in FOLLOW]
+            beside = [f"it changes {name} too" for name in others]
+            beside = ["another file contradicts it too"] if others == UNREAD else beside
+            tried.append((len(off), len(tried), own, (*written.left_out, *beside)))
         if before is None or not min(tried)[0]:
             few, _, text, left_out = min(tried)
             left_out = left_out if few else ()
@@ -343,7 +363,7 @@ def patched(
         for key, value in keys.items():
             target.drop(key) if value is None else target.put(key, value)
         text = _merged(text, was.plain if text == source else text, target.text())
-    mine = (name for name in fields if name not in FIELDS and not keys)
+    mine = (name for name in fields if (name not in FIELDS and not keys) or (name == "gpus" and name in was.own))
     beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
     clash = was.clashes(text, job.model) - was.clashes(source, job.model)
@@ -400,22 +420,23 @@ def _merged(source: str, plain: str, changed: str) -> str:
         flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
         return changed if flow is None or _means(flow) != of_all[2] else flow
     mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
-    if len(mine) != len(was):
-        return changed
+    alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
+    own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
     lines: list[str] = []
+    end = 0
     for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
         if kind == "equal":
-            lines += mine[a:b]
-        elif b - a != d - c:
-            lines += now[c:d]
-        else:
-            pairs = zip(mine[a:b], now[c:d], strict=True)
-            lines += [own if _indented(own) == _indented(new) else new for own, new in pairs]
-    return "".join(lines)
+            continue
+        if a - 1 not in own or b not in own:
+            return changed
+        lines += [*mine[end : own[a - 1] + 1], *now[c:d]]
+        end = own[b]
+    return "".join([*lines, *mine[end:]])
 
 
-def _indented(line: str) -> tuple[str, Any]:
-    return line[: len(line) - len(line.lstrip())], _means(line)
+def _bare(line: str) -> str:
+    """Return a line without what a rewriting may spell otherwise: ``_bare("a: Null  # b") == _bare("a: # b")``."""
+    return re.sub(r"\s|\bnull\b|~$|['\"]", "", line.lower())
 
 
 def _means(text: str) -> Any:

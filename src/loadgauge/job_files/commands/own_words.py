@@ -43,7 +43,7 @@ def own_words(text: str, tool: str, syntax: str, file: str = "", *, nvlink: bool
     of_file = document(text, syntax, dialect(tool), file)
 
     def of_tool(row: dict[str, Any]) -> bool:
-        return bool({tool, BUILT_ON.get(tool)} & set(row["tools"].split()))
+        return bool({tool, None if "alone" in row else BUILT_ON.get(tool)} & set(row["tools"].split()))
 
     elsewhere = syntax == "argv" and SOURCED.search(text) is not None
     for row in () if elsewhere else filter(of_tool, table["dead"]):
