@@ -256,7 +256,8 @@ def read(
     if chosen is None and syntax == "python":
         raise ConfigError(
             "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
-            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
+            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with, or, of a module"
+            f" of your own, {Path(file).name or 'FILE.py'}:FUNCTION",
             file=file,
         )
     if chosen is None:
