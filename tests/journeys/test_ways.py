@@ -86,7 +86,7 @@ WAYS = {
         Step("net.py --gpu 4090", r"net\.py:FUNCTION", (2,), 0),
         Step("net.py:model --gpu 4090", r"FITS .*1 x rtx4090, 1 row", (0,)),
         Step("net.py:model --inputs net.py:batch --gpu 24GB --batch-size 64", r"64 rows.*activations", (0,)),
-        Step("plan net.py:model --inputs net.py:batch --gpu 4090 --find micro-batch", r"The largest micro-batch that fits: [\d,]+", (0,)),
+        Step("plan net.py:model --inputs net.py:batch --gpu 4090 --find micro-batch", r"largest micro-batch that fits: \d", (0,)),
     ),
     "student": (
         Step("gpt2", r"NEEDS .*weights", (0,)),
