@@ -9,7 +9,7 @@ PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
 RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough quick cpus versions parsers peers lint docs planner runs operators serving rollout range examples accuracy bench drift stack gpu dist sbom clean
+.PHONY: help demo test thorough search quick cpus versions parsers peers lint docs planner runs operators serving rollout range examples accuracy bench drift stack gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -34,10 +34,13 @@ test: $(VENV)/installed-dev ## the test suite (8 minutes on two cores), and whic
 thorough: $(VENV)/installed-dev ## what `make test` leaves out: most cases of long lists, examples of properties, and tests that take long (half an hour)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=40 -m "thorough or property"
 
+search: $(VENV)/installed-dev ## the properties with examples that were never tried; a failure prints the line that repeats it
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m property --hypothesis-profile=search tests
+
 # An environment of its own, in seconds: no PyTorch, no browser. Which tests these are is said in tests/conftest.py.
 $(QUICK)/installed: pyproject.toml
 	$(PYTHON) -m venv $(QUICK)
-	$(QUICK)/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-xdist && touch $@
+	$(QUICK)/bin/python -m pip install --quiet --editable . hypothesis pytest pytest-timeout pytest-xdist && touch $@
 
 quick: $(QUICK)/installed ## a sample of the tests, in a minute: a case of each test function that needs no PyTorch and no browser
 	$(QUICK)/bin/python -m pytest -n 2 --dist worksteal -m quick tests
@@ -53,7 +56,7 @@ versions:        ## what must hold with the oldest and a middle PyTorch and tran
 	  test -x $(VENV)-$$release/bin/pytest || { \
 	    $(PYTHON) -m venv $(VENV)-$$release && $(VENV)-$$release/bin/python -m pip install --quiet --upgrade pip && \
 	    $(VENV)-$$release/bin/pip install --quiet -r tests/versions/$$release.txt && \
-	    $(VENV)-$$release/bin/pip install --quiet --editable . hypothesis pytest; } || exit 1; \
+	    $(VENV)-$$release/bin/pip install --quiet --editable . hypothesis pytest pytest-timeout; } || exit 1; \
 	  timeout 600 $(VENV)-$$release/bin/python -m pytest -q tests/versions || exit 1; \
 	done
 

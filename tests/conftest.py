@@ -124,9 +124,12 @@ def _alone(path: Path) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # How long an example takes to make says how busy the machine is.
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("any machine")
+    # How long an example takes to make says how busy the machine is. The same examples everywhere: what one machine finds,
+    # each finds; `make search` looks for new ones.
+    quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
+    settings.register_profile("any machine", derandomize=True, **quiet)
+    settings.register_profile("search", derandomize=False, print_blob=True, **quiet)
+    settings.load_profile(config.getoption("--hypothesis-profile") or "any machine")
     config.addinivalue_line("markers", "slow: takes seconds, or starts PyTorch; not for `make quick`")
     config.addinivalue_line("markers", "long: takes many seconds; `make test` runs the first of several cases")
     config.addinivalue_line("markers", "thorough: one of many cases, or long; for `make thorough`, not for `make test`")

@@ -276,3 +276,18 @@ def test_an_engine_reads_its_prompts_in_pieces() -> None:
     assumed = resolve_inference(job, "generate", {**asked, "batch": 8, "server": "vllm"})[1]
     assert assumed["--prefill-tokens"].startswith("8192")
     assert needs(8, server="vllm", prefill_tokens=2048) < needs(8, server="vllm")
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("llama-3.1-70b", 43.1), ("llama-3.1-405b", 249.1)])
+def test_a_copy_of_llama_cpp_is_as_large_as_its_own_table_says(name: str, gigabytes: float) -> None:
+    """The bits are those of the 8B copy; source: llama.cpp, tools/quantize/README.md, commit 311c2c9f0ebd."""
+    told = document(f"estimate {name}-Q4_K_M.gguf --task generate")
+    assert told["memory"]["parts"]["weights"] == pytest.approx(gigabytes * 1e9, rel=0.005)
+
+
+def test_a_format_that_is_not_modelled_is_named() -> None:
+    assert "stored in exl2, which is not modelled" in " ".join(
+        typed("estimate turboderp/Llama-3.1-8B-4.0bpw --task generate").out.split()
+    )
+    assert "whose type is not said" in " ".join(typed("estimate unsloth/Qwen3-8B-GGUF --task generate").out.split())
+    assert "says no model" in typed("estimate mine.gguf --task generate").err

@@ -137,9 +137,9 @@ def sleeper(folder: Path) -> Path:
 
 @pytest.mark.skipif(os.name != "posix", reason="a process there keeps its parent's number")
 def test_a_capture_ends_with_the_command_that_asked_for_it() -> None:
-    waits = "import os, threading; from loadgauge.pytorch.trace.child import end_with; "
-    waits += "print(os.getpid(), flush=True); end_with(os.getppid())"
-    asks = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"
+    waits = "import os, sys, threading; from loadgauge.pytorch.trace.child import end_with; "
+    waits += "print(os.getpid(), flush=True); end_with(int(sys.argv[1]))"
+    asks = f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}, str(os.getpid())])"
     with subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
         assert command.stdout.readline().strip().isdigit()

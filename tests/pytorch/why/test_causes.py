@@ -141,7 +141,7 @@ def test_errors(tmp_path: Path) -> None:
     path.write_text('{"at_peak": 3}')
     assert "is no trace" in typed(["why", str(path)]).err
     assert "needs --model" in typed(["why", str(path), "--tp", "2"]).err
-    assert "needs --gpu or --memory" in typed(["why", str(path), "--model", "gpt2"]).err
+    assert "needs --gpu or --memory" in typed(["why", "CUDA error: out of memory", "--model", "gpt2"]).err
 
 
 # -- remedies ----------------------------------------------------------------------------------------------------------

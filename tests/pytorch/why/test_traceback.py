@@ -20,6 +20,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"
+    " which 1.15 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory"
+    " 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+)
 MIB = 2**20
 WIDE, VOCABULARY = 512, 4096
 
@@ -207,6 +212,26 @@ def test_why_prints_the_place_and_changes_that_fit(tmp_path: Path) -> None:
     assert document["place"]["same_size"].endswith("/ 8 ranks")
     assert document["changes"]
     assert document["changes"][0]["memory"]["verdict"] == "fits"
+
+
+def test_frames_without_their_code_are_all_there() -> None:
+    """As Python prints them where a program's source is not at hand."""
+    at = ["train.py", "site-packages/transformers/trainer.py", "site-packages/transformers/loss/loss_utils.py"]
+    bare = "".join(f'  File "/x/{file}", line 7, in loss\n' for file in at)
+    text = f"Traceback (most recent call last):\n{bare}    logits = logits.float()\n{OOM}"
+    assert [frame.file.removeprefix("/x/") for frame in frames(text)] == at
+    found = place(text)
+    assert found is not None
+    assert (found.phase, found.tensor[:27]) == ("loss", "a float32 copy of the logit")
+
+
+def test_the_gpu_of_the_error_is_that_of_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "error.txt"
+    path.write_text(OOM.replace("capacity of 79.15", "capacity of 47.50"))
+    flags = "--model gpt2 --seq-len 128 --json"
+    told = json.loads(typed(f"why {path} {flags}").out)
+    assert told == json.loads(typed(f"why {path} {flags} --memory 47.5GiB").out)
+    assert "47.5GiB" in told["estimated"]
 
 
 def test_a_text_without_a_traceback_has_no_place() -> None:

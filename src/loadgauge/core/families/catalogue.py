@@ -169,7 +169,7 @@ def find(text: str, hub: bool = False) -> Found:
     if is_shape(text):
         spec, shape = read_shape(text)
         return Found(spec, describe_shape(text, shape))
-    if names_file(text) and not _elsewhere(text):
+    if names_file(text) and not _elsewhere(text) and not text.lower().endswith(".gguf"):
         return Found(from_hf(text))
     from loadgauge.core.families.named.derived import split_stored  # most models are named by the catalogue's own names
 
@@ -278,6 +278,10 @@ def keys(text: str) -> dict[str, Any]:
 def _unknown(text: str) -> ConfigError:
     from loadgauge.core.families.named.derived import goes_on, of_size
 
+    if text.lower().endswith(".gguf"):
+        return ConfigError(
+            f"the name of {shown(text)} says no model: give the model's, and --weight-format q4_k_m or its like"
+        )
     repository_of = repositories()
     going = goes_on(text, repository_of)
     if 1 < len(going) <= MANY:

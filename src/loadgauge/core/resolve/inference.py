@@ -29,6 +29,8 @@ TAKEN = (
 )  # fmt: skip
 """Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
 CONTEXT = 4096
+USUAL_GGUF = "q4_k_m"
+"""The type that llama.cpp and Ollama take from a repository where none is said (llama.cpp, `common/download.cpp`)."""
 CALIBRATED = 2048
 """Tokens of a calibration sequence (gptq, `datautils.py`)."""
 DRAFTED = ("draft", "draft_tokens", "acceptance")
@@ -66,12 +68,20 @@ def resolve_inference(
     if source.how:
         assumed["model"] = f"{source.spec.name} ({source.how})"
     if flags.get("weight_format") is None:
-        copy = source.stored if source.stored in WEIGHT_FORMATS else ""
-        if stored := copy or usual_format(source.spec.name):
-            flags = flags | {"weight_format": stored}
-            assumed["--weight-format"] = (
-                f"{stored} ({'the copy that is named' if copy else 'as its publisher stores it'})"
+        if (stored := source.stored) in WEIGHT_FORMATS:
+            why = "the copy that is named"
+        elif stored == "gguf":
+            stored, why = USUAL_GGUF, "a GGUF copy, whose type is not said"
+        elif stored:
+            stored, why = (
+                "bf16",
+                f"the copy is stored in {stored}, which is not modelled: name the format nearest to it",
             )
+        else:
+            stored, why = usual_format(source.spec.name), "as its publisher stores it"
+        if stored:
+            flags = flags | {"weight_format": stored}
+            assumed["--weight-format"] = f"{stored} ({why})"
     degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
     if degrees["ep"] > 1 and not source.spec.has_experts:
         raise ConfigError(f"{source.spec.name} has no experts to shard", key="ep")

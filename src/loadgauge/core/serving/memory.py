@@ -12,7 +12,7 @@ from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS, Inference
+from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE_FORMATS, Inference
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Stage
@@ -74,11 +74,16 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored(weight: Weight, name: str) -> float:
-    """Return the bytes of an element of a weight: matrices of the blocks in a format, all else in 16 bits.
+    """Return the bytes of an element of a weight: matrices of the blocks in a format, all else in 16 bits; vectors alone, where
+    the copy is stored whole.
 
     >>> stored(Weight("gate", 100), "nf4") < 0.52, stored(Weight("norm", 100, kind="vector"), "nf4")
     (True, 2)
+    >>> stored(Weight("embedding", 100, kind="table"), "nf4"), stored(Weight("embedding", 100, kind="table"), "q4_0")
+    (2, 0.5625)
     """
+    if name in WHOLE_FORMATS and weight.kind != "vector":
+        return WHOLE_FORMATS[name]
     usual = 4 if name == "fp32" else 2
     base = BASE_FORMATS.get(name)
     if weight.kind != "matrix" or (base is not None and base.experts_only and not weight.expert):

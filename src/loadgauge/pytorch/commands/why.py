@@ -43,14 +43,19 @@ def command(file: str, gpu_index: int, model: str | None, **flags: Any) -> Diagn
 
     The traceback before the error says in which phase memory ran out, and for which tensor. A snapshot is a pickle; it is
     read without running anything in it. With --model and the flags of `estimate` that describe the run, every change that
-    would make it fit is estimated.
+    would make it fit is estimated; the size of the GPU is the error's, where neither --gpu nor --memory says it.
 
     \b
     loadgauge why error.txt
     loadgauge why snapshot.pickle --model llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 8192
     """
-    setup = _resolve(model, flags)
-    return msgspec.structs.replace(_read(file, gpu_index), setup=setup)
+    if model is None:
+        _resolve(None, flags)
+    diagnosis = _read(file, gpu_index)
+    capacity = diagnosis.error.capacity if isinstance(diagnosis, OfError) else None
+    if model is not None and capacity and flags["gpu"] is None and flags["memory"] is None:
+        flags["memory"] = f"{capacity / 2**30:.4g}GiB"  # as the error has it
+    return msgspec.structs.replace(diagnosis, setup=_resolve(model, flags))
 
 
 def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:

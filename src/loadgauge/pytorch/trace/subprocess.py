@@ -136,10 +136,11 @@ def seconds_allowed() -> float:
 def _run_child(arguments: list[str], shown: TextIO | None, limit: float | None = None) -> tuple[int, str]:
     """Runs the child to its end: its exit code, and the last line that it wrote to standard error. What it prints is
     passed on as it comes, if it is to be shown. Raises TimeoutError where it has not ended after `limit` seconds."""
-    # What imports make is there to stay, and to look for garbage in it takes a second.
+    # What imports make is there to stay, and to look for garbage in it takes a second. The child is told whose it is: what
+    # it asks for itself may be another's number, where this process has ended before it asks.
     program = (
-        "import gc, os; gc.disable(); parent = os.getppid(); from loadgauge.pytorch.trace.child import main; "
-        "gc.freeze(); gc.enable(); main(parent)"
+        "import gc; gc.disable(); from loadgauge.pytorch.trace.child import main; "
+        f"gc.freeze(); gc.enable(); main({os.getpid()})"
     )
     child = subprocess.Popen(
         [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from loadgauge.core.estimate.result import Estimate
 
 FRAME = re.compile(
-    r'File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})\n(?:[ \t]*(?P<code>[^\n]{0,300}))?'
+    r'File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9}), in (?P<function>[^\n]{1,200})\n'
+    r'(?:[ \t]*+(?!File ")(?P<code>[^\n]{0,300}))?'
 )
 MOST_FRAMES = 2000
 
@@ -301,7 +302,7 @@ def frames(text: str) -> list[Frame]:
     text = around(text, end.start())[0] if end else plain(text[-REACH:])
     begun = text.rfind("Traceback (most recent call last)")
     matches = FRAME.finditer(text, max(begun, 0))
-    # Carets under the code, and the next frame where a frame has no code.
+    # Carets under the code; where a program's source is not at hand, the next frame follows at once.
     return [
         Frame(match["file"], int(match["line"]), match["function"].strip(), _code(match["code"]))
         for match, _ in zip(matches, range(MOST_FRAMES), strict=False)
@@ -310,7 +311,7 @@ def frames(text: str) -> list[Frame]:
 
 def _code(line: str | None) -> str:
     text = (line or "").strip()
-    return "" if text.startswith(('File "', "^", "~")) else text
+    return "" if text.startswith(("^", "~")) else text
 
 
 def place(text: str) -> Place | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args, get_type_hints
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.job_field import Field
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 
@@ -16,10 +17,15 @@ TASKS: tuple[str, ...] = get_args(Task)
 
 PREFILL = 8192
 """Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
+WHOLE_FORMATS: dict[str, float] = {
+    name: bits / 8 for family in read_table("whole_formats.toml").values() for name, bits in family.items()
+}
+"""Bytes of an element of copies that are stored whole, embedding and head too (GGUF, MLX)."""
 WEIGHT_FORMATS: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "nvfp4": 0.5 + 1 / 16, **{
     name: kept.nbytes for name, kept in BASE_FORMATS.items()
-}}  # fmt: skip
-"""Bytes of an element of a block's matrix, scales included. Embedding, head and vectors stay in 16 bits (fp32: 32)."""
+}, **WHOLE_FORMATS}  # fmt: skip
+"""Bytes of an element of a block's matrix, scales included. Embedding, head and vectors stay in 16 bits (fp32: 32), but for
+`WHOLE_FORMATS`."""
 CACHE_FORMATS: dict[str, float] = {
     "bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1 + 4 / 64, "int4": 0.5 + 4 / 64, "int2": 0.25 + 4 / 64,
 }  # fmt: skip
@@ -66,7 +72,13 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         _field("whole", "With --task: tokens of prompts that run at once (all of the batch).", low=1, high=10**9),
     ] = None
     weight_format: Annotated[
-        str, _field("choice", "With --task: how matrices are stored (bf16).", choices=tuple(WEIGHT_FORMATS))
+        str,
+        _field(
+            "choice",
+            "With --task: how matrices are stored (bf16): fp8, nvfp4, mxfp4, awq, gptq, nf4, ...; types of GGUF; mlx4, ...",
+            choices=tuple(WEIGHT_FORMATS),
+            metavar="bf16|fp8|awq|q4_k_m|...",
+        ),
     ] = "bf16"
     cache_format: Annotated[
         str,

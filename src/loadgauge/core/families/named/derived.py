@@ -23,11 +23,25 @@ _STORED = {
     "hqq": r"hqq(-\dbit)?|\dbit-hqq",
     "fp8": r"fp8(-dynamic|-kv|-block)?|block-fp8",
     "nvfp4": r"nvfp4|fp4",
-    "gguf": r"(imatrix-|i1-)?gguf|ggml|q[2-8]-k(-[ms])?",
+    "gguf": r"(imatrix-|i1-)?gguf|ggml",
     "aqlm": r"aqlm(-[\w.-]+)?",
     "mlx": r"mlx(-\dbit)?|4bit|[368]bit-mlx|4bit-dwq",
     "exl2": r"exl[23]|\d\.\dbpw(-\w+)?",
 }
+# A file of llama.cpp, or a part of a repository of them, with its type: model.Q4_K_M.gguf, model-GGUF:UD-Q4_K_XL, llama3.1:8b-q4_0.
+_GGUF = re.compile(
+    r"([-.:](imatrix-|i1-)?(gguf|ggml))?[-.:](ud-|i1-)?(?P<type>i?q[1-8][-.]([01]|k(-(s|m|l|xl))?|xxs|xs|s|m|nl))(\.gguf)?$"
+)
+_LIKE = {
+    "q4_k_xl": "q4_k_m",
+    "q4_k": "q4_k_m",
+    "q5_k_xl": "q5_k_m",
+    "q5_k": "q5_k_m",
+    "q3_k": "q3_k_m",
+    "q2_k_xl": "q2_k",
+    "q6_k_xl": "q6_k",
+}
+"""Types that are, or have about the bits of, another."""
 _QUANTISED = [(stored, re.compile(rf"-({pattern})$")) for stored, pattern in _STORED.items()]
 # What a name may say beside the model: who published it, how it was tuned; then also its version and when it came out.
 _BESIDE = (
@@ -69,14 +83,23 @@ def split_stored(name: str) -> tuple[str, str]:
 
     >>> split_stored("unsloth/Meta-Llama-3.1-8B-bnb-4bit"), split_stored("TheBloke/Llama-2-13B-chat-GPTQ")
     (('meta-llama-3.1-8b', 'nf4'), ('llama-2-13b-chat', 'gptq'))
+    >>> split_stored("mistral-7b-instruct-v0.2.Q4_K_M.gguf"), split_stored("llama3.1:8b-instruct-q8_0")
+    (('mistral-7b-instruct-v0.2', 'q4_k_m'), ('llama3.1-8b-instruct', 'q8_0'))
     """
     words, stored_as = _plain(name.rstrip("/").rpartition("/")[2]), ""
+    if match := _GGUF.search(words):
+        stored_as = re.sub("[-.]", "_", match["type"])
+        return words[: match.start()].replace(":", "-"), _LIKE.get(stored_as, stored_as)
+    words = words.removesuffix(".gguf").replace(":", "-")
     for stored, pattern in _QUANTISED:
         if match := pattern.search(words):
             words, stored_as = words[: match.start()], stored
             break
-    if stored_as == "mlx" and "mlx" not in name.lower():  # bitsandbytes calls its 4 bits so as well
-        stored_as = "nf4"
+    if stored_as == "mlx":
+        bits = re.search(r"(\d)bit", match[0]) if match else None
+        stored_as = (
+            f"mlx{bits[1] if bits else 4}" if "mlx" in name.lower() else "nf4"
+        )  # bitsandbytes calls its 4 bits so as well
     return words, stored_as
 
 
