@@ -62,6 +62,20 @@ DEEPSPEED = """\
   "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true}
 }
 """
+SPELLED = """\
+model_name_or_path: Qwen/Qwen3-8B
+dataset_mixer:
+    - id: a
+      split: train   \n\
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 2
+gradient_checkpointing_kwargs:
+    use_reentrant: False
+max_length: 2048
+bf16: True
+report_to:
+- none
+warmup_ratio: 0.1"""
 TRL = """\
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
@@ -121,6 +135,7 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "shards.json": (DEEPSPEED, {"gpu": "a100-sxm4-80gb", "gpus": 64, "base_model": "llama-3.2-3b"}),
     "trl.py": (TRL, {"gpu": "h100"}),
+    "spelled.yaml": (SPELLED, {"gpu": "h100", "gpus": 8}),
     "cells.ipynb": (
         json.dumps({"cells": [{"cell_type": "code", "source": UNSLOTH.splitlines(keepends=True)}]}),
         {"gpu": "h100"},
@@ -233,6 +248,16 @@ def test_a_rule_of_words_fires_where_it_must_and_not_where_it_must_not(
 def test_what_a_script_reads_from_another_is_not_called_missing() -> None:
     text = "source model.sh\ntorchrun p.py --fp8-margin 0"
     assert not list(own_words(text, "megatron", "argv"))
+
+
+def test_lines_are_spelled_as_the_file_has_them(tmp_path: Path) -> None:
+    of, job, text = linted(tmp_path, "spelled.yaml")
+    assert any(each.rule == "does-not-fit" and each.patch for each in of.findings)
+    for each in of.findings:
+        if each.patch:
+            lines = patched(job, each.fields, text, each.keys)[0].splitlines()
+            gone = [line for line in text.splitlines() if line not in lines]
+            assert not [line for line in gone if "batch_size" not in line and "accumulation" not in line]
 
 
 def test_only_what_is_mended_differs_in_a_program_and_in_json(tmp_path: Path) -> None:

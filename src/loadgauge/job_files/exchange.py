@@ -556,7 +556,7 @@ def _put(target: Document, key: str, value: Any) -> bool:
         return not isinstance(before, Missing)
     if before == value and isinstance(before, bool) == isinstance(value, bool):
         return False
-    if target.syntax == "argv" and str(before) == str(value):
+    if target.syntax == "argv" and str(before).lower() == str(value).lower():
         return False
     target.put(key, value)
     return True

@@ -422,6 +422,9 @@ def _merged(source: str, plain: str, changed: str) -> str:
     mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
     alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
     own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
+    # Items of a list may stand further out than they are written.
+    keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
+    depth = {_depth(written): _depth(line) for written, line in keys}
     lines: list[str] = []
     end = 0
     for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
@@ -429,9 +432,16 @@ def _merged(source: str, plain: str, changed: str) -> str:
             continue
         if a - 1 not in own or b not in own:
             return changed
-        lines += [*mine[end : own[a - 1] + 1], *now[c:d]]
+        lines += mine[end : own[a - 1] + 1]
+        if lines and lines[-1][-1] != "\n":
+            lines[-1] += "\n"
+        lines += [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in now[c:d]]
         end = own[b]
     return "".join([*lines, *mine[end:]])
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def _bare(line: str) -> str:
