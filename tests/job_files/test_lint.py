@@ -12,7 +12,7 @@ from command_line import typed
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.commands.findings import OWN, RULES, Linted, fixed, lint, patched
-from loadgauge.job_files.commands.own_words import own_words
+from loadgauge.job_files.commands.own_words import own_words, rules as rules_of_words
 
 AXOLOTL = """\
 # A comment that stays.
@@ -283,7 +283,11 @@ def test_the_command_says_it_writes_it_and_documents_it(tmp_path: Path) -> None:
     sarif = json.loads(typed(f"{line} --sarif").out)["runs"][0]
     assert [each["rule"] for each in found] == [each["ruleId"] for each in sarif["results"]]
     assert all(each["locations"][0]["physicalLocation"]["region"]["startLine"] >= 1 for each in sarif["results"])
-    known = {rule.name for rule in (*RULES.values(), *OWN.values())} | {"does-not-fit", "depends", "key-not-read"}
+    known = {rule.name for rule in (*RULES.values(), *OWN.values())} | set(rules_of_words())
+    assert (
+        {rule for _, rule, _, _ in WORDS} <= known == {row.split()[0] for row in typed("lint --rules").out.splitlines()}
+    )
+    assert len(known) >= 30
     assert {each["rule"] for each in found} <= known
     fix = typed(f"{line} --fix")
     assert fix.out.startswith("--- ")

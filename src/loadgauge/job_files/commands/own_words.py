@@ -71,6 +71,16 @@ def own_words(text: str, tool: str, syntax: str, file: str = "", *, nvlink: bool
             yield Words(row["rule"], row["says"], row["pattern"])
 
 
+def rules() -> dict[str, str]:
+    """Return the names of the rules that have no change of their own, and what each looks for.
+
+    >>> "dead-key" in rules() and "links-off" in rules()
+    True
+    """
+    table = read_table("lint.toml")
+    return {**table["rules"], **{row["rule"]: row["says"] for row in table["text"]}}
+
+
 def line_of(text: str, words: str) -> int:
     """Return the first line that has a word or a pattern, outside comments; 1 where none has.
 
