@@ -154,7 +154,7 @@ def kept(result: Estimate) -> float:
     memory = result.workings.memory
     stage = next(iter(stages(memory.model, memory.layout)))
     held = memory.of_chunk(stage, stage.chunks[0])
-    return float(held.kept + held.head + memory.embedding_kept)
+    return float(held.kept + held.head + memory.embedding.saved())
 
 
 def seen(run: Recorded) -> dict[str, float]:

@@ -343,3 +343,16 @@ def test_the_method_of_2021_is_the_switch_of_recomputation(said: str, wanted: st
 def test_frozen_parts_of_a_model_of_images_are_named_without_the_encoders_type() -> None:
     file = read(GPT.format("--freeze-LM --freeze-ViT"), file="a.sh")
     assert {item.key: item.effect for item in file.uncounted}["--freeze-LM"] == "saves"
+
+
+@pytest.mark.parametrize(("both", "optimizer"), [("bf16", "adamw:moments=bf16"), ("fp32", "adamw")])
+def test_moments_of_megatron(both: str, optimizer: str) -> None:
+    text = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --bf16"
+        " --micro-batch-size 1 --seq-length 64 --max-position-embeddings 64 --use-precision-aware-optimizer"
+    )
+    found = read(f"{text} --exp-avg-dtype {both} --exp-avg-sq-dtype {both}\n", file="a.sh")
+    assert found.job.optimizer == optimizer
+    assert not any("exp-avg" in item.key for item in found.uncounted)
+    one = read(f"{text} --exp-avg-dtype bf16\n", file="a.sh")
+    assert any("exp" in item.key for item in one.uncounted)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
 from accuracy.causes import CAUSES, FAR, far_off
 from accuracy.page import page
+from accuracy.reports import FAR as REPORTS_FAR, grouped_far, memory_errors, reported_causes, section
 from accuracy.samples import samples
+from accuracy.slack import REPORTS as TIMES
 from loadgauge.evidence.validate.runs import Run, published
 from loadgauge.evidence.validate.summary import errors
 from loadgauge.evidence.validate.validate import validate
@@ -38,6 +42,22 @@ def test_every_row_that_is_far_off_is_listed_once() -> None:
     far = [one.id + one.quantity for one in found if one.error is not None and abs(one.error) > FAR]
     assert sorted(listed) == sorted(far)
     assert len({cause.name for cause in CAUSES}) == len(CAUSES)
+
+
+def test_every_report_that_is_far_off_is_listed_once() -> None:
+    found = memory_errors()
+    groups = grouped_far("memory", found)
+    listed = [name for rows in groups.values() for name in rows]
+    assert sorted(listed) == sorted(name for name, error in found.items() if abs(error) > REPORTS_FAR["memory"])
+    text = section({"memory": found})
+    assert all(f"{name} {100 * found[name]:+.0f} %" in text for name in listed)
+    assert len(groups[None]) <= 13  # those of which no cause is known
+    with TIMES.open(encoding="utf-8") as file:
+        known = {"memory": set(found), "time": {row["id"] for row in csv.DictReader(file)}}
+    for quantity, ids in known.items():
+        named = [row for cause in reported_causes() if cause.quantity == quantity for row in cause.rows]
+        assert len(named) == len(set(named))
+        assert set(named) <= ids
 
 
 def test_the_page_states_what_the_records_say() -> None:

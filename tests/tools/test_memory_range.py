@@ -117,6 +117,22 @@ def test_the_middle_of_cards_is_drawn_to_that_of_all_and_left_out_with_its_sourc
     assert [one.value for one in centred(few, by)] == pytest.approx([0.1 - by[f"adapters{CARD}"]] * 4, abs=0.01)
 
 
+def test_each_class_of_cards_has_the_level_at_which_its_own_sources_keep_their_share() -> None:
+    def cards(stack: str, spread: float) -> list[Residual]:
+        name = f"{stack}{CARD}"
+        rows = made(10, 4, spread)
+        return [one._replace(source=f"{stack} {one.source}", stack=name, card=name, floor=-0.2) for one in rows]
+
+    found = cards("fine-tuning", 0.05) + cards("adapters", 0.2)
+    near, far = (f"{name}{CARD}" for name in ("fine-tuning", "adapters"))
+    assert calibrated_level(found, near, COVERAGE) < calibrated_level(found, far, COVERAGE)
+    for stack in (near, far):
+        left = left_out(found, calibrated_level(found, stack, COVERAGE))
+        assert covered([one for one in left if one.stack == stack]) >= COVERAGE
+    own = {one.spread.stack: one.spread for one in ranges(found)}
+    assert own[near].high - own[near].low < own[far].high - own[far].low
+
+
 def test_one_far_report_does_not_widen_the_range_of_many() -> None:
     found = made(9, 4, 0.02)
     far = Residual("far", "pretraining", 1.0, 1.0)

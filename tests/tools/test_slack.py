@@ -71,6 +71,17 @@ def test_the_shortest_range_holds_the_wanted_share_of_sources_left_out() -> None
     assert best.middle == 0
 
 
+def test_a_class_of_few_sources_has_no_end_nearer_than_the_best_known() -> None:
+    many = left_out(drawn(3))
+    best, _ = calibrated(many, "pretraining")
+    few = [Left(row(f"F{each}", "a", 0.0)._replace(stack="FSDP"), 0.1 + each / 1000) for each in range(slack.SURE - 1)]
+    made, apart = calibrated([*many, *few], "FSDP")
+    assert (made.low, made.high) == (min(best.low, -0.1 - 0.008), best.high)
+    assert {one.high for one in apart} == {best.high}
+    more = [*few, *(one._replace(row=one.row._replace(source=f"G{one.row.source}")) for one in few)]
+    assert calibrated([*many, *more], "FSDP")[0].high == 0
+
+
 def test_a_range_is_made_of_the_other_sources() -> None:
     left = [Left(row(f"S{each}", "a", 0.0), error) for each, error in enumerate((0.1, -0.1, 0.0, 5.0))]
     apart = {one.row.source: one for one in held(left, "pretraining", (0.0, 0.0))}

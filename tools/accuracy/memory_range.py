@@ -18,8 +18,8 @@ what is read: PyTorch's allocator, or the card, which holds idle blocks and what
 
 The level is conformal: each source is left out in turn, the range made from the others, and the level is the lowest at which
 what was left out has 80 % of its votes inside; each class has its own, and a class with few
-sources is pooled with all others of what is read. Of cards it is 80 % of the rows themselves: what more a level for sources left
-out would add at the upper end are idle blocks, which a full card gets back, so that it would call jobs tight that run.
+sources is pooled with all others of what is read. The ranges of cards are made of the rows of all cards, each at the level of its
+own class (80 % of the rows at least), so that a class whose reports are close to what is predicted is not as wide as others.
 """
 
 from __future__ import annotations
@@ -280,10 +280,16 @@ def covered(left: Sequence[Left]) -> float:
     return sum(one.covered * one.votes for one in left) / sum(one.votes for one in left) if left else 0.0
 
 
-def calibrated_level(found: Sequence[Residual]) -> float:
-    """Return the lowest level at which what was left out has `COVERAGE` of its votes inside; at most 1."""
-    levels = [0.5 + step / 100 for step in range(51)]
-    return next((level for level in levels if covered(left_out(found, level)) >= COVERAGE - 1e-9), 1.0)
+def calibrated_level(found: Sequence[Residual], of: str = "", least: float = 0.5) -> float:
+    """Return the lowest level at which what was left out has `COVERAGE` of its votes inside; at least `least`, at most 1.
+
+    of: the class whose rows count; empty for all
+    """
+    for step in range(round(100 * least), 100):
+        left = [one for one in left_out(found, step / 100) if of in ("", one.stack)]
+        if covered(left) >= COVERAGE - 1e-9:
+            return step / 100
+    return 1.0
 
 
 class Made(NamedTuple):
@@ -298,14 +304,16 @@ def ranges(found: Sequence[Residual]) -> list[Made]:
     """Return the range of each class."""
     made, by = [], middles(found)
     for stack in CLASSES:
-        used = [one._replace(stack=stack) for one in pool(found, stack)]
+        card = stack.endswith(CARD)
+        used = pool(found, stack) if card else [one._replace(stack=stack) for one in pool(found, stack)]
         if not used:
             continue
-        level = COVERAGE if stack.endswith(CARD) else calibrated_level(used)
-        low, high = (card_bounds if stack.endswith(CARD) else bounds)(centred(used, by), level)
-        middle = round(math.exp(by[stack]), 3) if stack.endswith(CARD) else 1.0
         own = {one.source for one in found if one.stack == stack}
-        left = tuple(one for one in left_out(used, level) if one.source in own)
+        of = stack if len(own) >= FEWEST else ""
+        level = calibrated_level(used, of, COVERAGE) if card else calibrated_level(used)
+        low, high = (card_bounds if card else bounds)(centred(used, by), level)
+        middle = round(math.exp(by[stack]), 3) if card else 1.0
+        left = tuple(one for one in left_out(used, level) if (one.stack == stack if card else one.source in own))
         sources = tuple(sorted({one.source for one in used}))
         spread = Spread(
             stack=stack, middle=middle, low=round(low, 3), high=round(high, 3), runs=len(used), sources=sources,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from accuracy import anchors
+from accuracy import anchors, reports
 from accuracy.causes import FAR, far_off, listed
 from accuracy.memory_range import FEWEST, covered, every_residual, ranges
-from accuracy.slack import Held
+from accuracy.slack import SURE, Held
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.core.definitions.training.software import software
 from loadgauge.evidence.published.source_rows import SourceRow
@@ -69,7 +69,11 @@ def page(
     parts += [_range(runs), _simumax(records, runs), _korthikanti(records, stated)]
     if apart:
         parts.insert(3, _sources_left_out(apart))
-    parts += [_far(records, tuple(stated.values())), _not_expressed(records), _RULES]
+    parts.append(_far(records, tuple(stated.values())))
+    if apart:
+        times = {one.row.id: math.expm1(one.error) for one in apart if one.row.report}
+        parts.append(reports.section({"memory": reports.memory_errors(), "time": times}))
+    parts += [_not_expressed(records), _RULES]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -344,8 +348,8 @@ def _sources_left_out(apart: Sequence[Held]) -> str:
 Step times of quality A and B, each source predicted without any of its own rows, nor those of the same runs or machine under
 another name: the rates of kernels come from measurements of single operations, the factor of software and the width of the range
 from the *other* sources (`tools/accuracy/slack.py`). The range of a class (the stack, or experts) is the shortest that holds 80 %
-of the rows of a source left out, on average over sources; what users report is among them, from its command line alone. After one
-run of one's own the range is
+of the rows of a source left out, on average over sources; what users report is among them, from its command line alone. A class of
+fewer than {SURE} sources has no end nearer than pre-training's. After one run of one's own the range is
 {known.low_measured:.2f} to {known.high_measured:.2f} of the rescaled prediction. A GPU without tables of its own has a range
 {known.transferred:.2f} times as wide, as a logarithm.
 

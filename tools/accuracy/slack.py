@@ -55,7 +55,7 @@ QUALITIES = ("A", "B")
 SAME = {"MMFU": "KOR", "MJAN": "SC21", "MTXT": "SC21", "NEMOLS": "NEMO"}
 """Sources that tell of the runs or the machine of another one: left out together."""
 TUNING = {
-    **dict.fromkeys(("DG", "KOR", "MB", "MJAN", "MMFU", "MTXT", "NEMO", "NEMOLS", "SC21"), "recipe"),
+    **dict.fromkeys(("DG", "KOR", "MB", "MH100", "MJAN", "MMFU", "MTXT", "NEMO", "NEMOLS", "SC21"), "recipe"),
     **dict.fromkeys(("AXS", "EC", "HB", "MN", "RB", "TH1", "UT"), "first"),
 }
 """Who tuned the runs of a source: `recipe`, it is a table of the maker of the chips; `first`, it is an issue, a blog, or a
@@ -65,6 +65,9 @@ TAILS = tuple(step / 50 for step in range(10))
 """Shares of the runs of a class that may lie beyond an end of its range."""
 FEWEST, POOLED = 4, 4
 """Sources below which a class has the widest range known; with as many, half of what is particular to it is believed."""
+SURE = 10
+"""Sources below which a class has no end nearer than `pretraining`, which has the most: few of them leave 80 % of themselves inside
+a range that one side alone is cut off."""
 REPORTS = Path(__file__).parents[1] / "published_runs" / "raw" / "reported_times.csv"
 MEAN, MEAN_SPREAD = 0.1, 0.3
 SPREADS: dict[tuple[str, ...], float] = {
@@ -288,6 +291,16 @@ def held(left: Sequence[Left], kind: str, tails: tuple[float, float]) -> list[He
 
 
 def calibrated(left: Sequence[Left], kind: str) -> tuple[Class, list[Held]]:
+    """Return the range of a class and its runs, each beside the range that the other sources give."""
+    of, apart = _shortest(left, kind)
+    if FEWEST <= of.sources < SURE:
+        most = _shortest(left, KINDS[0])[0]
+        of = of._replace(low=min(of.low, most.low), high=max(of.high, most.high))
+        apart = [one._replace(low=min(one.low, most.low), high=max(one.high, most.high)) for one in apart]
+    return of, apart
+
+
+def _shortest(left: Sequence[Left], kind: str) -> tuple[Class, list[Held]]:
     """Return the shortest range of a class that holds `COVERAGE` of sources left out, on average over them, and the runs so held.
 
     Split conformal prediction over whole sources: what is exchangeable is a source, so each was predicted by all others. Errors are

@@ -140,7 +140,7 @@ def test_no_word_of_another_tool_is_a_flag_here_and_each_is_one_of_a_command() -
     words = {flag: one for flag, words in spoken.WORDED.items() for one in words.values()} | spoken.NUMBERED
     assert {each for one in words.values() for each in one.split() if each.startswith("--")} <= own
     assert not {f"--{name}" for name in (*spoken.WORDED, *spoken.MODEL, *spoken.NUMBERED)} & own
-    fields = {option.name for option in estimate.params}
+    fields = {option.name for each in (estimate, plan) for option in each.params}
     assert {*spoken.VALUES, *spoken.LENGTHS, *(name for name, _, _ in spoken.PATTERNS)} <= fields
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
 from command_line import document
 from loadgauge.core.definitions.hardware.calibration import Wire, efficiencies
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.time.collectives import Fabric, Group, adapter_bytes, seconds, single_copies
 from loadgauge.core.families.catalogue import model
 from loadgauge.core.layers import View, block_layer
+from loadgauge.core.resolve.resolve import resolve_job
 
 FABRIC = Fabric(domain=8, inner_bandwidth=1e15, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
 
@@ -75,3 +78,36 @@ def test_the_kernels_choose():
         chosen = msgspec.structs.replace(kernels, dispatch=dispatch)
         layer = block_layer(block, 4096, View.of(4096, 1, ep=8, kernels=chosen))
         assert {one.copies for op in layer for one in op.forward_comm if one.axis == "ep"} == {copies}
+
+
+@pytest.mark.parametrize(("domains", "count", "chosen"), [(8, 8, 4), (2, 8, 4), (4, 8, 3), (16, 8, 4), (8, 1, 1)])
+def test_domains_that_node_limited_routing_reaches(domains: int, count: int, chosen: int) -> None:
+    """Tokens routed as DeepSeek-V3 does (deepseek2024v3, 2.1.2): some groups of experts, of these so many experts."""
+    draw, experts, copies = random.Random(1), 256, 8
+    each, trials = experts // count, 20_000
+    total = 0
+    for _ in range(trials):
+        groups = draw.sample(range(count), chosen if count > 1 else 1)
+        allowed = [group * each + place for group in groups for place in range(each)]
+        total += len({expert * domains // experts for expert in draw.sample(allowed, copies)})
+    # Experts are drawn with putting back: a little low where few are left.
+    assert single_copies(copies, domains, (count, chosen)) * copies == pytest.approx(total / trials, rel=0.02)
+
+
+def test_a_schedule_of_deepseek_sends_tokens_in_eight_bits_and_sums_in_sixteen() -> None:
+    words = {"gpus": 128, "pp": 2, "ep": 64, "global_batch": 512, "schedule": "dualpipe", "precision": "fp8-blockwise"}
+    setup = resolve_job(Job("deepseek-v3", framework="megatron", **words))  # type: ignore[arg-type]
+    layer = next(
+        facts.layer for facts in setup.estimate().workings.memory.facts.values() if "mlp.dispatch" in facts.layer.names
+    )
+    dispatch, down = (
+        next(operation for operation in layer if operation.name == name) for name in ("mlp.dispatch", "mlp.down")
+    )
+
+    def sent(collectives: Any) -> list[float]:
+        return [each.nbytes for each in collectives if each.axis == "ep"]
+
+    (out,), (back,) = sent(dispatch.forward_comm), sent(dispatch.backward_comm)
+    assert out / back == pytest.approx((1 + 4 / 128) / 2, rel=1e-9)
+    assert (sent(down.forward_comm), sent(down.backward_comm)) == ([back], [out])
+    assert {each.groups for each in dispatch.forward_comm if each.axis == "ep"} == {(8, 4)}

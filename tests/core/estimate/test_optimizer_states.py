@@ -14,6 +14,7 @@ from loadgauge import estimate, model, training
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.optimizers import parse
+from loadgauge.core.estimate.states.host import off_card
 from loadgauge.core.estimate.states.states import state_elements
 from loadgauge.core.layers.operations.operations import Weight
 
@@ -84,3 +85,25 @@ def test_badam_has_gradients_and_states_of_one_layer() -> None:
 def test_what_is_not_known_stops_the_answer(name: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         parse(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "each", "away"),
+    [
+        ("adamw:moments=bf16", 8, 0),
+        ("adamw:moments=fp8", 6, 0),
+        ("adamw:ema", 16, 0),
+        ("adamw:moments=bf16,ema=host", 8, 4),
+    ],
+)
+def test_moments_in_a_format_and_an_average_of_the_weights(name: str, each: int, away: int) -> None:
+    """Megatron's recipe keeps 4 bytes of a master weight and two moments of 4, the distributed optimizer an eighth of them;
+    DeepSeek-V3 (3.3.2, 3.2.3) has moments of 2 and an average on the host."""
+    chosen, method = model("llama-3.2-1b"), training("megatron", "bf16", name)
+    result = estimate(chosen, Layout(dp=8, global_batch=8, seq_len=64, zero=1), method)
+    share = result.params / 8
+    assert result.memory.largest("optimizer").parts["optimizer"] == pytest.approx(each * share, rel=1e-3)
+    assert off_card(result.workings.memory, result.workings.stages[0]).host == pytest.approx(away * share, rel=1e-3)
+    plain = training("megatron", "bf16").optimizer.moved(method.precision)
+    on_the_card = each - 12
+    assert method.optimizer.moved(method.precision) == plain + 2 * on_the_card

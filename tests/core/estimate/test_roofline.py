@@ -298,3 +298,19 @@ def test_routing_takes_its_time_in_each_direction():
     assert slow.backward - fast.backward == pytest.approx(0.5)
     dense = block_layer(model("llama-3.1-8b").blocks[0], 4096, View.of(4096, 1))
     assert layer_seconds(dense, machine(efficiencies(routing=0.5))) == layer_seconds(dense, machine())
+
+
+def test_autocast_copies_each_matrix_for_each_micro_batch_and_casts_its_gradient_back() -> None:
+    # Counted on PyTorch's CPU autocast: one cast of each float32 matrix in forward, one of its gradient, and none of norms.
+    own = Machine.of(gpu("a100-sxm4-80gb"), PERFECT, training("huggingface", "bf16-autocast"))
+    assert own.cast == 4 + 2
+    assert Machine.of(gpu("a100-sxm4-80gb"), PERFECT, training("huggingface", "bf16-mixed-16")).cast == 0
+    assert Machine.of(gpu("a100-sxm4-80gb"), PERFECT, training("torchtitan", "bf16")).cast == 0  # FSDP casts shards
+    spec = model("llama-3.1-8b")
+    layer = block_layer(spec.blocks[0], spec.hidden_size, View.of(128, 1))
+    with_, without = (layer_seconds(layer, msgspec.structs.replace(own, cast=each)) for each in (6, 0))
+    matrices = sum(weight.numel for weight in layer.weights if weight.kind == "matrix")
+    seconds = 6 * matrices / own.memory("elementwise").forward
+    assert with_.forward - without.forward == pytest.approx(seconds, rel=1e-6)
+    assert with_.weight_gradient - without.weight_gradient == pytest.approx(seconds, rel=1e-6)
+    assert with_.input_gradient == without.input_gradient

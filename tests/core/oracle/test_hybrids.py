@@ -267,7 +267,7 @@ def test_states_of_the_cache(name: str) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["lfm2", "minimax"])
+@pytest.mark.parametrize("name", ["lfm2"])
 def test_mixers_without_heads_are_not_sharded(name: str) -> None:
     model_type, keys = CASES[name]
     spec = from_dict({"model_type": model_type, **keys})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from loadgauge import Layout, Lora, RecomputePolicy
@@ -53,6 +52,10 @@ CASES = {
     "qlora, as peft, checkpointed, dropout": {
         "quantised": "nf4", "upcast": "all", "checkpointed": True, "dropout": 0.05,
     },
+    "qlora, as peft, no autocast": {"quantised": "nf4", "upcast": "all", "autocast": False},
+    "qlora, as peft, no autocast, checkpointed": {
+        "quantised": "nf4", "upcast": "all", "autocast": False, "checkpointed": True, "dropout": 0.05,
+    },
     "qlora, norms": {"quantised": "nf4", "upcast": "norms", "adapters": "bfloat16"},
 }  # fmt: skip
 
@@ -64,9 +67,7 @@ def model_of(how: dict[str, Any], s: int) -> MemoryModel:
         saved=frozenset(SAVED_MODULES[name] for name in how["saved"]),
     )  # fmt: skip
     attention = "eager" if how["attention"] == "eager" else "flash"
-    kind = training("huggingface", "bf16-mixed-16", "adamw", attention, lora=lora)
-    assert kind.lora is not None
-    kind = msgspec.structs.replace(kind, lora=msgspec.structs.replace(kind.lora, autocast=how["autocast"]))
+    kind = training("huggingface", "bf16-mixed-16" if how["autocast"] else "bf16-pure", "adamw", attention, lora=lora)
     mode: Any = "full" if how["checkpointed"] else "none"
     layout = Layout(micro_batch=BATCH, global_batch=BATCH, seq_len=s, recompute=RecomputePolicy(mode=mode))
     model = llama_model(

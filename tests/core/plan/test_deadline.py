@@ -27,6 +27,25 @@ def test_the_fewest_gpus_that_finish_in_time() -> None:
     assert tokens == pytest.approx(100e9)
 
 
+def test_the_cheapest_kind_of_gpu_by_a_date_has_the_fewest_of_each() -> None:
+    """Each kind as a question of its own; what a forward at the peak cannot do in time is not searched."""
+    few = BASE.replace("--gpu h100-sxm5-80gb ", "")
+    prices = {"h100-sxm5-80gb": 2.5, "a100-sxm4-80gb": 1.6}
+    listed = ",".join(f"{name}={price}" for name, price in prices.items())
+    answers = document(f"{few} --tokens 100B --days 4 --prices {listed}")["answers"]
+    costs = {}
+    for name, price in prices.items():
+        (alone,) = document(f"{few} --gpu {name} --tokens 100B --days 4")["answers"]
+        best = alone["best"]
+        costs[name] = price * 1e9 / (3600 * best["time"]["tokens_per_second_per_gpu"])
+    found = {answer["best"]["gpu"]: answer["value"] for answer in answers}
+    assert found == pytest.approx(costs)
+    assert list(found.values()) == sorted(found.values())
+    told = typed(f"{few} --tokens 100B --days 0.01 --gpus 8 --prices {listed}")
+    assert told.code == 1
+    assert "and more, 0.01 are allowed" in told.err
+
+
 def test_tokens_or_days_on_a_number_of_gpus_ask_for_the_other() -> None:
     for words, find in (("--tokens 1T", "days"), ("--days 30", "tokens")):
         line = f"{BASE} --gpus 64 {words}"

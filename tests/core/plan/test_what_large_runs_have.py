@@ -239,3 +239,51 @@ def test_a_run_that_no_usual_layout_holds_is_shown_with_the_nearest() -> None:
     assert answer.memory.verdict == "does not fit"
     assert answer.memory.allocated == min(memory.allocated for memory in tried)
     assert answer.setup.layout.ep > 1
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero"),
+    [("fsdp", 3), ("torchtitan", 3), ("torchtune", 3), ("litgpt", 3), ("nemo", 1), ("nanogpt", 0), ("megatron", 0)],
+)
+def test_a_frameworks_scripts_shard_where_nothing_is_said(framework, zero):
+    """litgpt: `pretrain.py`, FSDPStrategy; torchtitan: `data_parallel_shard_degree = -1`; nanoGPT and Megatron-LM: DDP."""
+    assert resolve_job(Job("llama-3.2-1b", gpus=4, framework=framework)).layout.zero == zero
+    assert resolve_job(Job("llama-3.2-1b", gpus=1, framework=framework)).layout.zero == 0
+    assert resolve_job(Job("llama-3.2-1b", gpus=4, framework=framework, zero=0)).layout.zero == 0
+
+
+def test_a_die_is_what_a_program_counts_and_superchips_stand_in_fours():
+    """Of OLCF's Frontier: 4 MI250X a node, 8 devices of 64 GB, 200 Gbit/s each package. CSCS' Alps: 4 GH200 a node, NVLink."""
+    frontier = resolve_job(Job("gpt3-175b", gpu="mi250x", gpus=1024, tp=8))
+    assert frontier.gpu.id == "mi250x-gcd"
+    assert frontier.gpu.memory.label.text == "64 GB"
+    assert [(link.domain, link.bandwidth) for link in frontier.cluster.links][1:] == [(1024, 12.5e9)]
+    assert frontier.cluster.links[0].domain == 8
+    alps = resolve_job(Job("apertus-70b", gpu="gh200", gpus=64, tp=4))
+    assert [(link.domain, link.bandwidth) for link in alps.cluster.links] == [(4, 450e9), (64, 25e9)]
+    assert "GPUs on one link of the GPU" in alps.assumed
+
+
+def test_experts_are_split_with_the_layer_before_weights_are_gathered():
+    words = {"gpu": "h100", "gpus": 1024, "tp": 8, "ep": 8, "seq_len": 8192, "global_batch": 256}
+    result = resolve_job(Job("grok-1", **words)).estimate()
+    assert (result.layout.etp, result.layout.zero) == (8, 1)
+    assert "--etp" in result.assumed
+    gathered = resolve_job(Job("grok-1", **words, zero=3, etp=1)).estimate()
+    assert result.time.step < gathered.time.step / 2
+
+
+def test_weights_that_are_gathered_often_are_so_for_large_micro_batches():
+    """galactica (arXiv:2211.09085) ran on 128 cards: of what fits with sharded weights the fastest, not the first."""
+    words = {"gpu": "a100-sxm4-80gb", "gpus": 128, "tp": 8, "seq_len": 2048, "global_batch": 1024}
+    open_ = resolve_job(Job("galactica-120b", **words)).estimate()
+    none = resolve_job(Job("galactica-120b", **words, zero=3, recompute="none", micro_batch=1)).estimate()
+    assert open_.layout.zero == 3
+    assert open_.time.step < 0.7 * none.time.step
+
+
+def test_recipes_for_blackwell_dispatch_tokens_once_a_domain():
+    words = {"gpus": 64, "pp": 8, "ep": 8, "framework": "nemo"}
+    blackwell, hopper = (resolve_job(Job("qwen3-235b-a22b", gpu=card, **words)) for card in ("gb200", "h100"))
+    assert (blackwell.training.kernels.dispatch, hopper.training.kernels.dispatch) == ("deduplicated", "all_to_all")
+    assert "dispatch of tokens" in blackwell.assumed

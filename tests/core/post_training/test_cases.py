@@ -15,11 +15,12 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.layers import View, head_layer
-from loadgauge.core.post_training.engine import captured, on_card, pool_bytes
+from loadgauge.core.post_training.engine import captured, on_card
 from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import REST, step_time
 from loadgauge.core.post_training.sync import SHARE, transfer
 from loadgauge.core.resolve.posttrain import resolve_posttrain
+from loadgauge.core.serving.memory import pool
 
 with (Path(__file__).parents[2] / "data" / "posttrain" / "cases.csv").open(encoding="utf-8") as file:
     PRINTED = {row["id"]: float(row["printed"]) for row in csv.DictReader(file)}
@@ -49,7 +50,8 @@ def test_weights_in_an_engine_alone_and_over_two_ranks() -> None:
 
 def test_pool_of_an_engine_that_counts_what_lies_outside() -> None:
     """vLLM before its first release with V1 subtracted all that is outside PyTorch: 71.30 - 14.96 - 1.79 - 1.26."""
-    found = pool_bytes(0.9, 79.22 * GIB, weights=14.96 * GIB, profile=(1.79 + 1.26) * GIB)
+    engine = Engine.parse("vllm:utilization=0.9")
+    found = pool(engine, 79.22 * GIB, weights=14.96 * GIB, profile=(1.79 + 1.26) * GIB, outside=0)
     assert found / GIB == pytest.approx(PRINTED["vllm-10511-pool"], abs=0.01)
 
 

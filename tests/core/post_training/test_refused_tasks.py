@@ -34,6 +34,14 @@ def test_refused_in_one_line(flags: str, words: str) -> None:
     assert words in found.err
 
 
+def test_what_is_only_trained_on_may_be_longer_than_the_context() -> None:
+    """As without --task: rotary positions have no table, which gpt2 has; what an engine generates may not."""
+    base = "estimate llama-2-7b --task dpo --qlora --gpu a6000"
+    short, long = (document(f"{base} --seq-len {length}")["memory"]["total"] for length in (4096, 8192))
+    assert long > short
+    assert "table of 1024 positions" in typed("estimate gpt2 --task dpo --gpu a6000 --seq-len 8192").err
+
+
 def test_a_rank_s_share_decides_the_largest_micro_batch() -> None:
     """512 sequences over 8 ranks are 64 each, which micro-batches of 3 do not make up."""
     found = typed(f"{RUN} --task grpo --micro-batch 3")

@@ -24,6 +24,7 @@ from loadgauge.core.families.reference import deepseek_block, gpt_model, llama_b
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.feed_forward.mlp import mlp
 from loadgauge.core.layers.operations.builder import Builder
+from orders import most_in_flight
 from strategies import Sizes, kernels, kinds, sizes
 
 HIDDEN, LENGTH = 256, 128
@@ -49,13 +50,13 @@ def total(flight: Flight, sizes: list[int], kept: Fraction) -> Fraction:
 @settings(max_examples=300, deadline=None)
 @given(pipelines(), st.fractions(0, 1, max_denominator=8), st.data())
 def test_the_fullest_moment_is_that_of_the_order_of_work(layout: Layout, kept: Fraction, data: st.DataObject) -> None:
-    """For any bytes of a micro-batch on each chunk; `Order.in_flight` adds them up a second way, to the last batch."""
+    """For any bytes of a micro-batch on each chunk; `most_in_flight` adds them up a second way, to the last batch."""
     chunks = layout.vpp if layout.schedule == "interleaved" else None
     order = order_of_work(layout.schedule, layout.pp, layout.num_microbatches, chunks)
     each = st.lists(st.integers(0, 9), min_size=layout.chunks, max_size=layout.chunks)
     sizes = data.draw(st.lists(each, min_size=layout.pp, max_size=layout.pp))
     held = [max(total(work.flight, own, kept) for work in works(layout, n)) for n, own in enumerate(sizes)]
-    assert tuple(held) == order.in_flight(sizes, kept)
+    assert tuple(held) == most_in_flight(order, sizes, kept)
 
 
 @settings(max_examples=100, deadline=None)
@@ -162,7 +163,7 @@ def test_no_moment_holds_less_than_nothing(layout: Layout, recompute: str, frame
 def walked(facts: MemoryModel, stage: Stage, order: Order) -> int:
     """The most that a stage holds for backward, its work walked through layer by layer and batch by batch."""
     delayed = facts.view.kernels.loss != "chunked"
-    ends = (facts.embedding_kept, facts.head_kept, pending_wgrad(facts.head) if delayed else 0)
+    ends = (facts.embedding.saved(), facts.head_kept, pending_wgrad(facts.head) if delayed else 0)
 
     def parts(chunk: int) -> list[tuple[int, int]]:
         """What each of a chunk's layers keeps, and what of it waits; first of the embedding, last of the head."""
@@ -201,7 +202,7 @@ def test_what_is_held_is_what_a_walk_through_the_work_finds(layout: Layout, dens
     how = training("megatron", loss=loss)
     facts = MemoryModel(model, layout, how, view_of(layout, how))
     chunks = layout.vpp if layout.schedule == "interleaved" else None
-    order = order_of_work(layout.schedule, layout.pp, layout.num_microbatches, chunks)
+    order = order_of_work(layout.schedule, layout.pp, layout.num_microbatches, chunks, facts.put_off)
     for stage in stages(model, layout):
         found = [m for m in moments(facts, stage) if m.name not in ("loss", "optimizer step")]
         assert max(m.parts["activations"] + m.parts["loss"] for m in found) == walked(facts, stage, order)

@@ -17,10 +17,10 @@ from loadgauge.core.estimate.schedule.simulate import (
     Event,
     Simulation,
     Work,
-    closed_form,
-    closed_form_holds,
     simulate,
 )
+from orders import check_order, longest_stage, most_in_flight
+from pipeline_forms import closed_form, closed_form_holds
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def test_every_stage_does_everything_once(case: Case) -> None:
         for chunk in range(case.chunks)
         for batch in case.batches_of(chunk)
     }
-    played.order.check()
+    check_order(played.order)
     splits = case.schedule not in ("gpipe", "1f1b", "interleaved")
     assert ("W" in {event.kind for event in played.timeline}) == splits
 
@@ -286,6 +286,6 @@ def test_closed_forms_of_papers(p: int, m: int, f: int, b: int, w: int) -> None:
         assert simulate("zb-h1", p, m, **times).total == m * (f + b + w) + (p - 1) * (f + b - w)
     if m >= 2 * p - 1:
         bubble = (p - 1) * max(0, f + b - 2 * w, b - f)
-        assert simulate("zb-2p", p, m, **times).span == m * (f + b + w) + bubble
-    assert max(simulate("zb-h1", p, m, **times).in_flight) == min(m, p)
-    assert simulate("1f1b", p, m, **times).in_flight == tuple(min(m, p - stage) for stage in range(p))
+        assert longest_stage(simulate("zb-2p", p, m, **times)) == m * (f + b + w) + bubble
+    assert max(most_in_flight(simulate("zb-h1", p, m, **times).order)) == min(m, p)
+    assert most_in_flight(simulate("1f1b", p, m, **times).order) == tuple(min(m, p - stage) for stage in range(p))

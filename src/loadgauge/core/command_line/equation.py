@@ -85,12 +85,17 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     if not quantity:
         return _catalogue()
     from loadgauge.core.answers.equations.equation import equations
-    from loadgauge.core.answers.equations.numbers import read_numbers, with_numbers
+    from loadgauge.core.answers.equations.numbers import read_numbers, unread, with_numbers
     from loadgauge.core.answers.equations.run_forms import run_forms
 
     params = arguments(quantity, flags)
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}
+    if nameless := unread(forms, {name: value for name, value in values.items() if name != quantity}):
+        letters = dict.fromkeys(letter for form in forms for letter in form.legend)
+        raise ConfigError(
+            f"{quantity} has no letter {nameless[0]!r} (its letters: {', '.join(letters)})", key="--numbers"
+        )
     forms = tuple(with_numbers(form, values) for form in forms)
     if solve:
         return _solved(forms, solve, values.get(quantity))
@@ -160,7 +165,10 @@ _APPLY = {
 """The flags that change each quantity."""
 
 
-MEANT = dict.fromkeys(("zero", "fsdp", "ddp", "optimizer", "gradients"), "states") | {"flops": "training-flops"}
+MEANT = {
+    **dict.fromkeys(("zero", "fsdp", "ddp", "optimizer", "gradients"), "states"), "flops": "training-flops", "mfu": "utilisation",
+    **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "all-to-all", "busbw", "algbw"), "collectives"),
+}  # fmt: skip
 """Words that people type, and the quantity that has them."""
 
 

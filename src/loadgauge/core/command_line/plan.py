@@ -90,6 +90,8 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
             sought = value.replace("-", "_")
         else:
             raise ConfigError("cannot be searched with --task; leave it out", key=name)
+    if sought not in (None, "gpus") and "gpu" in values:
+        values.setdefault("gpus", 1)  # as a plan without --task
     if "logprob_batch" in values:
         options["logprob_batch"] = (values.pop("logprob_batch"),)
     return planned_task(Job.of(model, values), options, sought)

@@ -131,8 +131,6 @@ def _adapters_left_out(lora: Lora) -> Iterator[str]:
     stored = lora.stored
     if stored is not None and stored.source not in ("dettmers2023", "dettmers2022", "openai2025"):
         yield "what the kernels of this quantised base keep and cast (taken for those of bitsandbytes' 4-bit layers)"
-    if lora.peft and lora.upcast == "all" and not lora.autocast:
-        yield "float32 products of the head outside autocast"
     if lora.fused:
         yield "gradients that Unsloth's kernels write over activations in attention, and its smaller chunks of short batches' loss"
         if any(not lora.fuses(target) for group in FUSED for target in group & lora.targets):

@@ -239,7 +239,7 @@ class Workings:
                 "overlap_send": clock.sends_hidden,
             }
         chunks = layout.vpp if layout.schedule == "interleaved" else None
-        return simulate(layout.schedule, layout.pp, batches, chunks=chunks, **how)
+        return simulate(layout.schedule, layout.pp, batches, chunks=chunks, put_off=self.memory.put_off, **how)
 
     @cached_property
     def operations(self) -> list[TimedOperation]:

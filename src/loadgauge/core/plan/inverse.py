@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NothingFits
-from loadgauge.core.base.units import days_words
 from loadgauge.core.base.verdict import RANK
 from loadgauge.core.definitions.hardware.hardware import gpu as kind_of_gpu
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
@@ -439,7 +438,9 @@ def held_bytes(case: Case) -> float:
         return 0.0 if kind.lora.stored is not None else float(min(kind.precision.weight, kind.precision.compute))
     if kind.offload == "optimizer" or kind.optimizer.name not in ("adamw", "sgd"):
         return float(kind.precision.weight)
-    return float(kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.precision.moment)
+    return float(
+        kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.optimizer.moment(kind.precision)
+    )
 
 
 def days_for(best: Estimate, tokens: float) -> float:
@@ -448,28 +449,17 @@ def days_for(best: Estimate, tokens: float) -> float:
     return float(training_seconds(tokens, best.time.tokens, best.time.step)) / DAY
 
 
-def _in_time(cases: Sequence[Case], within: tuple[float, float], margin: float) -> Estimate:
-    """Return the cheapest of the layouts that are the fastest on their numbers of GPUs and see the tokens in time."""
-    tokens, days = within
-    fastest = [layout for case in cases for layout in search([case], margin=margin, top=1).layouts]
-    timely = [layout for layout in fastest if days_for(layout, tokens) <= days]
-    if not timely:
-        least = min(days_for(layout, tokens) for layout in fastest)
-        raise NothingFits(f"takes {days_words(least)}, more than {days:g}")
-    return min(timely, key=lambda layout: cost_per_billion_tokens(1.0, layout))
-
-
 def cheapest_gpu(
     on: Callable[[str], Sequence[Case]],
     prices: dict[str, float],
     margin: float = 0.0,
     progress: Progress = quiet,
-    within: tuple[float, float] | None = None,
+    timely: Callable[[Sequence[Case]], Estimate] | None = None,
 ) -> tuple[list[Answer], list[str]]:
     """Rank kinds of GPU by the cost of a billion tokens, those that fit first, each on the best number of GPUs of its cases.
 
-    on: the cases on a kind of GPU, which has kernels of its own; prices: of one GPU-hour, by GPU; within: tokens, and the days
-    that they may take. Returns the answers, and for kinds without one the reason. Raises `NothingFits`.
+    on: the cases on a kind of GPU, which has kernels of its own; prices: of one GPU-hour, by GPU; timely: the best that meets a
+    date. Returns the answers, and for kinds without one the reason. Raises `NothingFits`.
     """
     answers, rest = [], []
     for name, price in prices.items():
@@ -477,15 +467,16 @@ def cheapest_gpu(
         progress(card.name)
         try:
             there = [msgspec.structs.replace(case, price=price) for case in on(name)]
-            if within is None:
+            if timely is None:
                 best = search(there, objective="money", margin=margin, top=1).layouts[0]
             else:
-                best = _in_time(there, within, margin)
+                best = timely(there)
         except Error as error:
             rest.append(f"{card.name}: {error}")
             continue
         cost = cost_per_billion_tokens(price, best)
-        answers.append(Answer(f"{card.name} at {price:g}: {cost:,.2f} for a billion tokens", cost, best))
+        many = "" if timely is None else f"{best.layout.gpus:,} x "
+        answers.append(Answer(f"{many}{card.name} at {price:g}: {cost:,.2f} for a billion tokens", cost, best))
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
     return sorted(answers, key=lambda answer: (RANK[answer.best.memory.verdict], answer.value)), rest

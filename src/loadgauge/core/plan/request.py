@@ -325,7 +325,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     `NotStated` where the links of the cluster are unknown.
     """
     job, locks, sizes = request.job, request.locks, request.gpus
-    if not sizes and request.find == "gpus":
+    if not sizes and (request.find == "gpus" or (request.find == "gpu" and request.dated)):
         sizes = (MOST_GPUS,)
     usual_batch = ""
     if request.dated and job.global_batch is None and not asks_for_files(job):

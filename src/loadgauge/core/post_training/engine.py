@@ -23,7 +23,7 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.overhead import COMMUNICATOR, Assumed, context
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.embedding_head import vocabulary
-from loadgauge.core.serving.memory import CONVOLUTION, GRAPH, STATE, captured, stored
+from loadgauge.core.serving.memory import CONVOLUTION, GRAPH, STATE, captured, pool as pool_of, stored
 from loadgauge.core.serving.passes import of_chunk, parts, split
 
 PROCESS = Assumed(700 * MIB, 300 * MIB, 1400 * MIB)
@@ -110,9 +110,9 @@ def on_card(
     graphs = GRAPH.value * captured(engine.max_num_seqs or running) if engine.graphs else 0.0
     workspace = _workspace(model, engine, most)
     weights, profile, serving = weights + adapters, profile + sampler + workspace, serving + sampler + workspace
-    pool, demand = _pool(engine, gpu, weights, profile, outside.value + groups), running * (token * longest + fixed)
-    if pool is None:
-        pool = demand
+    demand = running * (token * longest + fixed)
+    left = None if gpu is None else pool_of(engine, gpu.capacity, weights, profile, outside.value + groups)
+    pool = demand if left is None else left
     unstarted, needed, least = "", 0.0, token * longest + fixed
     if gpu is not None and pool < least:
         digits = 1 if least >= GIB / 10 else 3
@@ -218,19 +218,3 @@ def _kept(model: ModelSpec, engine: Engine, stage: Stage, tokens: int) -> tuple[
         token += kept.elements(tokens) / tokens * CACHE_FORMATS[engine.kv]
         fixed += kept.state * STATE + kept.convolution * CONVOLUTION
     return token, fixed
-
-
-def pool_bytes(utilization: float, capacity: float, weights: float, profile: float) -> float:
-    """Return the bytes that vLLM leaves for the cache. profile: all else that it found in its first step"""
-    return utilization * capacity - weights - profile
-
-
-def _pool(engine: Engine, gpu: Gpu | None, weights: float, profile: float, outside: float) -> float | None:
-    """Bytes left for the cache, as the engine means its share; None where it has none, or there is no card."""
-    if gpu is None:
-        return None
-    if engine.utilization is not None:
-        return pool_bytes(engine.utilization, gpu.capacity, weights, profile)
-    if engine.static_fraction is not None:
-        return engine.static_fraction * (gpu.capacity - outside) - weights
-    return None

@@ -213,14 +213,14 @@ def server_of(run: Run) -> Server:
     machines = run.rollout_cluster
     if machines.gpus != engine.replica:
         machines = msgspec.structs.replace(machines, gpus=engine.replica)
-    return Server(run.trained.model, asked, machines, engine.kind, graphs=engine.graphs)
+    return Server(run.trained.model, asked, machines, engine.kind, graphs=engine.graphs, version=engine.version)
 
 
 def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Made:
     """The phase in which answers are generated: prompts once each where their blocks are shared, then a token at a time."""
     engine, sequences = run.engine, run.sequences
     assert engine is not None
-    own = (engine.kind, engine.tp, engine.pp, engine.ep, engine.weights, engine.kv, engine.graphs)
+    own = (engine.kind, engine.tp, engine.pp, engine.ep, engine.weights, engine.kv, engine.graphs, engine.version)
     if own not in cache:
         cache[own] = server_of(run)
     server: Server = cache[own]

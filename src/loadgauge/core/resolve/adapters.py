@@ -329,16 +329,21 @@ ADAPTERS = ("lora_dropout", "lora_dtype", "kbit_upcast", "use_dora", "modules_to
 """Fields of a job that say how PEFT runs its adapters."""
 
 
-def usual_upcast(lora: Lora, framework: Framework) -> str:
+def usual_upcast(lora: Lora, framework: Framework, precision: str | None, zero: Any) -> str:
     """Return the weights that a framework casts to float32 before training by default: all that is not quantised, or none.
 
-    >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"]) for base in (True, False)]
+    precision: the recipe; zero: the stage. Shards of 16 bits throughout are gathered as one tensor, of one dtype (source: pytorch,
+    FlatParameter; trl 0.24 and axolotl leave the preparation out there)
+
+    >>> [usual_upcast(Lora(rank=16, quantised=base), FRAMEWORKS["huggingface"], "bf16", 3) for base in (True, False)]
     ['all', 'none']
     """
     stored = lora.stored
-    if not framework.peft or stored is None or not framework.prepares or stored.experts_only or not stored.upcast:
-        return "none"
-    return "all"
+    flat = (precision or "").endswith("-pure") and (zero or 0) >= framework.weights_stage
+    prepared = (
+        framework.peft and framework.prepares and stored is not None and stored.upcast and not stored.experts_only
+    )
+    return "all" if prepared and not flat else "none"
 
 
 def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
@@ -354,7 +359,7 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
             raise ConfigError("is PEFT's, and needs --framework huggingface", key=name)
     if not peft:
         return "none"
-    if framework is None or usual_upcast(lora, framework) == "none":
+    if framework is None or usual_upcast(lora, framework, job.precision, job.zero) == "none":
         return job.kbit_upcast or "none"
     return fill("kbit_upcast", "all", "PEFT's prepare_model_for_kbit_training; TRL since 1.0 and axolotl: none")
 

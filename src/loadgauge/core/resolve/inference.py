@@ -15,6 +15,7 @@ from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import PREFILL, WEIGHT_FORMATS, Inference, Task
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
@@ -220,9 +221,12 @@ def _filled(flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[s
         longest = model.max_position_embeddings
         usual = CALIBRATED if task == "quantise" else CONTEXT
         filled["context"] = usual if longest is None else min(usual, longest)
-    if filled.get("server") is not None and filled.get("prefill_tokens") is None:
-        filled["prefill_tokens"] = PREFILL
-        assumed["--prefill-tokens"] = f"{PREFILL} (an engine reads its prompts in pieces)"
+    if filled.get("server") is not None:
+        engine = Engine.parse(filled["server"], "server")
+        if filled.get("prefill_tokens") is None:
+            filled["prefill_tokens"] = engine.max_batched_tokens or PREFILL
+            if engine.max_batched_tokens == Engine.parse(engine.kind, "server").max_batched_tokens:
+                assumed["--prefill-tokens"] = f"{PREFILL} (an engine reads its prompts in pieces)"
     if task == "quantise":
         filled["weight_format"] = filled.get("weight_format") or "gptq"
     more = {"generate": ("answer", "cache_format"), "quantise": ("calibration",)}.get(task, ())

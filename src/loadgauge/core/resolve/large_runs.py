@@ -15,7 +15,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL, REPLICA
-from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, shared_out
+from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, Layout, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
@@ -34,7 +34,12 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
     own, hidden = kind.overlap, []
     if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1]:
         hidden.append(("ep", f"{job.schedule} runs dispatch and combine beside the other direction, by DeepEP"))
+        # DeepSeek-V3, 3.2.2 and 3.3.3: tokens travel in the 8 bits of the products, sums in 16.
+        how = "quantised" if kind.kernels.products is not None else "deduplicated"
+        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch=how))
+    elif kind.framework.scripts_dispatch and card is not None and card.blackwell and (job.ep or 1) > 1:
         kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
+        assumed["dispatch of tokens"] = f"by HybridEP ({kind.framework.name}'s scripts for Blackwell)"
     if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
         hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
         if card is not None and card.data_center_hopper_or_later:
@@ -108,6 +113,9 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
         changes.append(("sequence_parallel", True, "on", "off"))
     if failed and job.zero is None and layout.zero_ranks > 1:
         changes.append(("zero", 1, "1", "0"))
+    if failed and job.etp is None and layout.etp == 1 < min(layout.tp, layout.ep):
+        # Megatron's own default, which its recipes for small experts set to 1 (megatron-core, `ModelParallelConfig`).
+        changes.append(("etp", layout.tp, str(layout.tp), "1"))
     tried = [changes[:count] for count in range(1, len(changes) + 1)]
     unsaid = failed and says_no_layout(job)
     whole: list[Assumption] = [("zero", 3, "3", "0")]
@@ -161,9 +169,12 @@ def _within_nodes(setup: Setup) -> Iterator[list[Assumption]]:
     node = usual_node(setup.gpu)
     if setup.gpu is None or setup.gpu.interconnect.bandwidth is None:
         return  # nothing that is known of joins the GPUs of a node
-    spread: list[Assumption] = [("tp", node, str(node), "1"), ("sequence_parallel", True, "on", "off")]
-    if setup.model.has_experts:
-        spread = [("ep", node, str(node), "1")]
+    axis = "ep" if setup.model.has_experts else "tp"
+    for width in (node, node // 2, node // 4):  # as many as the heads or the experts divide by
+        if not Layout(dp=width, global_batch=width, seq_len=width, **{axis: width}).valid(setup.model):  # type: ignore[arg-type]
+            break
+    spread: list[Assumption] = [(axis, width, str(width), "1")]
+    spread += [("sequence_parallel", True, "on", "off")] * (axis == "tp")
     spread.append(("zero", 1, "1", "0"))
     yield spread
     full: list[Assumption] = [("recompute", "full", "full", "none")] if setup.job.recompute is None else []
@@ -225,9 +236,7 @@ def stage_layers(
         split = shared_out(layers, pp, parts, model.mtp_layers if (layers + 2) % (pp * parts) else 0)
         assumed["--stage-layers"] = f"{stage_words(split)} (embedding and loss each count as a layer)"
         return split
-    if text is None:
-        return None
-    return stage_counts(text)
+    return None if text is None else stage_counts(text)
 
 
 def usual_line(job: Job, card: Gpu, machines: Cluster) -> str:

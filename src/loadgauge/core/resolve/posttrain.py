@@ -363,11 +363,14 @@ def _training(
 
 
 def _longest(job: Job, model: ModelSpec, sequences: Sequences) -> None:
-    """Refuses answers that are longer than the model's context, or than the engine's."""
+    """Refuses answers that are longer than the model's context, or than the engine's. What is only trained on may be longer, as
+    other sequences, but for a table of positions."""
     longest = sequences.answers.longest if job.answers is None else stated_longest(job.answers, sequences.answers)
     engine = Engine.parse(job.rollout or "vllm") if sequences.prompt else None
     of_engine = None if engine is None else engine.context
-    for most, whose in ((model.max_position_embeddings, model.name), (of_engine, "the engine")):
+    limited = TASKS[job.task or ""].rollout or model.learned_positions
+    own = model.max_position_embeddings if limited else None
+    for most, whose in ((own, model.name), (of_engine, "the engine")):
         if most is not None and sequences.prompt + longest > most:
             raise ConfigError(
                 f"{sequences.prompt:,} tokens of a prompt and {longest:,} of an answer are more than the {most:,} of"

@@ -122,7 +122,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         defaults["recompute"] = "full"
     if kind.lora is not None and job.kbit_upcast is None and file == {}:
         # Written out, it would be known, and the range narrower.
-        defaults["kbit_upcast"] = usual_upcast(kind.lora, kind.framework)
+        defaults["kbit_upcast"] = usual_upcast(kind.lora, kind.framework, kind.precision.name, layout.zero)
     if result.gpu is not None and not result.workings.gpu_has_bf16:
         defaults["precision"] = ""
         if job.precision in ("bf16", "fp16") and kind.precision.name.startswith(job.precision):

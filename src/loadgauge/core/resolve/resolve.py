@@ -19,7 +19,7 @@ from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
 from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
-from loadgauge.core.definitions.hardware.usual import usual_network, with_usual
+from loadgauge.core.definitions.hardware.usual import one_of, usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
@@ -27,6 +27,7 @@ from loadgauge.core.definitions.layout.layout import (
     FULL_PIPE,
     Filled,
     Layout,
+    in_group,
 )
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -168,7 +169,11 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
             )
         own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
         kind = msgspec.structs.replace(kind, framework=own)
-    zero, around = fill("zero", 0), _around(job, degrees["pp"])
+    usually = kind.framework.scripts_zero * (dp * degrees["cp"] > 1)
+    zero, around = (
+        fill("zero", usually, f"{kind.framework.name}'s scripts" * (usually > 0)),
+        _around(job, degrees["pp"]),
+    )
     kind = with_kernel(
         job,
         msgspec.structs.replace(kind.under(zero), around=around, tuning=job.tuning or "usual"),
@@ -207,6 +212,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         **_ragged(job, lengths, micro_batch, kind, assumed),
     )
     _runs(kind, layout)
+    if layout.schedule == "interleaved" and (group := in_group(layout.num_microbatches, layout.pp)) != layout.pp:
+        why = f"{layout.num_microbatches} micro-batches are no whole groups of {layout.pp}, the stages"
+        assumed["--schedule"] = f"interleaved, in groups of {group} ({why}; microbatch_group_size_per_vp_stage)"
     if remark := taken_for(job.recompute or "", kind):
         assumed["--recompute"] = remark
     if card is not None and job.overlap is None and not kind.overlap.dp and layout.zero < 3 and layout.zero_ranks > 1:
@@ -259,9 +267,12 @@ def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:
         if job.memory is None:
             return None, {}
         return card_of(job.memory), {"--gpu": f"none, only its memory: {job.memory}"}
-    card, figures = with_usual(gpu(job.gpu))
+    package = gpu(job.gpu)
+    card, figures = with_usual(gpu(one_of(package)))
     assumed = {f"{name} of the GPU": f"{text} (no source states it)" for name, text in figures.items()}
-    if job.gpu != card.id:
+    if package.id != card.id:
+        assumed["--gpu"] = f"{card.id} (a program sees each part of {package.name} as a GPU)"
+    elif job.gpu != card.id:
         others = variants(card.id, gpu_ids()) if not names_one(job.gpu, card.id) else ()
         rest = f": the commonest {job.gpu}; there is also {', '.join(others[:3])}" if others else f": {card.name}"
         assumed["--gpu"] = f"{card.id} ({rest[2:]})"

@@ -24,6 +24,10 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import Budget, Failures
 from loadgauge.core.estimate.unsaid import open_to, overlap_ends, parts_of, unread_things, with_unsaid
 
+FAR, SURELY = 1.25, 1.02
+"""Times what a card holds: from which on the leanest try is looked at first, and from which on no milder one can fit. It keeps no
+more than a milder one but for the input of a layer."""
+
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """A run that can be estimated. `assumed`: the values of flags that were not given, with the reason."""
@@ -78,10 +82,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             faster: list[Estimate] = [own, *(each.setup._filled() for each in self.instead(failed=False))]
             return min(faster, key=lambda each: math.inf if each.time is None else each.time.step)
         pairs = ((each, each.setup.untimed_estimate()) for each in self.instead())
-        tried = list(pairs) if self.open_layout else pairs
+        tried = list(pairs) if self.open_layout else self._possible(own)
         runs = ((each.setup._filled(its), each.flags) for each, its in tried if its.memory.verdict != "does not fit")
         # Of a layout of which nothing is said the fastest, else the mildest change of the one that is.
-        chosen = min(runs, key=lambda run: _speed(run[0]), default=None) if self.open_layout else next(runs, None)
+        chosen = None if self.open_layout else next(runs, None)
+        # So it is where weights are gathered for each of several micro-batches.
+        if chosen is None or (chosen[0].layout.zero == 3 and chosen[0].layout.num_microbatches > 1):
+            chosen = min((*([chosen] if chosen else ()), *runs), key=lambda run: _speed(run[0]), default=None)
         # A step that was measured is that of the layout as it stands.
         if chosen is None and isinstance(tried, list) and tried and self.scale == 1:
             nearest, its = min(tried, key=lambda pair: pair[1].memory.total)
@@ -96,6 +103,26 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         )
         unsaid = (*there.memory.unsaid, *things)
         return _of(there.replace(memory=msgspec.structs.replace(there.memory, unsaid=unsaid)), there.setup)
+
+    def _possible(self, own: Estimate) -> Iterator[tuple[Any, Estimate]]:
+        """Yield the tries with their estimates, without those that cannot fit: of a run that needs far more, the leanest of each
+        kind is looked at first, which runs everything again, and where it does not fit the milder ones do not either."""
+        assert self.instead is not None
+        changed = [(each, {flag: value for flag, value, *_ in each.flags}) for each in self.instead()]
+        estimates: dict[int, Estimate] = {}
+
+        def at(index: int) -> Estimate:
+            if index not in estimates:
+                estimates[index] = changed[index][0].setup.untimed_estimate()
+            return estimates[index]
+
+        for index, (each, fields) in enumerate(changed):
+            whole = fields | {"--recompute": "full"}
+            leanest = next((other for other, (_, most) in enumerate(changed) if most == whole), index)
+            least = at(leanest).memory if own.memory.exceeds(FAR) else None
+            if least is not None and least.verdict == "does not fit" and least.exceeds(SURELY):
+                continue
+            yield each, at(index)
 
     def _filled(self, untimed: Estimate | None = None) -> Estimate:
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""

@@ -17,6 +17,7 @@ from loadgauge.core.definitions.hardware.calibration import chip_of, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, Inference
+from loadgauge.core.definitions.serving.releases import age_of
 from loadgauge.core.definitions.serving.serving import EngineRates, Serving, serving
 from loadgauge.core.definitions.training.software import host_seconds
 from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
@@ -111,7 +112,7 @@ def reading(kernels: Kernels, card: Card, shares: Serving, engine: EngineRates) 
         + kernels.wire / shares.sent
         + kernels.beyond
     )
-    return engine.prefill * (1 + (shares.blackwell - 1) * card.blackwell) * took
+    return engine.age * engine.prefill * (1 + (shares.blackwell - 1) * card.blackwell) * took
 
 
 def beside(
@@ -129,25 +130,37 @@ def lanes(work: Work, card: Card, shares: Serving, engine: EngineRates) -> dict[
     """Return the seconds of a step by what takes them. All sizes may be arrays."""
     read = card.bandwidth * shares.bandwidth
     dense = both_count(work.dense / read, work.dense_flops / (shares.flops * card.flops))
-    experts = both_count(
-        work.experts / (card.host or shares.experts * card.bandwidth), work.expert_flops / (shares.flops * card.flops)
-    )
+    # Arrays of cards have no truth of their own.
+    streamed = card.host + (card.host == 0) * shares.experts * card.bandwidth
+    experts = both_count(work.experts / streamed, work.expert_flops / (shares.flops * card.flops))
     head = both_count(work.head / read, work.head_flops / (shares.flops * card.usual))
     start = engine.collective * (1 + RANK * (work.ranks - 2))
-    return {
+    on_card = {
         "matrices": dense + head,
         "experts": experts,
         "cache": work.cache / (shares.cache * card.bandwidth),
         "kernels": work.kernels * engine.kernel + work.moved / (shares.moved * card.bandwidth),
         "all-reduce": work.calls * (start + work.sent / (shares.link * card.link)) + work.beyond,
-        "host": engine.host + engine.sequence * work.sequences,
     }
+    slower = {name: engine.age * took for name, took in on_card.items()}
+    return slower | {"host": engine.host + engine.sequence * work.sequences}
+
+
+def of_release(engine: str, version: str | None) -> EngineRates:
+    """Return the overheads of an engine in a release; None: of those that were measured.
+
+    >>> now, then = of_release("vllm", None), of_release("vllm", "0.6")
+    >>> now.age, 1 < then.age < 1.4, then.host == now.host, then.sequence
+    (1.0, True, True, 5e-05)
+    """
+    own, age = serving().engines[engine], age_of(engine, version)
+    return msgspec.structs.replace(own, age=age.taken, sequence=own.sequence if age.sequence is None else age.sequence)
 
 
 class Server:
     """One replica of a model in an engine. Raises `LayoutError`, `NotStated` or `ConfigError`.
 
-    engine: `vllm`, `sglang`, `trtllm` or `hf`; asked: formats, tp, pp and ep of a replica
+    engine: `vllm`, `sglang`, `trtllm` or `hf`, version: its release; asked: formats, tp, pp and ep of a replica
 
     >>> from loadgauge.core.families.catalogue import model
     >>> from loadgauge.core.definitions.hardware.cluster import cluster
@@ -158,13 +171,19 @@ class Server:
     """
 
     def __init__(
-        self, model: ModelSpec, asked: Inference, machines: Cluster, engine: str, *, graphs: bool = True
+        self,
+        model: ModelSpec,
+        asked: Inference,
+        machines: Cluster,
+        engine: str,
+        *,
+        graphs: bool = True,
+        version: str | None = None,
     ) -> None:
         if model.tower_layers:
             raise NotModelled("answers to pictures: without --pictures and --video the language model alone generates")
         self.model, self.asked, self.machines = model, asked, machines
-        self.known = serving()
-        self.engine = self.known.engines[engine]
+        self.known, self.engine = serving(), of_release(engine, version)
         if not graphs:
             self.engine = msgspec.structs.replace(
                 self.engine, kernel=max(self.engine.kernel, host_seconds("eager") / 2)

@@ -75,10 +75,14 @@ def block_of(model: ModelSpec) -> ModelSpec:
 class Speculating(Server):
     """A server whose steps propose and verify. Its step is the time of a token: that of all it does over the tokens it makes."""
 
-    def __init__(self, model: ModelSpec, asked: Inference, machines: Cluster, engine: str, draft: Draft) -> None:
-        super().__init__(model, asked, machines, engine)
+    def __init__(
+        self, model: ModelSpec, asked: Inference, machines: Cluster, engine: str, draft: Draft, **options: Any
+    ) -> None:
+        super().__init__(model, asked, machines, engine, **options)
         self.draft = draft
-        self.drafter = None if draft.model is None else Server(draft.model, draft.asked(asked), machines, engine)
+        self.drafter = None
+        if draft.model is not None:
+            self.drafter = Server(draft.model, draft.asked(asked), machines, engine, **options)
 
     def work(self, batch: int, context: Size) -> Work:
         """Return the work of a rank to verify: the products of all proposed tokens, and the caches of the sequences once."""

@@ -13,6 +13,7 @@ from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE_FORMATS, Inference
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Stage
@@ -123,6 +124,24 @@ def memory(
     return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda held: held.total)
 
 
+def pool(engine: Engine, capacity: float, weights: float, profile: float, outside: float) -> float | None:
+    """Return the bytes that an engine leaves for the cache, as it means its share; None where it has none.
+
+    profile: all else that it takes in its first step; outside: what is there when it starts. vLLM's share is of the card and holds
+    everything; SGLang's is of what is free at the start, for weights and cache; TensorRT-LLM's of what weights and the step leave.
+
+    >>> [pool(Engine.parse(name, "engine"), 80.0, 16.0, 4.0, 1.0) for name in ("vllm", "sglang", "trtllm", "hf")]
+    [52.0, 51.15, 53.1, None]
+    """
+    if engine.utilization is not None:
+        return engine.utilization * capacity - weights - profile
+    if engine.static_fraction is None:
+        return None
+    if engine.kind == "trtllm":
+        return engine.static_fraction * (capacity - outside - weights - profile)
+    return engine.static_fraction * (capacity - outside) - weights
+
+
 def captured(sequences: int) -> int:
     """Return the number of batch sizes that vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
 
@@ -169,7 +188,8 @@ def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None, draft
     beside, spread = {}, Assumed(0, 0, 0)
     if drafted.weights or drafted.cache:
         beside["draft"] = drafted.weights + drafted.cache
-    if asked.server is not None:
+    engine = None if asked.server is None else Engine.parse(asked.server, "server")
+    if engine is not None and engine.graphs:
         graphs = captured(max(asked.batch, SEQUENCES)) * (1 + drafted.layers / len(model.pattern))
         beside["graphs"] = GRAPH.value * graphs
         spread = Assumed(0, (GRAPH.low - GRAPH.value) * graphs, (GRAPH.high - GRAPH.value) * graphs)

@@ -10,11 +10,13 @@ from loadgauge.core.base import ConfigError, NotModelled, NotStated, needs, read
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import Attention, LatentAttention, ModelSpec
 from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.definitions.serving.releases import Age, age_of
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.definitions.training.software import bounds, factor, kind_of
 from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
 from loadgauge.core.serving.draft import Draft, Speculating, speculated
-from loadgauge.core.serving.memory import UNAIDED, Memory, largest_batch, memory
+from loadgauge.core.serving.memory import UNAIDED, Memory, largest_batch, memory, pool
 from loadgauge.core.serving.passes import split
 from loadgauge.core.serving.quantise import quantising
 from loadgauge.core.serving.time import Clock, Pass
@@ -44,7 +46,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
     largest: the most sequences that fit; untimed: why there is no time
-    served: the times of a server, where one is asked for; draft: what proposes tokens
+    served: the times of a server, where one is asked for; pool: bytes that its engine leaves for the cache on a rank, and tokens
+        that these hold; draft: what proposes tokens
     """
 
     model: ModelSpec
@@ -60,7 +63,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     untimed: str = ""
     price: float | None = None
     served: Steady | None = None
+    pool: tuple[float, int] | None = None
     draft: Draft | None = None
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that serves, with its options."""
+        return None if self.asked.server is None else Engine.parse(self.asked.server, "server")
+
+    @property
+    def age(self) -> Age:
+        """Return what the release of the engine takes over those that were measured."""
+        return Age() if self.engine is None else age_of(self.engine.kind, self.engine.version)
 
     @property
     def gpus(self) -> int:
@@ -106,8 +120,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def token_range(self) -> tuple[float, float]:
         """Factors on the seconds of a token."""
-        rates = known_range() if self.served is None else serving()
-        return rates.token_low, rates.token_high
+        if self.served is None:
+            return known_range().token_low, known_range().token_high
+        return self._aged(serving().token_low, serving().token_high)
+
+    @property
+    def served_range(self) -> tuple[float, float]:
+        """Factors on the seconds of a server's first token."""
+        return self._aged(serving().first_low, serving().first_high)
+
+    def _aged(self, low: float, high: float) -> tuple[float, float]:
+        """Factors of measured releases, as wide as what is not known of this one makes them."""
+        return low * self.age.least / self.age.taken, high * self.age.most / self.age.taken
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -153,11 +177,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             document["tokens_per_second"] = self.tokens_per_second
             document["money_per_million"] = self.money_per_million
         if self.served is not None:
-            rates = serving()
             document["served"] = msgspec.structs.asdict(self.served) | {
                 "token_range": document["mean_token_range"],
-                "first_range": [self.served.first * rates.first_low, self.served.first * rates.first_high],
+                "first_range": [self.served.first * factor for factor in self.served_range],
             }
+        if self.pool is not None:
+            document["pool"] = {"bytes": self.pool[0], "tokens": self.pool[1]}
         if self.untimed:
             document["untimed"] = self.untimed
         return document
@@ -248,13 +273,24 @@ def infer(
         mean = (begin + 4 * half + end) / 6
     except NotStated as error:
         return msgspec.structs.replace(answer, untimed=str(error))
-    served = None
-    if asked.server is not None:
+    served = left = None
+    if (engine := answer.engine) is not None:
         alone = msgspec.structs.replace(asked, replicas=1)
-        replica = Server(model, alone, cluster, asked.server)
+        options: dict[str, Any] = {"graphs": engine.graphs, "version": engine.version}
+        replica = Server(model, alone, cluster, engine.kind, **options)
         if draft is not None:
-            replica = Speculating(model, alone, cluster, asked.server, draft)
-        fits = slots_of(replica, answer.memory.weights + held(asked).weights, asked.prompt, asked.answer)
+            replica = Speculating(model, alone, cluster, engine.kind, draft, **options)
+        weights = answer.memory.weights + held(asked).weights
+        fits = slots_of(replica, weights, asked.prompt, asked.answer)
+        if gpu is not None:
+            # The first step is of as many tokens as one may have, whatever the requests.
+            full = -(-(asked.prefill_tokens or 1) // asked.prompt)
+            drawn = memory(model, msgspec.structs.replace(asked, batch=full), stages, gpu)
+            profile = drawn.activations + drawn.logits + drawn.outside
+            share = pool(engine, gpu.capacity, weights, profile, drawn.outside) or 0.0
+            each = replica.cache(asked.prompt + replica.engine.reserved * asked.answer)
+            left = max(0.0, share), int(max(0.0, share) * asked.context / replica.cache(asked.context))
+            fits = share / each if share >= each else None
         served = serve(replica, asked.batch, asked.prompt, asked.answer, fits)
         mean = served.token
-    return msgspec.structs.replace(answer, first=first, last=last, token=mean, served=served)
+    return msgspec.structs.replace(answer, first=first, last=last, token=mean, served=served, pool=left)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
+from loadgauge.core.definitions.serving.releases import measured_since
+from loadgauge.core.definitions.serving.rollout import ENGINES
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.serving.decode import Steady
 from loadgauge.core.serving.passes import AXES_OF
@@ -125,7 +127,8 @@ def _source(answer: Inferred) -> str:
 
 def _working(target: Paper, answer: Inferred, steady: Steady) -> None:
     """Prints what a first token and a token of a server wait for."""
-    asked, engine = answer.asked, serving().engines[answer.asked.server or ""]
+    assert answer.engine is not None
+    asked, engine = answer.asked, serving().engines[answer.engine.kind]
     read = "with it" if engine.mixed else "between"
     alone = steady.token == steady.step
     parts = (
@@ -148,6 +151,14 @@ def _largest(answer: Inferred) -> list[str]:
         return []
     if not answer.largest:
         return ["Not even one such sequence fits."]
+    if answer.pool is not None and answer.engine is not None:
+        engine, (nbytes, tokens) = answer.engine, answer.pool
+        share, sequences = ENGINES[engine.kind].share, tokens // answer.asked.context
+        holds = f"{sequences:,} such sequences a replica" if sequences else "not one such sequence: it does not start"
+        return [
+            f"{ENGINES[engine.kind].title} gives its cache {gib(nbytes, 1)} of a GPU at {share}={getattr(engine, share):g}:"
+            f" {tokens:,} tokens of cache, {holds}."
+        ]
     return [
         f"The largest batch that fits: {answer.largest:,} such sequences a replica,"
         f" {answer.largest * answer.asked.context:,} tokens of cache."
@@ -195,22 +206,39 @@ def _money(answer: Inferred) -> list[str]:
 
 
 def _served(answer: Inferred, steady: Steady) -> list[str]:
-    rates, asked = serving(), answer.asked
+    asked, engine = answer.asked, answer.engine
+    assert engine is not None
     low, high = (steady.token * factor for factor in answer.token_range)
+    first_low, first_high = (steady.first * factor for factor in answer.served_range)
     more = asked.answer > 1
     lines = [
         f"{asked.server} with {asked.batch:,} requests at a time: a token takes {seconds(steady.token)}"
         f" ({seconds(low)} to {seconds(high)}){'' if more else ' at this context'}, the first one"
-        f" {seconds(steady.first)} ({seconds(steady.first * rates.first_low)} to {seconds(steady.first * rates.first_high)}).",
+        f" {seconds(steady.first)} ({seconds(first_low)} to {seconds(first_high)}).",
         f"{answer.tokens_per_second:,.0f} tokens/s over all GPUs."
         if more
         else f"{answer.tokens_per_second:,.1f} requests/s over all GPUs, each answered by one token; --answer N says by how many.",
     ]
     if steady.running < asked.batch:
-        whole = rates.engines[asked.server or ""].reserved == 1
+        whole = serving().engines[engine.kind].reserved == 1
         held = "its whole answer reserved" if whole else "half answered"
         lines.append(f"The cache holds {steady.running:,.0f} of them, each {held}; the others wait.")
-    return lines + _money(answer)
+    return [*lines, *_release(answer), *_money(answer)]
+
+
+def _release(answer: Inferred) -> list[str]:
+    """Return a line on a release that was not measured, or that nobody names."""
+    engine, age = answer.engine, answer.age
+    assert engine is not None
+    since = f"{ENGINES[engine.kind].title} {measured_since(engine.kind)} and newer"
+    if engine.version is None:
+        return [f"Measured releases: {since}; the upper end is of one a year older ({engine.kind}:version=N names it)."]
+    if age.taken == 1:
+        return []
+    return [
+        f"{engine.version} is older than what was measured ({since}): its kernels are taken to need {age.taken:.2f} times as long"
+        f" (1 to {age.most:.2f})."
+    ]
 
 
 def _work(target: Paper, answer: Inferred) -> None:

@@ -198,6 +198,7 @@ def _adapter(lora: Lora | None) -> dict[str, Any]:
         "lora_targets": targets or "all",
         "qlora": bool(lora.quantised) or None,
         "base": base,
+        "kbit_upcast": lora.upcast if lora.peft and lora.quantised else None,
     }
 
 

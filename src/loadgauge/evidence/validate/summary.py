@@ -91,8 +91,8 @@ def reasons(records: Iterable[Record]) -> dict[str, int]:
 def reason_kind(reason: str) -> str:
     """Return a reason without its particulars, so that equal kinds compare equal.
 
-    >>> reason_kind("micro-batches over pp (interleaved schedule): 5 over 4 leaves 1")
-    'micro-batches over pp (interleaved schedule): N over N leaves N'
+    >>> reason_kind("num_experts over ep: 5 over 4 leaves 1")
+    'num_experts over ep: N over N leaves N'
     """
     text = re.sub(r" \(known: .*?\)", "", reason.partition("; did you mean")[0])
     return re.sub(r"(?<![\w.])\d[\d.,]*(?![\w])", "N", text)

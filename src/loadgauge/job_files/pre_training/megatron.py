@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.core.definitions.training.optimizers import MOMENTS
 from loadgauge.job_files.ideas import (
     NEAREST,
     TRANSFORMER_ENGINE,
@@ -417,11 +418,13 @@ OPTIMIZER_NAMES = {
 
 
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    name = facts["optimizer"]
+    name, _, moments = facts["optimizer"].partition(":moments=")
     theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
-    if theirs is None:
+    if theirs is None or moments not in ("", *MOMENTS):
         return {}
     values: dict[str, Any] = {"optimizer": theirs}
+    if moments:
+        values |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
     if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
         values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
     return values
@@ -440,7 +443,9 @@ def optimizer(keys: Keys) -> Facts:
     """The idea of the optimizer; `adam` is AdamW, as weight decay is decoupled."""
     name = keys.choice("optimizer", OPTIMIZER_NAMES, NEAREST["optimizer"]) or "adamw"
     moments = {keys.word("exp_avg_dtype") or "fp32", keys.word("exp_avg_sq_dtype") or "fp32"}
-    if moments != {"fp32"}:
+    if len(moments) == 1 and name == "adamw" and moments <= {*MOMENTS}:
+        name += f":moments={moments.pop()}".removesuffix(":moments=fp32")
+    elif moments != {"fp32"}:
         shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")
         note = f"{shown}: moments in fewer bits than the 32 that are counted"
         keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))

@@ -166,13 +166,25 @@ def test_a_letter_is_found_again_from_the_value(quantity: str, letter: str, numb
 def test_amdahl_of_hours_and_the_longest_by_counting() -> None:
     told = document("equation amdahl --numbers serial=1h,total=20h,gpus=64")
     assert float(told["equations"][0]["with_numbers"]) == pytest.approx(20 / (1 + 19 / 64))
+    assert float(told["equations"][1]["with_numbers"]) == pytest.approx(20)
     draws = list(itertools.product(range(1, 7), repeat=3))
     share = sum(max(draw) == 5 for draw in draws) / len(draws)
     assert value("longest", 4, N=6, n=3, k=5) == pytest.approx(share)
     assert value("longest", 3, N=6, n=3) == pytest.approx(sum(max(draw) ** 2 for draw in draws) / len(draws))
 
 
-@pytest.mark.parametrize("flags", ["--numbers n", "--solve n", "--numbers duration=1d --solve n", "--numbers n=x"])
+def test_words_stand_for_letters_and_none_is_passed_over() -> None:
+    """15 T tokens of 8 B parameters on 512 GPUs at 40 % of 989 TFLOP/s."""
+    told = document("equation duration --numbers tokens=15T,params=8B,gpus=512,peak=989TFLOP/s,mfu=40%")
+    seconds = 6 * 15e12 * 8e9 / (512 * 0.4 * 989e12)
+    assert float(told["equations"][0]["with_numbers"].replace(",", "")) == pytest.approx(seconds)
+    assert "no letter 'hidden'" in typed("equation duration --numbers tokens=15T,hidden=4096").err
+    assert "did you mean collectives" in typed("equation gather").err
+
+
+@pytest.mark.parametrize(
+    "flags", ["--numbers n", "--solve n", "--numbers duration=1d --solve n", "--numbers n=x", "--numbers mfu=40%"]
+)
 def test_numbers_that_cannot_be_read_or_solved_for_are_one_line(flags: str) -> None:
     told = typed(f"equation duration {flags}")
     assert told.code == 2

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import mul, truediv
+
 import msgspec
 
 from loadgauge.core.answers.equations.equation import Equation
 from loadgauge.core.base import ConfigError, parse, parse_count, share
 
-QUOTIENTS = {"f": ("serial", "total")}
-"""A letter, and the two numbers whose quotient it is."""
+COMBINED: dict[str, tuple[str, str, Callable[[float, float], float]]] = {
+    "f": ("serial", "total", truediv),
+    "X": ("peak", "mfu", mul),
+}
+"""A letter, and the two numbers that it is worked out from."""
+WORDS = {"params": "parameters", "size": "parameters", "cards": "gpus", "duration": "seconds", "time": "seconds"}
+"""Words that people say, and those that the meaning of a letter has."""
 
 
 def read_number(text: str, key: str) -> float:
@@ -43,20 +51,39 @@ def by_letter(form: Equation, values: dict[str, float]) -> dict[str, float]:
 
     >>> from loadgauge.core.answers.equations.run_forms import run_forms
     >>> by_letter(run_forms("amdahl")[0], {"gpus": 64, "serial": 1, "total": 20})
-    {'f': 0.05, 'n': 64}
+    {'n': 64, 'f': 0.05}
     """
-    letters = {
-        letter: values[above] / values[below]
-        for letter, (above, below) in QUOTIENTS.items()
-        if letter in form.legend and {above, below} <= values.keys()
+    letters = {letter: values[name] for name in values if (letter := _letter(form, name))}
+    return letters | {
+        letter: of(values[first], values[second])
+        for letter, (first, second, of) in COMBINED.items()
+        if letter in form.legend and letter not in letters and {first, second} <= values.keys()
     }
-    for name, value in values.items():
-        meant = [letter for letter, meaning in form.legend.items() if name.lower() in meaning.lower().split()]
-        if name in form.legend:
-            letters[name] = value
-        elif len(meant) == 1:
-            letters[meant[0]] = value
-    return letters
+
+
+def _letter(form: Equation, name: str) -> str:
+    """The letter that a name means; empty where there is none, or more than one."""
+    if name in form.legend:
+        return name
+    word = WORDS.get(name.lower(), name.lower())
+    meant = [letter for letter, meaning in form.legend.items() if word in meaning.lower().split()]
+    return meant[0] if len(meant) == 1 else ""
+
+
+def unread(forms: tuple[Equation, ...], values: dict[str, float]) -> list[str]:
+    """Return the names that no form has a letter for.
+
+    >>> from loadgauge.core.answers.equations.run_forms import run_forms
+    >>> unread(run_forms("duration"), {"params": 1, "peak": 2, "mfu": 0.4, "hidden": 3})
+    ['hidden']
+    """
+    parts = {
+        name
+        for letter, (first, second, _) in COMBINED.items()
+        for name in (first, second)
+        if {first, second} <= values.keys() and any(letter in form.legend for form in forms)
+    }
+    return [name for name in values if name not in parts and not any(_letter(form, name) for form in forms)]
 
 
 def with_numbers(form: Equation, values: dict[str, float]) -> Equation:

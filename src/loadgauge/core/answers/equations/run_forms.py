@@ -44,6 +44,7 @@ OWN_LETTERS = {
     "collectives": {"n": "ranks"},
     "longest": {"N": "longest length there is [tokens]", "n": "lengths that are drawn", "k": "a length [tokens]"},
     "gamma": {"v": "vocabulary"},
+    "utilisation": {"X": "peak FLOP/s of a GPU"},
 }  # fmt: skip
 """Letters that stand for something else in one quantity."""
 
@@ -258,7 +259,10 @@ def _gpus() -> list[Part]:
 
 def _amdahl() -> list[Part]:
     f, n = _letters("f n")
-    return [("how many times faster n GPUs are than one", 1 / (f + (1 - f) / n), "times")]
+    return [
+        ("how many times faster n GPUs are than one", 1 / (f + (1 - f) / n), "times"),
+        ("the same at most, whatever the number of GPUs", 1 / f, "times"),
+    ]
 
 
 def _utilisation() -> list[Part]:

@@ -6,11 +6,11 @@ Every value is the one the estimate keeps (`Workings`); a formula is shown only 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.figures.lanes import kind_of as bound_by
 from loadgauge.core.answers.why.of_memory import memory_line
+from loadgauge.core.answers.why.of_needs import algorithms
 from loadgauge.core.answers.why.reason import Reason, line, summed
 from loadgauge.core.base import ConfigError, NotStated, Size
 from loadgauge.core.base.sources import cite
@@ -20,12 +20,11 @@ from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.explain import closed_form
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.symbols import letter, symbolic_block, symbolic_ends, symbolic_view
-from loadgauge.core.estimate.time.collectives import Fabric, algorithm, bus_factor
+from loadgauge.core.estimate.time.collectives import Fabric, bus_factor
 from loadgauge.core.estimate.time.cost import DAY, Budget
 from loadgauge.core.estimate.time.flops import on_one_rank
 from loadgauge.core.estimate.time.roofline import grouped_parts, in_eight_bits, product_parts
 from loadgauge.core.estimate.time.step import LANES, Time
-from loadgauge.core.estimate.time.traffic import Traffic, layout_groups
 from loadgauge.core.estimate.workings import TimedOperation
 from loadgauge.core.layers import block_layer, head_layer
 
@@ -69,6 +68,9 @@ def reason(result: Estimate, topic: str, budget: Budget | None = None) -> Reason
         return _time(result, result.time, topic)
     lanes = [lane for lane in COMMUNICATION if result.time.parts.get(lane)]
     lane = OF_LANES.get(topic, "")
+    # What replicas send has one of two names: gradients reduced whole, or sharded.
+    if lane in ("dp", "zero") and not result.time.parts.get(lane):
+        lane = topic = "zero" if lane == "dp" else "dp"
     if lane and not result.time.parts.get(lane):
         raise ConfigError(
             f"this run has no {topic} in its time (it has {', '.join(_lanes(result.time))})", key="explain"
@@ -366,6 +368,8 @@ def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reas
             if row.seconds:
                 lines.append(line(f"bandwidth reached ({name})", "s/t", row.sent / row.seconds, "byte/s", pace))
     links = ", ".join(sorted({f"{row.axis} {row.link}" for row in rows}))
+    fabric = None if result.cluster is None else Fabric.of(result.cluster, of_cluster(result.cluster))
+    taken = () if fabric is None else algorithms(rows, result.layout, fabric)
     return Reason(
         topic=topic,
         what=f"exposed seconds of {topic} in a step",
@@ -385,20 +389,10 @@ def _network(result: Estimate, time: Time, lanes: list[str], topic: str) -> Reas
             )
             for row in rows
         ),
-        notes=(f"slowest link: {links}", *_algorithms(result, rows)),
+        notes=(f"slowest link: {links}", *taken),
         see=("what the links would have to be: loadgauge network --explain",),
         sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
     )
-
-
-def _algorithms(result: Estimate, rows: Sequence[Traffic]) -> Iterator[str]:
-    """Yield which algorithm each collective takes, and the sizes of the tensor between which it does."""
-    if result.cluster is None:
-        return
-    fabric, groups = Fabric.of(result.cluster, of_cluster(result.cluster)), layout_groups(result.layout)
-    for row in rows:
-        taken = algorithm(row.collective, float(row.payload), groups[row.group], fabric)
-        yield f"algorithm of {row.axis} {row.what}, {str(row.collective).replace('_', '-')}: {taken}"
 
 
 def _host(result: Estimate, time: Time) -> Reason:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from loadgauge.core.answers.why.reason import Line, Reason, line
 from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
+from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import Attention, Moe
 from loadgauge.core.estimate.time.bandwidth_needs import Network, NetworkCase
+from loadgauge.core.estimate.time.collectives import Fabric, algorithm
 from loadgauge.core.estimate.time.flops import step_flops
+from loadgauge.core.estimate.time.traffic import Traffic, layout_groups
 
 AXES = tuple(axis for axis in COMMUNICATION if axis != "zero")
 """What can be asked for; ZeRO's traffic is that of dp."""
@@ -70,8 +75,17 @@ def need_reason(
         notes=(
             f"the slowest of these links: {worst.bandwidth / 1e9:,.4g} GB/s by its datasheet; "
             + ("enough" if all(need.enough for need in needs) else "NOT enough"),
+            *algorithms((row for row in network.traffic if row.axis == axis), case.layout, case.fabric),
         ),
     )
+
+
+def algorithms(rows: Iterable[Traffic], layout: Layout, fabric: Fabric) -> Iterator[str]:
+    """Yield which algorithm each collective takes, and the sizes of the tensor between which it does."""
+    groups = layout_groups(layout)
+    for row in rows:
+        taken = algorithm(row.collective, float(row.payload), groups[row.group], fabric)
+        yield f"algorithm of {row.axis} {row.what}, {str(row.collective).replace('_', '-')}: {taken}"
 
 
 def closed_numbers(case: NetworkCase, network: Network) -> dict[str, float]:

@@ -225,6 +225,15 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.compute_capability.partition(".")[0] in ("9", "10")
 
     @property
+    def blackwell(self) -> bool:
+        """Return whether it is a data-centre GPU of Blackwell: compute capability 10.x.
+
+        >>> [gpu(id).blackwell for id in ("h100-sxm5-80gb", "gb300-nvl72", "rtx5090")]
+        [False, True, False]
+        """
+        return self.compute_capability.partition(".")[0] == "10"
+
+    @property
     def capacity(self) -> float:
         """Usable memory [bytes]: what the driver reports where a source states it, else what of shared memory the GPU may
         use, else the chips less inline ECC and less what drivers keep, else the label, GB as 10^9 and GiB as 2^30 bytes.

@@ -48,6 +48,16 @@ def usual_node(gpu: Gpu | None) -> int:
     return GPUS_PER_NODE if domain is None else min(GPUS_PER_NODE, int(domain.value))
 
 
+def one_of(gpu: Gpu) -> str:
+    """Return the id of what a program counts as one GPU of a package that has several; the GPU's own where it has one.
+
+    >>> from loadgauge.core.definitions.hardware.hardware import gpu
+    >>> one_of(gpu("mi250x")), one_of(gpu("h100-sxm5-80gb"))
+    ('mi250x-gcd', 'h100-sxm5-80gb')
+    """
+    return str(read_table("usual_figures.toml")["one_of"].get(gpu.id, gpu.id))
+
+
 def with_usual(gpu: Gpu) -> tuple[Gpu, dict[str, str]]:
     """Return a GPU with figures in the place of those that no source states, and what was assumed, by name.
 
@@ -63,17 +73,17 @@ def with_usual(gpu: Gpu) -> tuple[Gpu, dict[str, str]]:
         for name, rows in read_table("usual_figures.toml")["figures"].items()
     }
     assumed: dict[str, str] = {}
-    memory, link, peaks = gpu.memory, gpu.interconnect, gpu.peaks
-    if memory.bandwidth is None and (text := texts["memory_bandwidth"]):
-        memory = msgspec.structs.replace(memory, bandwidth=Quantity(text, (ASSUMED,)))
-        assumed["memory bandwidth"] = text
-    if link.bandwidth is None and (text := texts["link_bandwidth"]):
-        link = msgspec.structs.replace(link, bandwidth=Quantity(text, (ASSUMED,)))
-        assumed["link bandwidth"] = text
-    if peaks.bf16 is None and peaks.fp16 is None and (texts["half"] or peaks.fp32):
-        half = Quantity(texts["half"], (ASSUMED,)) if texts["half"] else peaks.fp32
-        peaks = msgspec.structs.replace(peaks, bf16=half, fp16=half)
+    for figure, section, field, name in (
+        ("memory_bandwidth", "memory", "bandwidth", "memory bandwidth"),
+        ("link_bandwidth", "interconnect", "bandwidth", "link bandwidth"),
+        ("link_domain", "interconnect", "domain", "GPUs on one link"),
+    ):
+        part, text = getattr(gpu, section), texts[figure]
+        if getattr(part, field) is None and text:
+            part = msgspec.structs.replace(part, **{field: Quantity(text, (ASSUMED,))})
+            gpu, assumed[name] = msgspec.structs.replace(gpu, **{section: part}), text
+    if gpu.peaks.bf16 is None and gpu.peaks.fp16 is None and (texts["half"] or gpu.peaks.fp32):
+        half = Quantity(texts["half"], (ASSUMED,)) if texts["half"] else gpu.peaks.fp32
+        gpu = msgspec.structs.replace(gpu, peaks=msgspec.structs.replace(gpu.peaks, bf16=half, fp16=half))
         assumed["peak in 16 bits"] = half.text if half is not None else ""
-    if not assumed:
-        return gpu, {}
-    return msgspec.structs.replace(gpu, memory=memory, interconnect=link, peaks=peaks), assumed
+    return gpu, assumed

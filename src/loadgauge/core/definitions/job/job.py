@@ -141,7 +141,14 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         metavar="transformers=4.57,torch=2.6")] = None  # fmt: skip
     optimizer: Annotated[
         str | None,
-        _field("text", "method", f"{', '.join(OPTIMIZERS)}.", metavar="NAME", values=tuple(OPTIMIZERS)),
+        _field(
+            "text",
+            "method",
+            f"{', '.join(OPTIMIZERS)}; adamw:moments=bf16 (fp8) stores moments so, adamw:ema (ema=host) keeps an average of the"
+            " weights.",
+            metavar="NAME",
+            values=tuple(OPTIMIZERS),
+        ),
     ] = None
     attention: Annotated[
         str | None, _field(

@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 import msgspec
 
 from loadgauge.core.definitions.job.job_field import about
-from loadgauge.core.definitions.serving.rollout import ENGINES
+from loadgauge.core.definitions.serving.rollout import ROLLOUTS
 from loadgauge.core.definitions.training.tasks import TASKS, Objective, Reference
 
 
@@ -47,8 +47,8 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         metavar="SHARE", needs="task")] = None
     rollout: Annotated[str | None, about(
         "text", "posttrain",
-        f"Where answers are generated: {', '.join(ENGINES)}, with its options (tp, pp, ep, dp, utilization, sleep, kv, ...).",
-        metavar="vllm:tp=2,utilization=0.6", values=tuple(ENGINES), needs="task")] = None
+        f"Where answers are generated: {', '.join(ROLLOUTS)}, with its options (tp, pp, ep, dp, utilization, sleep, kv, ...).",
+        metavar="vllm:tp=2,utilization=0.6", values=ROLLOUTS, needs="task")] = None
     placement: Annotated[str | None, about(
         "text", "posttrain", "colocated (trainer and rollout take turns on the same GPUs), or split:TRAINER+ROLLOUT GPUs.",
         metavar="split:16+16", values=("colocated", "split:8+8"), needs="task")] = None

@@ -81,6 +81,20 @@ ASKED = {
     **dict.fromkeys(
         ("quantization", "quant", "quantize", "bits", "quant-bits"), "give --qlora, or --task generate --weight-format int4"
     ),
+    **dict.fromkeys(("ema", "use-ema", "ema-decay"), "give --optimizer adamw:ema, or adamw:ema=host for one in host memory"),
+    **dict.fromkeys(
+        ("exp-avg-dtype", "exp-avg-sq-dtype", "moment-dtype", "optimizer-dtype", "use-precision-aware-optimizer"),
+        "give --optimizer adamw:moments=bf16",
+    ),
+    **dict.fromkeys(
+        ("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32", "reduce-dtype", "grad-dtype", "main-grads-dtype",
+         "grad-reduce-in-bf16"),
+        "--precision says it: bf16-mixed-18 accumulates and reduces gradients in float32, bf16-mixed-16 in 16 bits",
+    ),
+    **dict.fromkeys(
+        ("moe-router-group-topk", "moe-router-num-groups", "topk-group", "n-group"),
+        "a model's config.json says it (n_group, topk_group)",
+    ),
 }  # fmt: skip
 """Flags that are no one flag here, and what says the same."""
 
@@ -151,17 +165,35 @@ VALUES: dict[str, dict[str, str]] = {
     "precision": {
         "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "torch.bfloat16": "bf16", "16": "fp16",
         "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16", "float8": "fp8", "bf16-true": "bf16-pure",
+        "fp16-mixed": "fp16", **dict.fromkeys(("fp8-hybrid", "fp8-e4m3", "e4m3"), "fp8"), "fp8-block": "fp8-blockwise",
     },
     "weights": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "torch.bfloat16": "bfloat16", "half": "float16"},
     "attention": {**{name: kind for name, kind in ATTENTION.items() if name != kind}, "flash2": "fa2", "flash-attn": "fa2",
                   "flash_attn": "fa2", "math": "eager", "xformers": "fa1"},
     "optimizer": {**{name: kind for name, kind in TORCH_OPTIMIZERS.items() if name != kind}, "adam": "adamw",
-                  "adam8bit": "adamw-8bit"},
-    "recompute": _ON, "framework": {"mcore": "megatron", "megatron-core": "megatron", "ds": "deepspeed", "pytorch-fsdp": "fsdp"},
+                  "adam8bit": "adamw-8bit", "adamw-bf16": "adamw:moments=bf16", "adam-bf16": "adamw:moments=bf16",
+                  "adamw-ema": "adamw:ema"},
+    "recompute": _ON,
+    "framework": {
+        **dict.fromkeys(("megatron", "mcore", "megatron-core", "mindspeed", "megablocks", "megatron-lm"), "megatron"),
+        **dict.fromkeys(("deepspeed", "ds"), "deepspeed"), **dict.fromkeys(("composer", "mosaicml"), "llm-foundry"),
+        **dict.fromkeys(("fsdp", "pytorch-fsdp", "pytorch", "torch", "fairscale", "metaseq", "lingua"), "fsdp"),
+        **dict.fromkeys(("jax", "levanter"), "maxtext"), "neox": "gpt-neox", "olmo": "olmo-core", "nemo": "nemo",
+    },
+    "schedule": {
+        **dict.fromkeys(("1f1b", "pipedream-flush"), "1f1b"), **dict.fromkeys(("gpipe", "afab"), "gpipe"),
+        **dict.fromkeys(("interleaved", "interleaved-1f1b", "interleaved1f1b"), "interleaved"),
+        **dict.fromkeys(("zb-h1", "zbh1", "zb", "zero-bubble", "zerobubble", "zb1p", "zb-1p"), "zb-h1"),
+        **dict.fromkeys(("zb-2p", "zb2p", "zbh2", "zb-h2"), "zb-2p"), **dict.fromkeys(("zb-v", "zbv"), "zb-v"),
+        "dualpipe": "dualpipe", **dict.fromkeys(("dualpipev", "dualpipe-v"), "dualpipev"),
+    },
     "zero": {"stage0": "0", "stage1": "1", "stage2": "2", "stage3": "3", "zero2": "2", "zero3": "3"},
     "task": {"pretrain": "train", "finetune": "train", "diffusion": "train", "dreambooth": "train", "rlhf": "ppo",
              "inference": "generate", "infer": "generate", "serve": "generate", "serving": "generate"},
     "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all"},
+    "at": {"loading": "setup", "load": "setup", "init": "setup", "save": "saving", "eval": "evaluation", "optimizer": "step"},
+    "find": {**dict.fromkeys(("context", "length", "sequence", "max-model-len", "seq_len"), "seq-len"), "card": "gpu",
+             **dict.fromkeys(("micro_batch", "batch-size"), "micro-batch"), "fewest": "gpus", "cheapest": "gpu"},
 }  # fmt: skip
 """Values that other tools have, by the field, and what each is here."""
 
@@ -174,6 +206,10 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
     ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
+    ("engine", r"((?:vllm|sglang|trtllm)(?:[:=].*)?)", r"--server \1"),
+    ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
+    ("draft", r"mtp", "--mtp"),
+    ("task", r"prefill", "--task generate --answer 1"),
     ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
     ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
 )

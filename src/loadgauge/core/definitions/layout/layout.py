@@ -15,6 +15,7 @@ from loadgauge.core.definitions.model.model import (
     GatedDeltaNet,
     KimiDelta,
     LatentAttention,
+    LightningAttention,
     Mamba1,
     Mamba2,
     Mixer,
@@ -174,6 +175,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """Number of ranks that ZeRO shards experts over: `expert_dp` over replicas."""
         return shard(self.expert_dp, self.replicas, "ranks with the same experts over replicas")
 
+    def played(self, rounds: int) -> int:
+        """Return how many micro-batches to play a schedule through: so many for each stage, as the rest repeats them, or all."""
+        batches = self.num_microbatches
+        uneven = self.schedule == "interleaved" and batches % self.pp
+        return int(batches) if uneven else min(int(batches), rounds * self.pp)
+
     @property
     def num_microbatches(self) -> Size:
         """Number of micro-batches that each pipeline runs in one step."""
@@ -276,7 +283,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         if self.schedule == "gpipe":
             return batches
         if self.schedule == "interleaved":
-            chunks = 2 * (p - stage - 1) + (self.vpp - 1) * p + 1
+            chunks = 2 * (p - stage - 1) + (self.vpp - 1) * in_group(batches, p) + 1
             return minimum(batches * self.vpp, chunks) / self.vpp
         if self.schedule == "zb-v":
             return minimum(minimum(batches, p), (batches + 1 + stage) / 2)
@@ -312,6 +319,19 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         problems = self.valid(model)
         if problems:
             raise LayoutError("; ".join(problems))
+
+
+def in_group(batches: Size, stages: int) -> int:
+    """Return how many micro-batches in a row go through one chunk of an interleaved schedule: as many as there are stages, or the
+    next number that leaves none or a whole pipeline's (megatron-core, `schedules.py`, `microbatch_group_size_per_vp_stage`).
+
+    >>> in_group(16, 8), in_group(18, 8), in_group(9, 8)
+    (8, 9, 9)
+    """
+    if not isinstance(batches, int):
+        return stages
+    groups = (group for group in range(stages, batches) if not 0 < batches % group < stages)
+    return next(groups, max(batches, stages))
 
 
 def shared_out(layers: int, pp: int, parts: int = 1, mtp: int = 0) -> tuple[int, ...]:
@@ -394,7 +414,7 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
 
 def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
     """The fields of a token mixer that tensor parallelism divides; none where it is not modelled."""
-    if isinstance(mixer, Attention | LatentAttention):
+    if isinstance(mixer, Attention | LatentAttention | LightningAttention):
         return ("num_attention_heads",)
     if isinstance(mixer, Mamba2):
         return ("num_heads", "n_groups")
@@ -426,7 +446,7 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
                 kind = type(mixer).__name__
                 if layout.tp > 1 and not _sharded(mixer):
                     yield f"tp = {layout.tp}: {kind} over tp is not modelled"
-                if layout.cp > 1 and (isinstance(mixer, Mamba1) or not _sharded(mixer)):
+                if layout.cp > 1 and (isinstance(mixer, Mamba1 | LightningAttention) or not _sharded(mixer)):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads
@@ -486,7 +506,8 @@ def _of_schedule(layout: Layout, model: ModelSpec) -> Iterator[str]:
     elif name == "interleaved":
         if stages == 1 or layout.vpp == 1:
             yield "the interleaved schedule needs pp > 1 and vpp > 1"
-        yield from _uneven(batches, stages, "micro-batches over pp (interleaved schedule)")
+        if batches < stages:
+            yield f"the interleaved schedule needs at least {stages} micro-batches, one a stage, got {batches}"
     elif layout.vpp > 1:
         yield f"vpp = {layout.vpp} needs the interleaved schedule, not {name}"
     if name == "dualpipe" and (stages % 2 or batches % 2):

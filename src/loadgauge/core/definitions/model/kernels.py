@@ -108,7 +108,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     experts: `grouped` is transformers' grouped_mm form (torchtitan's too), which weights the experts' outputs and keeps
         them; `fused` is Megatron's, which weights inside the activation and keeps neither its output nor the experts'.
     dispatch: tokens go to their experts by a plain all-to-all, a copy for each, or `deduplicated`: one to each domain of
-        fast links, which hands it on (DeepEP, HybridEP).
+        fast links, which hands it on (DeepEP, HybridEP); `quantised`: so, and outward in the 8 bits of the products.
     router_aux_loss: a load-balancing loss keeps the scores of all experts (transformers: with `output_router_logits`).
     gradient_placeholders: weights' gradients are added to their float32 buffer inside the product, and autograd is given
         an empty tensor instead: one of each shape, kept for good (Transformer Engine since 2.0), for the head a new one.
@@ -149,7 +149,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     written_mask: bool = False
     writes_groups: bool = False
     experts: Literal["grouped", "fused"] = "grouped"
-    dispatch: Literal["all_to_all", "deduplicated"] = "all_to_all"
+    dispatch: Literal["all_to_all", "deduplicated", "quantised"] = "all_to_all"
     router_aux_loss: bool = False
     recurrence: Literal["fused", "reference"] = "fused"
     joint_output: bool = False

@@ -300,6 +300,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     latent_norm: of their sum in that latent (Kimi K3)
     zero_experts: choices more that compute nothing (LongCat), taken to get an even share of the tokens
     capacity_factor: None: no token is dropped; else each expert takes at most this many times its fair share
+    groups: of experts, and to how many of them a token may go (DeepSeek's device- and node-limited routing)
     """
 
     num_experts: Size
@@ -322,6 +323,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     latent_norm: Norm | None = None
     zero_experts: Size = 0
     capacity_factor: float | None = None
+    groups: tuple[int, int] = (1, 1)
 
     @property
     def computed_per_tok(self) -> Size:

@@ -87,9 +87,11 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     server: Annotated[
         str | None,
         _field(
-            "choice",
-            "With --task generate: an engine that has --batch requests at a time; the times are then a server's.",
-            choices=("vllm", "sglang", "trtllm"),
+            "text",
+            "With --task generate: an engine that has --batch requests at a time, with its options (version, utilization,"
+            " static_fraction, max_num_seqs, max_batched_tokens, graphs); the times are then a server's.",
+            metavar="vllm:version=0.6,utilization=0.9",
+            values=("vllm", "sglang", "trtllm"),
         ),
     ] = None
     draft: Annotated[

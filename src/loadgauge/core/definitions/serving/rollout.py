@@ -7,22 +7,25 @@ vLLM's `gpu_memory_utilization` is a share of the card's whole memory, in which 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.job.job_text import choice, positive_number, switch, whole_number
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS
+from loadgauge.core.definitions.serving.releases import numbered
 
-Kind = Literal["vllm", "sglang", "hf"]
+Kind = Literal["vllm", "sglang", "trtllm", "hf"]
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """An engine: its options that have defaults, and which others it has none of.
 
     share: the option that says how much of a card it may use; missing: options that mean nothing to it
-    inside: the trained model itself generates, in the trainer's process
+    inside: the trained model itself generates, in the trainer's process; answers: it generates for trainers
     """
 
     title: str
@@ -35,6 +38,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     sleeps: bool = True
     missing: frozenset[str] = frozenset()
     inside: bool = False
+    answers: bool = True
     source: str
 
 
@@ -47,19 +51,34 @@ ENGINES: dict[str, Defaults] = {
         title="SGLang", share="static_fraction", static_fraction=0.85, max_num_seqs=256, max_batched_tokens=8192,
         missing=frozenset({"utilization", "batch"}), source="sglang",
     ),
+    "trtllm": Defaults(
+        title="TensorRT-LLM", share="static_fraction", static_fraction=0.9, max_num_seqs=2048, max_batched_tokens=8192,
+        missing=frozenset({"utilization", "batch"}), answers=False, source="trtllm",
+    ),
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False, inside=True,
         missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
-                           "accepted"}),
+                           "accepted", "version"}),
         source="transformers",
     ),
 }  # fmt: skip
+ROLLOUTS = tuple(name for name, engine in ENGINES.items() if engine.answers)
+"""Engines that generate for trainers."""
+SERVERS = tuple(name for name, engine in ENGINES.items() if not engine.inside)
+"""Engines that serve requests."""
+FLAGS_OF_A_SERVER = {name: f"--{name}" for name in MODEL_PARALLEL} | {
+    "dp": "--gpus", "kv": "--cache-format", "weights": "--weight-format",
+    "context": "--context", "batch": "--batch", "sleep": "", "prefix": "", "accepted": "--acceptance", "turns": "", "tool": "",
+}  # fmt: skip
+"""Options that a server has flags for, or no use."""
 ALIASES = {
     "gpu_memory_utilization": "utilization", "mem_fraction_static": "static_fraction", "mem_fraction": "static_fraction",
     "max_num_batched_tokens": "max_batched_tokens", "chunked_prefill_size": "max_batched_tokens",
     "max_running_requests": "max_num_seqs", "kv_cache_dtype": "kv", "kv_dtype": "kv", "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp", "data_parallel_size": "dp", "expert_parallel_size": "ep", "sleep_level": "sleep",
     "max_model_len": "context", "context_length": "context", "dtype": "weights", "quantization": "weights",
+    "free_gpu_memory_fraction": "static_fraction", "kv_cache_free_gpu_memory_fraction": "static_fraction",
+    "max_num_tokens": "max_batched_tokens", "max_batch_size": "max_num_seqs",
 }  # fmt: skip
 """The engines' own words for options."""
 
@@ -76,6 +95,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     prefix: answers to one prompt share what is read of it; accepted: tokens of a step with speculative decoding
     turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs
     batch: sequences of a batch, where the engine has no cache of its own (transformers)
+    version: its release (None: not named)
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -100,6 +120,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     accepted: float | None = None
     turns: int = 1
     tool: float | None = None
+    version: str | None = None
 
     @property
     def inside(self) -> bool:
@@ -112,17 +133,20 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.tp, self.ep) * self.pp
 
     @classmethod
-    def parse(cls, text: str) -> Engine:
-        """Read `NAME:option=value,...`. Raises `ConfigError` for an engine or an option that is unknown.
+    @lru_cache(maxsize=256)
+    def parse(cls, text: str, key: str = "rollout") -> Engine:
+        """Read `NAME:option=value,...`. Raises `ConfigError` for an engine or an option that is unknown. key: the flag it is of
 
         >>> Engine.parse("hf:batch=8").graphs, Engine.parse("sglang").static_fraction
         (False, 0.85)
+        >>> Engine.parse("vllm==0.6.3", "server").version
+        '0.6.3'
         """
-        name, _, rest = text.partition(":")
-        name = name.strip()
-        if name not in ENGINES:
+        name, _, rest = text.replace("==", ":version=", 1).partition(":")
+        name, those = name.strip(), {"rollout": ROLLOUTS, "server": SERVERS}.get(key, tuple(ENGINES))
+        if name not in those:
             raise ConfigError(
-                f"no engine {name[:40]!r}{suggest(name[:40], ENGINES)} (known: {', '.join(ENGINES)})", key="rollout"
+                f"no engine {name[:40]!r}{suggest(name[:40], those)} (known: {', '.join(those)})", key=key
             )
         server = ENGINES[name]
         options_of: dict[str, object] = {
@@ -137,27 +161,31 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             if word.strip() == "enforce_eager" and equals:
                 option, value = "graphs", "false" if _switched(value) else "true"
             if not equals and option in cls.__struct_fields__[1:]:
-                raise ConfigError(f"{word.strip()} needs a value, as in tp=2", key="rollout")
+                raise ConfigError(f"{word.strip()} needs a value, as in tp=2", key=key)
             if not equals or option not in cls.__struct_fields__[1:]:
-                options = [field for field in cls.__struct_fields__[1:] if field not in server.missing]
+                out = {*server.missing, *(FLAGS_OF_A_SERVER if key == "server" else ())}
+                options = [field for field in cls.__struct_fields__[1:] if field not in out]
                 raise ConfigError(
                     f"{server.title} has no option {item[:40]!r}{suggest(option[:40], options)} (known: {', '.join(options)})",
-                    key="rollout",
+                    key=key,
                 )
             if option in server.missing:
-                raise ConfigError(f"{word.strip()} is no option of {server.title}", key="rollout")
+                raise ConfigError(f"{word.strip()} is no option of {server.title}", key=key)
+            if key == "server" and option in FLAGS_OF_A_SERVER:
+                own = FLAGS_OF_A_SERVER[option]
+                raise ConfigError(f"{word.strip()} is no option of --{key}; it is {own or 'of a rollout'}", key=key)
             if option in seen:
-                raise ConfigError(f"{option} is given twice", key="rollout")
+                raise ConfigError(f"{option} is given twice", key=key)
             seen.add(option)
             try:
                 options_of[option] = _value(option, value.strip())
             except ConfigError as error:
-                raise ConfigError(f"{word.strip()}: {error}", key="rollout") from None
+                raise ConfigError(f"{word.strip()}: {error}", key=key) from None
         engine = cls(kind=name, **options_of)  # type: ignore[arg-type]
         if engine.tool is not None and engine.turns < 2:
-            raise ConfigError("tool= is the time between turns, which needs turns=2 or more", key="rollout")
+            raise ConfigError("tool= is the time between turns, which needs turns=2 or more", key=key)
         if max(engine.tp, engine.ep) % min(engine.tp, engine.ep):
-            raise ConfigError(f"ep={engine.ep} must be a multiple or a divisor of tp={engine.tp}", key="rollout")
+            raise ConfigError(f"ep={engine.ep} must be a multiple or a divisor of tp={engine.tp}", key=key)
         return engine
 
     def text(self) -> str:
@@ -166,7 +194,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         >>> Engine.parse("vllm:tp=2,kv=fp8").text()
         'vllm:tp=2,kv=fp8'
         """
-        plain = Engine.parse(self.kind)
+        plain = Engine.parse(self.kind, "engine")
         stated = {
             name: value for name in self.__struct_fields__[1:] if (value := getattr(self, name)) != getattr(plain, name)
         }
@@ -187,6 +215,9 @@ def _value(option: str, text: str) -> object:
         if share > 1:
             raise ConfigError(f"must be a share of the memory, at most 1, got {text}")
         return share
+    if option == "version":
+        numbered(text)
+        return text
     if option in ("accepted", "tool"):
         return positive_number(text)
     if option in ("graphs", "prefix"):

@@ -21,6 +21,7 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     steps, first, request: what a first token waits for beside its queue: steps of those that run, seconds, and seconds for each
     request that is there
     mixed: whether a step reads prompts and makes tokens; reserved: share of an answer whose cache is held from its start on
+    age: time of its kernels and links over that of the releases that were measured
     """
 
     kernel: float
@@ -33,6 +34,7 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     request: float
     mixed: bool
     reserved: float
+    age: float = 1.0
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

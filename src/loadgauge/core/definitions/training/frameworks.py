@@ -93,6 +93,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         stage, where they are gathered
     sends_in_turn: pipeline schedules that send and receive in turn with computing, whatever the overlap
     scripts_overlap: its published launch scripts switch the overlap of gradients and sends on
+    scripts_zero: the ZeRO stage that they run where nothing is said, over several GPUs
+    scripts_dispatch: on Blackwell they dispatch tokens by HybridEP (`Kernels.dispatch`)
 
     What a search may choose:
     splits_model: whether it runs tensor, pipeline, context and expert parallelism
@@ -143,6 +145,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     splits_sends: bool = False
     sends_in_turn: tuple[Schedule, ...] = ()
     scripts_overlap: bool = False
+    scripts_zero: int = 0
+    scripts_dispatch: bool = False
     sums_beside: bool = False
     splits_model: bool = True
     hybrid_shards: bool = True
@@ -245,6 +249,7 @@ FRAMEWORKS: dict[str, Framework] = {
             host=FSDP_HOST, expandable=True,  # run_train.sh
             # FSDP2 shards everything, or nothing (DDP).
             zero_stages=(0, 3), schedules=("1f1b", "gpipe", "interleaved", "zb-v", "dualpipev"),
+            scripts_zero=3,  # config/job_config.py: data_parallel_shard_degree = -1
             selective="per-op",  # distributed/activation_checkpoint.py, `_apply_op_sac`
             source="pytorch",
         ),
@@ -256,6 +261,7 @@ FRAMEWORKS: dict[str, Framework] = {
             precision="bf16-pure", low_precisions=tuple(TORCHAO.items()),
             gradients_persist=False, fully_shards=True, reduces_by_layer=True, host=FSDP_HOST,
             splits_model=False, zero_stages=(0, 2, 3), schedules=("1f1b",), recomputes_parts=False,
+            scripts_zero=3,  # recipes/full_finetune_distributed.py: fsdp_reshard_after_forward = True
             source="torchtune",
         ),
         Framework(
@@ -271,6 +277,7 @@ FRAMEWORKS: dict[str, Framework] = {
             overlap=DDP, reruns=Habit.always("part", NON_REENTRANT),
             optimizer_step=Habit.always("foreach", "litgpt 0.5.13: utils.py, instantiate_torch_optimizer"),
             splits_model=False, zero_stages=(0, 3), schedules=("1f1b",), recomputes_parts=False,
+            scripts_zero=3,  # litgpt/pretrain.py, finetune/full.py: FSDPStrategy over several devices
             source="litgpt",
         ),
         Framework(
@@ -318,6 +325,8 @@ _like(
     "megatron",
     overlap=Overlap(tp=True, dp=True),
     scripts_overlap=False,
+    scripts_zero=1,
+    scripts_dispatch=True,  # perf_recipes: of those for Blackwell four of five, for Hopper a third
     source="megatron-bridge",
 )
 _like(
@@ -388,6 +397,7 @@ _like(
     low_precisions=(),
     casts="autocast",
     zero_stages=(0, 1),
+    scripts_zero=0,
     source="pytorch",
 )
 _like(

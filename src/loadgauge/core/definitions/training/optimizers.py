@@ -76,6 +76,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     preconditioners: square matrices beside each matrix and table
     by_row: besides its moments a number for each row (Adam-mini)
     compensated: weights of 16 bits without a master copy have a compensation as large as they are (Kahan summation)
+    average, average_away: bytes per parameter of a moving average of the weights (EMA), on the card or in host memory
 
     What differs in where and when it is:
     paged: tensors of at least so many elements have their state off PyTorch's allocator: in managed memory, which moves to
@@ -106,6 +107,8 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     preconditioners: Preconditioners | None = None
     by_row: bool = False
     compensated: bool = False
+    average: int = 0
+    average_away: int = 0
     paged: int = 0
     in_backward: bool = False
     update_bytes: float = 0
@@ -144,9 +147,9 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 
     def moved(self, precision: Precision) -> float:
         """Return the memory traffic of the step [bytes per parameter]: gradients read twice (once for their norm), master weights
-        and moments read and written, the weights of the products written."""
-        master = precision.master or precision.weight
-        return 2 * precision.gradient + 2 * master + 2 * self.moments * self.moment(precision) + precision.compute
+        and moments (and an average) read and written, the weights of the products written."""
+        kept = (precision.master or precision.weight) + self.moments * self.moment(precision) + self.average
+        return 2 * precision.gradient + 2 * kept + precision.compute
 
     def run_as(self, *suffixes: str) -> Optimizer:
         """Return the optimizer under its own name, run in the first of these variants that it has; itself where it has none.
@@ -293,12 +296,16 @@ KNOWN = {
 }  # fmt: skip
 """Optimizers that are known and not modelled, with what is in the way."""
 
-OPTIONS = ("in-backward",)
-"""Option of every optimizer: to be stepped tensor by tensor in backward (torchtune's `optimizer_in_bwd`)."""
+MOMENTS: dict[str, float] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of a moment in a format (megatron-core: `exp_avg_dtype`, `exp_avg_sq_dtype`; DeepSeek-V3 keeps its in bf16)."""
+AVERAGES = {"ema": ("average", 4), "ema=host": ("average_away", 4)}
+"""Moving averages of the weights, in float32, by where they are: field of `Optimizer`, and bytes."""
+OPTIONS = (*(f"moments={name}" for name in MOMENTS), *AVERAGES, "in-backward")
+"""Options of every optimizer; in-backward: to be stepped tensor by tensor in backward (torchtune's `optimizer_in_bwd`)."""
 
 
 def parse(text: str) -> Optimizer:
-    """Read the name of an optimizer and its options: `NAME`, `NAME:KEY=VALUE,...`, `NAME:in-backward`.
+    """Read the name of an optimizer and its options: `NAME`, `NAME:KEY=VALUE,...`, `NAME:in-backward`, `NAME:moments=bf16,ema`.
 
     Raises `ConfigError` for a name or an option that does not exist, `NotModelled` for an optimizer of `KNOWN`.
 
@@ -320,6 +327,10 @@ def parse(text: str) -> Optimizer:
         key, _, value = word.partition("=")
         if word == "in-backward":
             optimizer = msgspec.structs.replace(optimizer, in_backward=True)
+        elif key == "moments" and value in MOMENTS:
+            optimizer = msgspec.structs.replace(optimizer, moment_bytes=MOMENTS[value])
+        elif word in AVERAGES:
+            optimizer = msgspec.structs.replace(optimizer, **dict([AVERAGES[word]]))
         elif low is not None and word == "head":
             low = msgspec.structs.replace(low, head=True)
         elif low is not None and key in optimizer.takes:

@@ -250,6 +250,16 @@ LOSS_LOGPROBS = Habit(
 )
 """Way in which TRL's trainers of preferences and policies make log-probabilities."""
 
+SHARED_KEYS = Habit(
+    (
+        Change(
+            "yes", "transformers 4.54: integrations/sdpa_attention.py, use_gqa_in_sdpa", (("transformers", (4, 54)),)
+        ),
+        Change("no", "transformers 4.53: integrations/sdpa_attention.py, repeat_kv"),
+    )
+)
+"""Releases that hand fewer key heads than heads to PyTorch's attention, which writes it out in float32."""
+
 UPCAST_SFT = Habit(
     (
         Change("none", "trl 1.0: trainer/sft_trainer.py", (("trl", (1, 0)),)),

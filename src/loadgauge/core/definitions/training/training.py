@@ -23,6 +23,7 @@ from loadgauge.core.definitions.training.stacks import (
     EXPERTS_QUANTISED,
     KEPT_INPUT,
     NEWEST_STACK,
+    SHARED_KEYS,
     TABLE_REPLACED,
     Stack,
 )
@@ -270,6 +271,9 @@ def training(
             autocast=cast or recipe.name.startswith(("bf16-mixed", "fp16-mixed")),
             wide=lora.stored is not None or ADAPTER_WEIGHTS.at(stack).value == "float32",
         )
+        # Without autocast what float32 norms make stays so, attention and 4-bit layers too (bitsandbytes, Linear4bit.forward).
+        wide = recipe.name == "bf16-pure" and lora.upcast == "all" and lora.stored is not None
+        recipe = PRECISIONS["fp32"] if wide else recipe
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)
     elif lora is not None and lora.dora and chosen.engine is not None:
@@ -287,6 +291,7 @@ def training(
         loss=kind,
         loss_chunks=int(chunks or chosen.kernels.loss_chunks),
         loss_pieces=pieces,
+        writes_groups=chosen.kernels.writes_groups and SHARED_KEYS.at(stack).value == "yes",
     )
     base = Training(
         framework=chosen,

@@ -89,6 +89,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """
         measured = memory_range()
         whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
+        factors = {name: where(split, getattr(parts, name), getattr(whole, name)) for name in ("middle", "low", "high")}
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
         idle = (measured.dynamic if gathers else fragmentation).reserved.usual
@@ -106,10 +107,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             outside=outside,
             fragmentation=fragmentation,
-            spread=parts if split is True else whole,
+            spread=msgspec.structs.replace(parts if split is True else whole, **factors),
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
-            held=(1 + idle) * where(split, parts.middle, whole.middle) - 1,
+            held=(1 + idle) * factors["middle"] - 1,
         )
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -135,8 +136,11 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         if counter == "reserved":
             return held
         needed, beside = self.needed(allocated), self.outside
-        value = held.value * self.spread.middle + beside.value
-        return Reading(max(needed.low, held.low), value, max(needed.high, held.high + beside.high))
+        return Reading(
+            max(needed.low, held.low),
+            held.value * self.spread.middle + beside.value,
+            max(needed.high, held.high + beside.high),
+        )
 
     def needed(self, allocated: float) -> Reading:
         """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows.

@@ -7,15 +7,17 @@ output (source: qi2024, section 2; `pending_wgrad`). Letters as in `estimate.sch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import ge
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
-from loadgauge.core.base.algebra import Size, minimum
+from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
 from loadgauge.core.layers.operations.operations import Layer, Tensor
+
+T = TypeVar("T")
 
 
 class Flight(NamedTuple):
@@ -37,11 +39,11 @@ class Work(NamedTuple):
     flight: Flight
 
 
-def works(layout: Layout, stage: int) -> tuple[Work, ...]:
+def works(layout: Layout, stage: int, put_off: tuple[int, ...] = ()) -> tuple[Work, ...]:
     """Return the moments at which a stage holds the most micro-batches, from its schedule's order of work.
 
     Among the moments of the same kind of work and chunk, those remain that no other one exceeds on every chunk.
-    stage: index of the pipeline stage.
+    stage: index of the pipeline stage; put_off: as in `order_of_work`
 
     >>> [work.flight.whole for work in works(Layout(pp=4, global_batch=8, seq_len=1), 1)]
     [(3,), (3,)]
@@ -54,14 +56,14 @@ def works(layout: Layout, stage: int) -> tuple[Work, ...]:
         flight = Flight((layout.in_flight(stage),), (0,))
         return Work(True, 0, False, flight), Work(False, 0, False, flight)
     chunks = layout.vpp if layout.schedule == "interleaved" else None
-    # What a stage holds repeats from group to group of micro-batches.
-    played = minimum(layout.num_microbatches, 4 * layout.pp)
-    return _works(layout.schedule, layout.pp, played, chunks, stage)
+    return _works(layout.schedule, layout.pp, layout.played(4), chunks, stage, put_off)
 
 
 @lru_cache(maxsize=256)
-def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: int) -> tuple[Work, ...]:
-    order = order_of_work(schedule, stages, batches, chunks)
+def _works(
+    schedule: str, stages: int, batches: int, chunks: int | None, stage: int, put_off: tuple[int, ...]
+) -> tuple[Work, ...]:
+    order = order_of_work(schedule, stages, batches, chunks, put_off)
     flights_of: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     # Of each row: its chunk, whether it is a forward, the flights it finds, and what it leaves in flight and waiting.
     rows = []
@@ -83,30 +85,56 @@ def _works(schedule: str, stages: int, batches: int, chunks: int | None, stage: 
         if more:
             waiting[chunk] += more
             waits = tuple(waiting)
-    return tuple(Work(*key, Flight(*flight)) for key, flights in flights_of.items() for flight in _largest(flights))
+    return tuple(
+        Work(*key, Flight(*flight))
+        for key, flights in flights_of.items()
+        for flight in _not_exceeded((whole + waits, (whole, waits)) for whole, waits in flights)
+    )
 
 
-def _largest(
-    flights: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield those that no other one exceeds in everything."""
+AHEAD = {"zb-h1": 1, "zb-2p": 2}
+"""Times that a schedule is as far ahead of its backward as 1F1B, and as many weight gradients late."""
+
+
+def late_weights(schedule: str, held: Sequence[tuple[Size, Size]]) -> tuple[int, ...]:
+    """Return how many weight gradients each stage of ZB-H1 or ZB-H2 puts off at the most.
+
+    The layers of a stage hold no more bytes than those of p micro-batches that wait for their backward (ZB-H2: 2p - 1), as if
+    it were the first (qi2024, section 2: the limit of memory of both). W needs more than what the forward keeps where
+    layers run again, and of many experts. The head's logits wait on top of that, as in the runs that qi2024 measured.
+
+    held: of each stage, bytes of one micro-batch in its layers until its backward, and from then until W
+
+    >>> late_weights("zb-h1", [(4, 3)] * 4), late_weights("zb-h1", [(4, 8)] * 4)
+    ((0, 1, 2, 3), (0, 0, 1, 1))
+    """
+    late = []
+    for index, (kept, waits) in enumerate(held):
+        share = minimum(kept / maximum(waits, 1), 1)
+        fewest = share.min() if hasattr(share, "min") else share
+        late.append(
+            int(AHEAD[schedule] * index * fewest) if isinstance(fewest, float | int) else AHEAD[schedule] * index
+        )
+    return tuple(late)
+
+
+def _not_exceeded(numbered: Iterable[tuple[tuple[int, ...], T]]) -> Iterator[T]:
+    """Yield those whose numbers no other one exceeds in everything."""
     kept: list[tuple[int, ...]] = []
     # One that exceeds another holds more in all, so it comes first.
-    for own, flight in sorted(((whole + waits, (whole, waits)) for whole, waits in flights), key=_most_first):
+    for own, item in sorted(numbered, key=lambda pair: (-sum(pair[0]), pair[0])):
         if not any(all(map(ge, other, own)) for other in kept):
             kept.append(own)
-            yield flight
+            yield item
 
 
-def _most_first(item: tuple[tuple[int, ...], Any]) -> tuple[int, tuple[int, ...]]:
-    return -sum(item[0]), item[0]
-
-
-def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tuple[Work, ...]:
+def peak_candidates(
+    layout: Layout, stage: int, alike: tuple[object, ...], put_off: tuple[int, ...] = ()
+) -> tuple[Work, ...]:
     """Return those of a stage's `works` that may need the most bytes.
 
     Works of the same kind whose chunks of like layers hold no more than another's are dropped.
-    alike: for each chunk, a key that is equal for chunks of the same layers
+    alike: for each chunk, a key that is equal for chunks of the same layers; put_off: as in `order_of_work`
 
     >>> layout = Layout(pp=4, vpp=4, global_batch=16, schedule="interleaved", seq_len=1)
     >>> len(works(layout, 1)), len(peak_candidates(layout, 1, ("same",) * 4))
@@ -119,32 +147,32 @@ def peak_candidates(layout: Layout, stage: int, alike: tuple[object, ...]) -> tu
     return _peak_candidates(
         layout.schedule,
         layout.pp,
-        minimum(layout.num_microbatches, 4 * layout.pp),
+        layout.played(4),
         chunks,
         stage,
         tuple(names.setdefault(each, len(names)) for each in alike),
+        put_off,
     )
 
 
 @lru_cache(maxsize=4096)
 def _peak_candidates(
-    schedule: str, stages: int, batches: int, chunks: int | None, stage: int, alike: tuple[int, ...]
+    schedule: str,
+    stages: int,
+    batches: int,
+    chunks: int | None,
+    stage: int,
+    alike: tuple[int, ...],
+    put_off: tuple[int, ...],
 ) -> tuple[Work, ...]:
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
-    for work in _works(schedule, stages, batches, chunks, stage):
+    for work in _works(schedule, stages, batches, chunks, stage, put_off):
         totals = [0] * (2 * (max(alike) + 1))
         for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
             totals[2 * alike[chunk]] += whole
             totals[2 * alike[chunk] + 1] += waits
         groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(totals), work)
-    candidates = []
-    for works_by_totals in groups.values():
-        kept: list[tuple[int, ...]] = []
-        for sums, work in sorted(works_by_totals.items(), key=lambda item: -sum(item[0])):
-            if not any(all(map(ge, other, sums)) for other in kept):
-                kept.append(sums)
-                candidates.append(work)
-    return tuple(candidates)
+    return tuple(work for works_by_totals in groups.values() for work in _not_exceeded(works_by_totals.items()))
 
 
 def pending_wgrad(layer: Layer) -> Size:

@@ -282,7 +282,8 @@ class Ledger:
         fewer = "" if special is None else f" ({special} for the matrices of the blocks)"
         kept = f" (4 B below {optimizer.small:,} elements" if optimizer.small_float32 else ""
         kept += ", and of embeddings)" if optimizer.table_float32 else ")" if kept else ""
-        return f"{optimizer.moments} moments{fewer} x {itemsize:g} B{kept}"
+        average = f", and their average of {optimizer.average} B" if optimizer.average else ""
+        return f"{optimizer.moments} moments{fewer} x {itemsize:g} B{kept}{average}"
 
     # -- copies, and what no tensor of the step is ----------------------------------------------------------------------
 

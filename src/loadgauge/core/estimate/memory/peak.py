@@ -144,6 +144,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether it surely fits, whatever is unsaid; None without a GPU."""
         return None if self.capacity is None else self.verdict == "fits"
 
+    def exceeds(self, times: float) -> bool:
+        """Return whether even the lower end is more than so many times what the card holds."""
+        return self.capacity is not None and self.low > times * self.capacity
+
     @property
     def roomy(self) -> bool:
         """Return whether the card holds all that the allocator may leave idle of what is predicted, as a careful user sizes it."""

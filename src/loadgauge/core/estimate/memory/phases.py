@@ -119,7 +119,7 @@ class StageAtWork:
         self.whole_gradients = memory.training.precision.reduced * self.weights.all.trainable
         self.chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
         self.alike, self.around = memory.make_up(stage), memory.around(stage)
-        self.works = peak_candidates(self.layout, stage.index, self.alike)
+        self.works = peak_candidates(self.layout, stage.index, self.alike, memory.put_off)
         self.unchanging: dict[str, Size] = dict.fromkeys(PARTS, 0)
         self.unchanging.update(weights=self.states.weights, gradients=self.states.gradients)
         self.unchanging.update(optimizer=self.states.optimizer)

@@ -18,7 +18,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.estimate.memory.in_flight import peak_candidates, pending_wgrad, works
+from loadgauge.core.estimate.memory.in_flight import AHEAD, late_weights, peak_candidates, pending_wgrad, works
 from loadgauge.core.estimate.memory.liveness import (
     backward_peak,
     forward_peak,
@@ -157,6 +157,7 @@ class MemoryModel:
         self.facts: dict[Key, LayerFacts] = {}
         self._weighed: dict[object, tuple[RankWeights, RankWeights, States, Size, Size]] = {}
         self._counts: dict[tuple[tuple[int, ...], int, int], dict[Key, int]] = {}
+        self.delays: dict[object, tuple[int, ...]] = {}
         layers = self.block_layers()
         self.names = frozenset(name for layer in layers for name in layer.names)
         for kind, layer in enumerate(layers):
@@ -206,7 +207,7 @@ class MemoryModel:
     def rerouted(self, layout: Layout, view: View) -> MemoryModel:
         """Return the memory under a layout that differs in `expert_imbalance` only; all but its MoE layers are shared."""
         other = copy(self)
-        other.layout, other.view, other.facts = layout, view, dict(self.facts)
+        other.layout, other.view, other.facts, other.delays = layout, view, dict(self.facts), {}
         for kind, block in enumerate(self.model.blocks):
             if isinstance(block.mlp, Moe):
                 other.facts.update(other._facts_of(kind, block_layer(block, self.model.hidden_size, view)))
@@ -384,6 +385,16 @@ class MemoryModel:
         """Return whether the layer at `position` is recomputed in backward."""
         return stage.repeated(self.layout.recompute, position)
 
+    @property
+    def put_off(self) -> tuple[int, ...]:
+        """How many weight gradients each stage puts off at the most, where a schedule of `AHEAD` does; else empty."""
+        key = (layout := self.layout).schedule, layout.pp, layout.stage_layers, layout.recompute
+        if layout.schedule in AHEAD and key not in self.delays:
+            counts = (self.counts(stage, stage.start, stage.stop) for stage in stages(self.model, layout))
+            held = [(layers.kept, layers.waiting) for layers in map(self.of_layers, counts)]
+            self.delays[key] = late_weights(layout.schedule, held)
+        return self.delays.get(key, ())
+
     def counts(self, stage: Stage, start: int, stop: int) -> dict[Key, int]:
         """Return the number of layers of each kind, recomputed or not, in `start:stop` of a stage."""
         key = stage.pattern, start - stage.start, stop - stage.start
@@ -407,7 +418,7 @@ class MemoryModel:
         head: Size = 0
         head_waiting: Size = 0
         if chunk.first:
-            terms.append(Kept(End.EMBEDDING, 1, self.embedding_kept, 0, 0))
+            terms.append(Kept(End.EMBEDDING, 1, self.embedding.saved(), 0, 0))
             terms.extend(self.idle(stage, chunk))
         if chunk.last:
             head = self.head_kept
@@ -450,10 +461,10 @@ class MemoryModel:
         """Return a key that is equal for stages with the same memory: same layers, same micro-batches in flight on them."""
         make_up = self.make_up(stage)
         if len(make_up) == 1:
-            return make_up, works(self.layout, stage.index)
+            return make_up, works(self.layout, stage.index, self.put_off)
         groups = [make_up.index(chunk) for chunk in make_up]
         flights = set()
-        for work in peak_candidates(self.layout, stage.index, make_up):
+        for work in peak_candidates(self.layout, stage.index, make_up, self.put_off):
             sums = [0] * (2 * len(groups))
             for group, whole, waits in zip(groups, *work.flight, strict=True):
                 sums[2 * group] += whole
@@ -477,12 +488,8 @@ class MemoryModel:
 
     def units(self, stage: Stage) -> RankWeights:
         """Return the weights of the embedding and the head, as far as they are on this stage."""
-        total = RankWeights()
-        if stage.first:
-            total = total + self.end_weights[0]
-        if stage.last:
-            total = total + self.end_weights[1]
-        return total
+        ends = zip((stage.first, stage.last), self.end_weights, strict=True)
+        return sum((weights for there, weights in ends if there), RankWeights())
 
     def ends(self, stage: Stage) -> RankWeights:
         """Return the weights of a stage besides its layers: embedding, head and multi-token prediction."""
@@ -559,11 +566,6 @@ class MemoryModel:
                     largest = maximum(largest, weight.numel)
         return largest
 
-    @property
-    def embedding_kept(self) -> Size:
-        """Bytes that one micro-batch keeps in the embedding."""
-        return self.embedding.saved()
-
     def positions(self, stage: Stage, chunk: Chunk, order: str) -> Iterator[tuple[Key, int]]:
         """Yield kind and position of the last (or first) layer of each kind in a chunk; `order`: "last" or "first"."""
         distinct = len(self.counts(stage, chunk.start, chunk.stop))
@@ -592,11 +594,10 @@ class MemoryModel:
                 weights_stage=training.framework.weights_stage,
             )
 
-        dense = of(count.dense, layout.zero_ranks)
-        if training.optimizer.one_block:
-            both = dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
-            return States(both.weights, 0, 0)
-        return dense if not self.has_experts else dense + of(count.expert, layout.expert_zero_ranks)
+        both = of(count.dense, layout.zero_ranks)
+        if self.has_experts:
+            both = both + of(count.expert, layout.expert_zero_ranks)
+        return States(both.weights, 0, 0) if training.optimizer.one_block else both
 
     def gathered_bytes(self, weights: RankWeights) -> Size:
         """Return the bytes of weights gathered over their ranks, a quantised base in its stored format."""

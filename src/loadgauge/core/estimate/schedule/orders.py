@@ -10,7 +10,7 @@ Letters: p stages, m micro-batches, v chunks of a stage, r this stage (0: the fi
 |-------------|----------------------------------------------------------------------|---------------------------|
 | gpipe       | huang2018; backward in order of micro-batch, as narayanan2021 fig. 3 | -                         |
 | 1f1b        | narayanan2021, section 2.2.1                                         | -                         |
-| interleaved | narayanan2021, section 2.2.2, as Megatron-LM runs it                 | p >= 2, v >= 2, m % p = 0 |
+| interleaved | narayanan2021, section 2.2.2, as Megatron-LM runs it                 | p >= 2, v >= 2, m >= p     |
 | zb-h1       | qi2024, section 2: the handcrafted ZB-H1                             | -                         |
 | zb-2p       | qi2024, section 2: the handcrafted ZB-H2                             | -                         |
 | zb-v        | qi2024, section 6 (V shape: qi2024v), as PyTorch runs it             | v = 2                     |
@@ -28,13 +28,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache, partial
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import LayoutError, Size
+from loadgauge.core.base import LayoutError
+from loadgauge.core.definitions.layout.layout import in_group
 
 F, B, W, BW, PAIR_WAIT, PAIR_F, PAIR_BW, PAIR_END = range(8)
 """Kinds of work, as stored. A pair is four entries: wait for what its BW needs, F, BW, and then hand on F's output."""
@@ -85,53 +85,24 @@ class Order(msgspec.Struct, frozen=True):
             if KINDS[kind]
         )
 
-    def in_flight(self, size: Any = None, kept: Size = 1) -> tuple[Size, ...]:
-        """Return the most activations each stage holds at once: from the start of F to the end of BW, or of W.
-
-        size: of one micro-batch's activations on each chunk of each stage, `size[stage][chunk]` (for instance bytes);
-            without it the answer is in micro-batches of a whole stage (1/p of the model)
-        kept: the share that B leaves for W (M_W / M_B in qi2024, section 2); the default, 1, is an upper bound
-
-        >>> order_of_work("1f1b", 4, 8).in_flight(), order_of_work("zb-h1", 4, 8).in_flight()
-        ((4, 3, 2, 1), (4, 4, 4, 4))
-        """
-        peaks = []
-        for stage, rows in enumerate(self.rows):
-            sizes = [1] * self.chunks if size is None else size[stage]
-            change = [0 * nbytes for _ in KINDS for nbytes in sizes]
-            for chunk, nbytes in enumerate(sizes):
-                change[F * self.chunks + chunk] = change[PAIR_F * self.chunks + chunk] = nbytes
-                change[BW * self.chunks + chunk] = change[PAIR_BW * self.chunks + chunk] = -nbytes
-                change[B * self.chunks + chunk] = (kept - 1) * nbytes
-                change[W * self.chunks + chunk] = -kept * nbytes
-            peaks.append(max(accumulate(map(change.__getitem__, rows))))
-        return tuple(peak / self.split if size is None and self.split > 1 else peak for peak in peaks)
-
-    def check(self) -> None:
-        """Raise `LayoutError` unless every stage does F, B and W of each of its micro-batches and chunks once."""
-        for route in range(len(self.routes)):
-            for stage, chunk in self.routes[route]:
-                mine = [work for work in self.work(stage) if work.chunk == chunk]
-                for kind in "FBW":
-                    done = sorted(work.microbatch for work in mine if kind in work.kind)
-                    if done != list(_share(self.num_microbatches, route, len(self.routes))):
-                        raise LayoutError(
-                            f"stage {stage} does not do {kind} of every micro-batch on chunk {chunk} once"
-                        )
-
 
 class Family(NamedTuple):
     """A schedule: how it orders the work of one stage, and what it requires of stages, micro-batches and chunks."""
 
-    order: Callable[[int, int, int, int], tuple[list[int], list[int]]]  # stage, stages, micro-batches, chunks
+    order: Callable[[int, int, int, int, tuple[int, ...]], tuple[list[int], list[int]]]
+    """Of a stage, the stages, micro-batches, chunks, and how many W each stage puts off at the most."""
     chunks: int  # 0: the user's choice
     splits_backward: bool
     shape: Literal["line", "v", "both"] = "line"
     """Placement of chunks on the stages: down them; down and up again; half of the micro-batches down, half up."""
 
 
-def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> Order:
+def order_of_work(
+    schedule: str, stages: int, num_microbatches: int, chunks: int | None = None, put_off: tuple[int, ...] = ()
+) -> Order:
     """Return the order of work of a schedule; raises `LayoutError` with the reason where it cannot exist.
+
+    put_off: how many W each stage of ZB-H1 or ZB-H2 puts off at the most, if fewer than the schedule would
 
     >>> [f"{work.kind}{work.microbatch}.{work.chunk}" for work in order_of_work("interleaved", 2, 2, 2).work(1)]
     ['F0.0', 'F1.0', 'F0.1', 'BW0.1', 'F1.1', 'BW1.1', 'BW0.0', 'BW1.0']
@@ -139,14 +110,14 @@ def order_of_work(schedule: str, stages: int, num_microbatches: int, chunks: int
     problem = violation(schedule, stages, num_microbatches, chunks)
     if problem:
         raise LayoutError(problem)
-    return _order(schedule, stages, num_microbatches, SCHEDULES[schedule].chunks or chunks or 1)
+    return _order(schedule, stages, num_microbatches, SCHEDULES[schedule].chunks or chunks or 1, put_off)
 
 
 def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> str:
     """Return in one line why a schedule cannot run `stages` and `num_microbatches`; empty when it can.
 
-    >>> violation("interleaved", 4, 6, 2)
-    'interleaved needs micro-batches in groups of 4 (the stages): 6 leaves 2'
+    >>> violation("interleaved", 4, 3, 2)
+    'interleaved needs at least 4 micro-batches, one a stage, got 3'
     """
     family = SCHEDULES.get(schedule)
     if family is None:
@@ -159,11 +130,8 @@ def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | N
     if schedule == "interleaved":
         if stages < 2 or chunks is None or chunks < 2:
             return f"interleaved needs at least 2 stages and 2 chunks a stage, got {stages} and {chunks or 1}"
-        if num_microbatches % stages:
-            left = num_microbatches % stages
-            return (
-                f"interleaved needs micro-batches in groups of {stages} (the stages): {num_microbatches} leaves {left}"
-            )
+        if num_microbatches < stages:
+            return f"interleaved needs at least {stages} micro-batches, one a stage, got {num_microbatches}"
     if schedule == "dualpipe" and (stages % 2 or num_microbatches % 2):
         return f"dualpipe needs an even number of stages and of micro-batches, got {stages} and {num_microbatches}"
     if schedule in ("dualpipe", "dualpipev") and num_microbatches < 2 * stages:
@@ -171,15 +139,10 @@ def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | N
     return ""
 
 
-def _share(batches: int, route: int, routes: int) -> range:
-    """The micro-batches that take one of the routes."""
-    return range(batches * route // routes, batches * (route + 1) // routes)
-
-
 @lru_cache(maxsize=16)
-def _order(schedule: str, stages: int, batches: int, chunks: int) -> Order:
+def _order(schedule: str, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> Order:
     family = SCHEDULES[schedule]
-    lists = [family.order(stage, stages, batches, chunks) for stage in range(stages)]
+    lists = [family.order(stage, stages, batches, chunks, put_off) for stage in range(stages)]
     down = [(stage, 0) for stage in range(stages)]
     up = [(stage, 1) for stage in reversed(range(stages))]
     routes = {
@@ -199,7 +162,7 @@ def _order(schedule: str, stages: int, batches: int, chunks: int) -> Order:
     )
 
 
-def _gpipe(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _gpipe(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """All forwards, then all backwards."""
     return [F] * batches + [BW] * batches, [*range(batches), *range(batches)]
 
@@ -212,25 +175,35 @@ def _alternate(warmup: int, forwards: list[int], backwards: list[int]) -> list[i
     return forwards[:warmup] + steady + backwards[turns:]
 
 
-def _one_f_one_b(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _one_f_one_b(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """Return the order of 1F1B: a stage runs one forward ahead for each stage behind it."""
     warmup, numbers = min(stages - stage - 1, batches), list(range(batches))
     return _alternate(warmup, [F] * batches, [BW] * batches), _alternate(warmup, numbers, numbers)
 
 
-def _interleaved(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
-    """Groups of p micro-batches go through chunk 0, then chunk 1, ...; 2 (p - r - 1) + (v - 1) p forwards ahead."""
-    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * stages, batches * chunks)
-    groups = range(0, batches, stages)
-    numbers = [number for start in groups for _ in range(chunks) for number in range(start, start + stages)]
-    visits = [chunk for _ in groups for chunk in range(chunks) for _ in range(stages)]
+def _interleaved(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
+    """Groups of g micro-batches (`in_group`) go through chunk 0, then chunk 1, ...; 2 (p - r - 1) + (v - 1) g forwards ahead."""
+    group = in_group(batches, stages)
+    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * group, batches * chunks)
+    groups = [range(start, min(start + group, batches)) for start in range(0, batches, group)]
+    numbers = [number for members in groups for _ in range(chunks) for number in members]
+    visits = [chunk for members in groups for chunk in range(chunks) for _ in members]
     forwards = [F * chunks + chunk for chunk in visits]
     backwards = [BW * chunks + chunks - 1 - chunk for chunk in visits]
     return _alternate(warmup, forwards, backwards), _alternate(warmup, numbers, numbers)
 
 
-def _zero_bubble(warmup: int, delay: int, batches: int) -> tuple[list[int], list[int]]:
-    """1F1B with each W `delay` micro-batches after its B, so that every stage holds the same number."""
+def _zero_bubble(
+    ahead: int, stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
+    """1F1B so many times as far ahead, with each W as many micro-batches after its B, or as `put_off` says: ZB-H1 is 1 (p - r - 1)
+    forwards ahead and W r behind, p micro-batches everywhere, the most that 1F1B holds; ZB-H2 is 2, with 2p - 1 everywhere.
+    """
+    warmup, delay = ahead * (stages - stage - 1), min((ahead * stage, *put_off[stage : stage + 1]))
     rows, numbers = [F] * min(warmup, batches), list(range(min(warmup, batches)))
     for batch in range(batches):
         if batch + warmup < batches:
@@ -243,16 +216,6 @@ def _zero_bubble(warmup: int, delay: int, batches: int) -> tuple[list[int], list
             numbers.append(batch - delay)
     left = range(max(batches - delay, 0), batches)
     return rows + [W] * len(left), numbers + list(left)
-
-
-def _zb_h1(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
-    """(p - r - 1) forwards ahead, W r behind: p micro-batches everywhere, the most that 1F1B holds."""
-    return _zero_bubble(stages - stage - 1, stage, batches)
-
-
-def _zb_h2(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
-    """2 (p - r - 1) forwards ahead, W 2r behind: 2p - 1 micro-batches everywhere."""
-    return _zero_bubble(2 * (stages - stage - 1), 2 * stage, batches)
 
 
 class _Writer:
@@ -296,7 +259,7 @@ class _Writer:
         self.backwards[backward] += 1
 
 
-def _zb_v(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _zb_v(stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Down through chunk 0 and up again through chunk 1; 2p chunks (p micro-batches) everywhere."""
     writer, after = _Writer(), stages - stage
     enough = max(
@@ -371,13 +334,17 @@ def _dual(near: int, rank: int, batches: int, writer: _Writer, swap: int = 0) ->
     return writer.rows, writer.numbers
 
 
-def _dualpipe(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _dualpipe(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """Half of the micro-batches enter at each end; a stage holds two stages of the model, one for each direction."""
     rank, half = min(stage, stages - 1 - stage), batches // 2
     return _dual(stages // 2, rank, half, _Writer((0, half)), swap=int(stage != rank))
 
 
-def _dualpipev(stage: int, stages: int, batches: int, chunks: int) -> tuple[list[int], list[int]]:
+def _dualpipev(
+    stage: int, stages: int, batches: int, chunks: int, put_off: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """The first half of DualPipe's stages, the two directions joined at the turning point."""
     return _dual(stages, stage, batches, _Writer())
 
@@ -386,8 +353,8 @@ SCHEDULES: dict[str, Family] = {
     "gpipe": Family(_gpipe, 1, False),
     "1f1b": Family(_one_f_one_b, 1, False),
     "interleaved": Family(_interleaved, 0, False),
-    "zb-h1": Family(_zb_h1, 1, True),
-    "zb-2p": Family(_zb_h2, 1, True),
+    "zb-h1": Family(partial(_zero_bubble, 1), 1, True),
+    "zb-2p": Family(partial(_zero_bubble, 2), 1, True),
     "zb-v": Family(_zb_v, 2, True, "v"),
     "dualpipe": Family(_dualpipe, 2, True, "both"),
     "dualpipev": Family(_dualpipev, 2, True, "v"),

@@ -54,20 +54,6 @@ class Simulation(msgspec.Struct, frozen=True, dict=True):
         """The idle share of all stages' time: (p - 1) / (m + p - 1) for 1F1B with equal stages."""
         return sum(self.idle) / (len(self.idle) * self.total) if self.total else 0
 
-    @property
-    def span(self) -> Size:
-        """The longest time that one stage takes from its first work to its last [s], as qi2024 counts.
-
-        That is the time of a step when a stage may start the next one while others finish this one, which needs an
-        optimizer without a barrier (qi2024, section 4). With a barrier, as frameworks have, a step takes `total`.
-        """
-        return max(last - first for first, last in zip(self.first, self.last, strict=True))
-
-    @property
-    def in_flight(self) -> tuple[Size, ...]:
-        """The most micro-batches whose activations each stage holds at once, in units of a whole stage."""
-        return self.order.in_flight()
-
     def events(self, stage: int) -> list[Event]:
         """Return every piece of work of one stage, by start [s].
 

@@ -26,9 +26,10 @@ def off_card(memory: MemoryModel, stage: Stage) -> OffCard:
     held = activations(memory, stage)
     total, pinned = states.paged + held, held
     nvme: Size = 0
+    ranks = (layout.zero_ranks, layout.expert_zero_ranks) if layout.zero else (1, 1)
+    elements = weights.dense.trainable / ranks[0] + weights.expert.trainable / ranks[1]
+    total = total + training.optimizer.average_away * elements
     if training.offload != "none":
-        ranks = (layout.zero_ranks, layout.expert_zero_ranks) if layout.zero else (1, 1)
-        elements = weights.dense.trainable / ranks[0] + weights.expert.trainable / ranks[1]
         parts = {name: getattr(states, name) for name in memory.offloaded}
         if buffers.copies is None:
             alone = "weights" not in parts
@@ -68,5 +69,5 @@ def activations(memory: MemoryModel, stage: Stage) -> Size:
         sum(count * memory.facts[key].hosted for key, count in memory.counts(stage, chunk.start, chunk.stop).items())
         for chunk in stage.chunks
     ]
-    works = peak_candidates(memory.layout, stage.index, memory.make_up(stage))
+    works = peak_candidates(memory.layout, stage.index, memory.make_up(stage), memory.put_off)
     return max(sum(map(mul, work.flight.whole, chunks)) for work in works)

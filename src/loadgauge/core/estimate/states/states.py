@@ -239,8 +239,12 @@ def state_bytes(
     count: WeightCount, precision: Precision, optimizer: Optimizer, share: Callable[[Size, int], Size]
 ) -> Size:
     """Return the bytes of the moments and the like of one rank. share: a rank's part of some elements, by ZeRO stage"""
-    total = optimizer.moment(precision) * share(count.moments, 1)
-    return total + precision.moment * share(count.plain, 1) + 4 * share(count.float32, 1)
+    return (
+        optimizer.moment(precision) * share(count.moments, 1)
+        + optimizer.average * share(count.trainable, 1)
+        + precision.moment * share(count.plain, 1)
+        + 4 * share(count.float32, 1)
+    )
 
 
 def gathered_bytes(count: WeightCount, precision: Precision, quantised: bool | str = False) -> Size:

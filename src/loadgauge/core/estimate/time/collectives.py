@@ -285,18 +285,28 @@ def joined(axis: str, first: Group, second: Group) -> Group:
     return Group(axis, first.ranks * second.ranks, first.stride, ((second.ranks, second.stride),))
 
 
-def single_copies(copies: Size, domains: Size) -> Size:
+def single_copies(copies: Size, domains: Size, groups: tuple[int, int] = (1, 1)) -> Size:
     """Return the share of an all-to-all's rows that leave their domain, with at most one copy of a token sent to each domain.
 
-    Of k copies routed at random among d domains, d (1 - (1 - 1/d)^k) domains get one or more.
+    Of k copies routed at random among d domains, d (1 - (1 - 1/d)^k) domains get one or more. Where a token may go to some
+    groups of experts only, d is the number of domains with one of these.
 
-    >>> single_copies(1, 4), single_copies(8, 1), round(single_copies(8, 4), 3)
-    (1.0, 0.125, 0.45)
+    groups: how many there are, in a row over the domains, and to how many a token may go
+
+    >>> single_copies(1, 4), single_copies(8, 1), round(single_copies(8, 4), 3), round(single_copies(8, 8, (8, 4)), 3)
+    (1.0, 0.125, 0.45, 0.45)
     """
-    return domains * (1 - (1 - 1 / domains) ** copies) / copies
+    count, chosen = groups
+    missed: Size = 1
+    for taken in range(chosen):
+        missed = missed * maximum(count - maximum(count / domains, 1) - taken, 0) / (count - taken)
+    reached = domains * (1 - missed)
+    return reached * (1 - (1 - 1 / reached) ** copies) / copies
 
 
-def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric, copies: Size = 1) -> Size:
+def adapter_bytes(
+    kind: str, nbytes: Size, group: Group, fabric: Fabric, copies: Size = 1, groups: tuple[int, int] = (1, 1)
+) -> Size:
     """Return the bytes that one GPU's share of the network carries in each direction.
 
     A ring over several domains crosses each border once, over the adapters of all m members there. All-to-all sends n - m
@@ -312,19 +322,26 @@ def adapter_bytes(kind: str, nbytes: Size, group: Group, fabric: Fabric, copies:
         return crossing * wire_bytes(kind, nbytes, n)
     if kind in ("all_to_all", "gather", "scatter"):
         sent = crossing * (n - m) * spread(nbytes, n)
-        return sent if same(copies, 1) else sent * single_copies(copies, group.domains(fabric.domain))
+        return sent if same(copies, 1) else sent * single_copies(copies, group.domains(fabric.domain), groups)
     return crossing * wire_bytes(kind, nbytes, n) / m
 
 
 def seconds(
-    kind: str, nbytes: Size, group: Group, fabric: Fabric, algorithm: str = "auto", copies: Size = 1, rows: Size = 0
+    kind: str,
+    nbytes: Size,
+    group: Group,
+    fabric: Fabric,
+    algorithm: str = "auto",
+    copies: Size = 1,
+    rows: Size = 0,
+    groups: tuple[int, int] = (1, 1),
 ) -> Size:
     """Return the seconds of one collective over `nbytes` (the full tensor); 0 in a group of one.
 
     A ring runs at the inner link, or over several domains at m times the outer one if that is slower. Double binary trees
     and hierarchies are for all-reduce; `auto` is the faster one of ring and tree, as NCCL chooses (source: nccl,
     tuning.cc, whose latency terms these are: a ring of n ranks over d domains takes n - d inner steps and d - 1 outer
-    ones in each direction, a tree n/d - 1 inner ones and log2 d outer ones). `copies`, `rows`: as in
+    ones in each direction, a tree n/d - 1 inner ones and log2 d outer ones). `copies`, `rows`, `groups`: as in
     `ops.Collective`.
 
     >>> fabric = Fabric(domain=8, inner_bandwidth=450e9, outer_bandwidth=50e9, inner_latency=0, outer_latency=0)
@@ -347,7 +364,7 @@ def seconds(
         outer = fabric.outer_for(group, "pairs")
         inside, outside = nbytes * (m - 1) / n / inner, nbytes * (n - m) / n / outer
         if not same(copies, 1):
-            return alone * _dispatch(nbytes, group, fabric, copies, rows)
+            return alone * _dispatch(nbytes, group, fabric, copies, rows, groups)
         whole = nbytes * (n - 1) / n / inner
         start = wire.start or fabric.inner_latency
         alone_here = start + (wire.step * (n - 1) if wire.start else 0) + whole + wire.root * square_root(whole)
@@ -404,18 +421,18 @@ def algorithm(kind: str, nbytes: float, group: Group, fabric: Fabric) -> str:
     return ", ".join(filter(None, ("ring" if taken else inside, *ends)))
 
 
-def _dispatch(nbytes: Size, group: Group, fabric: Fabric, copies: Size, rows: Size) -> Size:
+def _dispatch(nbytes: Size, group: Group, fabric: Fabric, copies: Size, rows: Size, groups: tuple[int, int]) -> Size:
     """All-to-all of `copies` of each token: one goes to each domain, and there one to each rank with an expert for it."""
     n, m, d = group.ranks, group.members(fabric.domain), group.domains(fabric.domain)
     wire = fabric.wires.get("dispatch") or Wire(fabric.inner_latency, 0.0, fabric.inner_efficiency, 0.0)
-    sent = single_copies(copies, n)
+    sent = single_copies(copies, n, groups)
     inside = nbytes * sent * (m - 1) / m / (fabric.inner_bandwidth * wire.share)
     # Each token is looked up, and each copy of it written, one by one.
     inside = inside + rows * (wire.step / copies + wire.root * sent)
     reached = (
         fabric.outer_for(group, "pairs") / fabric.outer_efficiency * (fabric.dispatch_link or fabric.outer_efficiency)
     )
-    outside = nbytes * (n - m) / n * single_copies(copies, d) / reached
+    outside = nbytes * (n - m) / n * single_copies(copies, d, groups) / reached
     return wire.start + where(d > 1, fabric.outer_start + maximum(inside, outside), inside)
 
 

@@ -74,6 +74,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Storage of a frozen base, whose matrices are made in 16 bits for each product."""
     dequantise: float = DEQUANTISE
     """Share of the bandwidth at which they are made."""
+    cast: int = 0
+    """Bytes moved to copy an element of a float32 weight in 16 bits, where autocast does for each micro-batch."""
     attention: str = "fa2"
     """The kernel of fused attention (`Efficiencies.attention`)."""
     norm: str = "eager"
@@ -152,7 +154,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Products run in 16 bits, or in float32 (PyTorch uses no TF32 by default); those of the blocks in 8 or 4 bits where the
         recipe says so.
         """
-        low = training.precision.products
+        recipe, low = training.precision, training.precision.products
+        casts = recipe.casts or training.framework.casts
         own = experts and training.framework.experts_by_te
         branches = training.lora is not None and training.lora.branching
         if training.precision.activation == 4:
@@ -172,6 +175,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             fuses_dropout=training.kernels.activation == "fused",
             stored=None if training.lora is None else training.lora.stored,
             dequantise=DEQUANTISE / (BRANCHING if branches and chip_of(gpu) in FAST_MEMORY else 1.0),
+            cast=(recipe.weight + recipe.compute) * (recipe.autocast and casts == "autocast"),
             attention="cudnn" if own else training.kernels.flash or training.framework.flash_on(gpu),
             norm="fused" if own else training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
@@ -393,8 +397,7 @@ def _family(operation: Operation, machine: Machine) -> str:
     """The family of kernels that an operation without products belongs to: a key of `Efficiencies.memory`."""
     # Of a written-out norm, what it moves is listed; PyTorch's own kernel is what else such a module has.
     norm = f"norm-{'eager' if machine.norm == 'written' else machine.norm}"
-    families = {"norm": norm, "loss": machine.loss, "collective": "permute"}
-    return families.get(operation.kind, "elementwise")
+    return {"norm": norm, "loss": machine.loss, "collective": "permute"}.get(operation.kind, "elementwise")
 
 
 def _permutes(operation: Operation) -> bool:
@@ -429,38 +432,43 @@ def _quantised(nbytes: Size, machine: Machine) -> Size:
 def _products(operation: Operation, machine: Machine) -> OperationTime:
     """Matrix products with weights (one product a gradient), or between activations."""
     dequantised, remade = dequantising(operation, machine)
+    copied = (
+        [weight for weight in operation.weights if weight.cast and weight.kind in ("matrix", "head")]
+        if machine.cast
+        else ()
+    )
     low = machine.low if in_eight_bits(operation) else None
-    fp8 = low is not None
+    eight = low is not None and low.weight_gradient
     experts = any(weight.expert for weight in operation.weights)
-    forward: Size = 0
+    forward: Size = _streamed(machine.cast * sum(weight.numel for weight in copied), machine)
     inputs: Size = 0
-    weights: Size = 0
+    # A gradient in 16 bits is cast back.
+    weights: Size = _streamed(machine.cast * sum(weight.numel for weight in copied if weight.trainable), machine)
     # The gradient of a weight that the layer makes (`adapted_experts`) is that of an input, and as much work.
     trained = any(weight.trainable for weight in operation.weights) or not same(operation.weight_gradient_flops, 0)
     for gemm in operation.gemms:
         m, n, k, batch = gemm.m, gemm.n, gemm.k, gemm.batch
         seconds = grouped_seconds if experts else gemm_seconds
-        forward = forward + seconds(gemm, machine, fp8=fp8)
-        inputs = inputs + seconds(Gemm(m, k, n, batch), machine, fp8=fp8)
-        eight = low is not None and low.weight_gradient
+        forward = forward + seconds(gemm, machine, fp8=low is not None)
+        inputs = inputs + seconds(Gemm(m, k, n, batch), machine, fp8=low is not None)
         if not operation.weights:
             weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine)
         elif trained and experts:
             weights = weights + grouped_seconds(Gemm(k, n, m, batch), machine, fp8=eight, weight=True)
         elif trained:
-            slower = machine.efficiencies.weight_gradient
-            weights = weights + gemm_seconds(Gemm(k, n, m, batch), machine, fp8=eight, slower=slower)
+            weights = weights + gemm_seconds(
+                Gemm(k, n, m, batch), machine, fp8=eight, slower=machine.efficiencies.weight_gradient
+            )
     if not operation.weights:
         return OperationTime(forward, inputs + weights, 0)
     if low is not None:
         # What goes in is quantised, and so is the gradient of what comes out.
         done = operation.read_again or any(tensor.dtype == "quantised" for tensor in operation.keeps)
         into = 0 if done else _quantising(operation.inputs, machine, low)
-        out_of = _quantising(operation.outputs, machine, low)
-        if low.weights == "within":
-            into = into + _quantised(operation.params * (2 + low.weight_element), machine)
-            out_of = out_of + _quantised(operation.params * (2 + low.weight_element), machine)
-        return OperationTime(forward + into, inputs + out_of, weights)
+        both = _quantised(operation.params * (2 + low.weight_element), machine) if low.weights == "within" else 0
+        return OperationTime(
+            forward + into + both, inputs + _quantising(operation.outputs, machine, low) + both, weights
+        )
     return OperationTime(forward + dequantised, inputs + remade, weights)
 
 
@@ -481,9 +489,9 @@ def dequantising(operation: Operation, machine: Machine) -> tuple[Size, Size]:
     unpacked = elements * (stored.remade or stored.nbytes + 2) / rate + launches
     if not stored.input_moves:
         return unpacked, unpacked
-    into = sum(tensor.numel for tensor in operation.inputs) * stored.input_moves
-    out = sum(tensor.numel for tensor in operation.outputs) * stored.output_moves
-    return _streamed(into, machine) + _streamed(out, machine) + 2 * machine.launch, unpacked
+    sides = (operation.inputs, stored.input_moves), (operation.outputs, stored.output_moves)
+    copied = [_streamed(moves * sum(tensor.numel for tensor in side), machine) for side, moves in sides]
+    return sum(copied) + 2 * machine.launch, unpacked
 
 
 def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:

@@ -551,11 +551,10 @@ class StepModel:
         Once every stage has had its first micro-batches, each further one adds the time of the slowest stage (GPipe: of
         the slowest forward and the slowest backward). Very unequal stages make that wrong by up to 2 %.
         """
-        layout = self.layout
-        batches = layout.num_microbatches
+        layout, batches = self.layout, self.layout.num_microbatches
         if layout.pp == 1:
             return batches * chunks[0][0].seconds, 0
-        played = min(batches, ROUNDS * layout.pp)
+        played = layout.played(ROUNDS)
         split = layout.splits_backward
         total, sending = played_seconds(
             layout.schedule,
@@ -570,6 +569,7 @@ class StepModel:
             tuple(tuple(chunk.weight for chunk in times) for times in chunks) if split else 0,
             send,
             self.sends_hidden,
+            self.memory.put_off,
         )
         slowest = max(sum(chunk.seconds for chunk in times) for times in chunks) / layout.copies
         if layout.schedule == "gpipe":

@@ -169,7 +169,10 @@ def _shards(group: Group, replicas: Size) -> Group:
 def collective_seconds(collectives: Iterable[Collective], by_axis: dict[str, Group], fabric: Fabric) -> dict[str, Size]:
     """Return the seconds of a list of collectives, by axis."""
     return sums(
-        (sent.axis, seconds(sent.kind, sent.nbytes, by_axis[sent.axis], fabric, copies=sent.copies, rows=sent.rows))
+        (
+            sent.axis,
+            seconds(sent.kind, sent.nbytes, by_axis[sent.axis], fabric, "auto", sent.copies, sent.rows, sent.groups),
+        )
         for sent in collectives
     )
 
@@ -189,17 +192,18 @@ def entry(
     lane: str | None = None,
     copies: Size = 1,
     rows: Size = 0,
+    groups: tuple[int, int] = (1, 1),
 ) -> Traffic:
     """Build one row of the table.
 
     kind: of collective; calls: per step; each: per micro-batch; payload: bytes per call; among: the name of its ranks in
-    `made`; exposed: the share of its seconds that is exposed; copies, rows: as in `ops.Collective`
+    `made`; exposed: the share of its seconds that is exposed; copies, rows, groups: as in `ops.Collective`
     """
     group = by_axis[among]
     several = where(group.ranks > 1, 1, 0)
     # For arrays of layouts the bytes are not read, and computing them takes longer than the seconds.
     many = hasattr(group.ranks, "shape")
-    whole = calls * seconds(kind, payload, group, fabric, copies=copies, rows=rows)
+    whole = calls * seconds(kind, payload, group, fabric, "auto", copies, rows, groups)
     return Traffic(
         axis=group.axis,
         kind=carries,
@@ -210,7 +214,7 @@ def entry(
         calls_per_step=calls * several,
         payload=payload,
         wire=math.nan if many else wire_bytes(kind, payload, group.ranks),
-        adapter=math.nan if many else adapter_bytes(kind, payload, group, fabric, copies),
+        adapter=math.nan if many else adapter_bytes(kind, payload, group, fabric, copies, groups),
         link=group.link(fabric.domain) if isinstance(group.ranks, int) else "",
         ranks=group.ranks,
         seconds=whole,
@@ -267,7 +271,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict
     batches = memory.layout.num_microbatches
     overlap = memory.training.overlap
     shown = {axis: not getattr(overlap, axis, False) for axis in BY_AXIS}
-    calls_of: dict[tuple[str, str, str, Size, Size, Size], Size] = {}
+    calls_of: dict[tuple[str, str, str, Size, Size, Size, tuple[int, int]], Size] = {}
 
     def add(collectives: Iterable[Collective], count: int, label: str) -> None:
         """Count the collectives of `count` layers. label: a text in which `{}` stands for what the axis carries."""
@@ -280,6 +284,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict
                 collective.nbytes,
                 collective.copies,
                 collective.rows,
+                collective.groups,
             )
             calls_of[key] = calls_of.get(key, 0) + count
 
@@ -292,7 +297,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict
         add(memory.embedding.comm, 1, "embedding")
     if stage.last:
         add(memory.head.comm, 1, "head")
-    for (axis, label, kind, nbytes, copies, rows), calls in calls_of.items():
+    for (axis, label, kind, nbytes, copies, rows, limit), calls in calls_of.items():
         carries, _ = BY_AXIS[axis]
         yield entry(
             carries,
@@ -307,6 +312,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict
             exposed=int(shown[axis]),
             copies=copies,
             rows=rows,
+            groups=limit,
         )
 
 

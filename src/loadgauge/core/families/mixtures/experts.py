@@ -183,10 +183,17 @@ def expert_layers(reader: Reader, family: Experts, count: int, dense: Mlp) -> li
         weights_float32=family.weights_float32,
         shared=shared if together else None,
         shared_gate=family.shared_gate,
+        groups=_groups(reader),
         zero_experts=reader.optional_whole(family.zero_key, minimum=0) or 0 if family.zero_key else 0,
     )
     layers = zip(_chosen(reader, family, count, experts), family.sparse(reader, count), strict=True)
     return [msgspec.structs.replace(moe, num_experts_per_tok=chosen) if sparse else None for chosen, sparse in layers]
+
+
+def _groups(reader: Reader) -> tuple[int, int]:
+    """Groups of experts, and to how many of them a token may go; one where a config says nothing of them."""
+    count, chosen = (reader.optional_whole(key, default=None) or 1 for key in ("n_group", "topk_group"))
+    return (count, chosen) if 1 < chosen < count and reader.raw("topk_method", default="") != "greedy" else (1, 1)
 
 
 def _needed(reader: Reader, names: Sequence[str]) -> int:

@@ -14,6 +14,8 @@ each other, and dispatchers that send a token once to several experts of one ran
 
 from __future__ import annotations
 
+import msgspec
+
 from loadgauge.core.base.algebra import Size, maximum, minimum, shard, where
 from loadgauge.core.definitions.model.model import Moe
 from loadgauge.core.layers.adapters.adapters import adapted_experts
@@ -190,8 +192,11 @@ def _experts(
     width = shard(spec.moe_intermediate_size, view.etp, "moe_intermediate_size")
     sent = itemsize * rows.received * hidden_size
     gathered = itemsize * rows.computed * hidden_size
-    copies, tokens = (spec.num_experts_per_tok, rows.received) if build.kernels.dispatch == "deduplicated" else (1, 0)
-    exchange = Collective("all_to_all", "ep", sent, view.ep, copies, tokens)
+    copies, tokens = (1, 0) if build.kernels.dispatch == "all_to_all" else (spec.num_experts_per_tok, rows.received)
+    exchange = Collective("all_to_all", "ep", sent, view.ep, copies, tokens, spec.groups)
+    # Tokens, and the gradients of what comes back, are sent as they are read where that is 8 bits; sums are in 16.
+    low = build.kernels.products if build.kernels.dispatch == "quantised" else None
+    outward = exchange if low is None else msgspec.structs.replace(exchange, nbytes=low.element * sent / itemsize)
     # One more copy of the rows, before or after they are exchanged, where they leave the rank at all.
     buffer = where(view.ep * view.etp > 1, gathered, 0)
     source = Tensor("mlp.dispatch", rows.computed * hidden_size, itemsize)
@@ -202,14 +207,14 @@ def _experts(
             (x, order),
             (source,),
             keeps=(order,),
-            forward_comm=(exchange, Collective("all_gather", "etp", gathered, view.etp)),
+            forward_comm=(outward, Collective("all_gather", "etp", gathered, view.etp)),
             backward_comm=(Collective("reduce_scatter", "etp", gathered, view.etp), exchange),
             workspace=buffer,
         )
     )
     inner = _inner(build, source, weights, spec, hidden_size, width, rows)
     returned = (Collective("reduce_scatter", "etp", gathered, view.etp), exchange)
-    returning = (exchange, Collective("all_gather", "etp", gathered, view.etp))
+    returning = (outward, Collective("all_gather", "etp", gathered, view.etp))
     output = Tensor("mlp.down", rows.own * hidden_size, itemsize)
     apart = fused and spec.expert_bias
     product = Tensor("mlp.product", rows.computed * hidden_size, itemsize) if apart else output

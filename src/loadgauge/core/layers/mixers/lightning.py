@@ -8,11 +8,16 @@ multiply-add is 2 FLOPs; all l^2 pairs of a block count, causal or not.
 Kept for backward (`Kernels.recurrence`):
 fused, an assumption read off the source of lightning-attention (`LightningAttention2`): q, k and v, head by head.
 reference: what autograd keeps of transformers' PyTorch code (5.23); tests/core/oracle/test_hybrids.py counts it.
+Tensor parallelism shards heads; what the norm over all heads sums up between the ranks, 4 bytes a token, is not counted.
 """
 
 from __future__ import annotations
 
-from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum
+from typing import Any
+
+import msgspec
+
+from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, shard
 from loadgauge.core.definitions.model.model import LightningAttention
 from loadgauge.core.layers.feed_forward.mlp import activate
 from loadgauge.core.layers.mixers.convolution import chunk_pairs, whole_mixer
@@ -22,22 +27,38 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor
 
 def lightning_attention(build: Builder, x: Tensor, spec: LightningAttention, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "lightning attention", "lightning", heads=False)
-    tokens, width = build.view.tokens, spec.num_attention_heads * spec.head_dim
-    joint = build.linear("lightning.qkv", x, tokens, hidden_size, 3 * width)
+    whole_mixer(build, "lightning attention", "lightning", heads=False, channels=True)
+    tokens, ranks = build.view.tokens, build.view.tp
+    spec = msgspec.structs.replace(
+        spec, num_attention_heads=shard(spec.num_attention_heads, ranks, "num_attention_heads")
+    )
+    width = spec.num_attention_heads * spec.head_dim
+    source, kept, reduced, workspace = build.enter("lightning.gather", x, hidden_size)
+    into: dict[str, Any] = {"kept_input": kept, "shards": ranks, "workspace": workspace}
+    joint = build.linear("lightning.qkv", source, tokens, hidden_size, 3 * width, backward_comm=reduced, **into)
     active = activate(build, "lightning.activation", joint, spec.hidden_act)
     if build.kernels.recurrence == "reference":
         context = _reference(build, spec, active)
     else:
         context = _fused(build, spec, active)
-    normed = build.norm("lightning.norm", context, spec.norm, tokens, width)
-    gate = build.linear("lightning.gate", x, tokens, hidden_size, width)
+    normed = build.norm("lightning.norm", context, spec.norm, tokens, width, shards=ranks)
+    gate = build.linear("lightning.gate", source, tokens, hidden_size, width, **into)
     opened = build.tensor("lightning.sigmoid", gate.numel)
     build.elementwise("lightning.sigmoid", (gate,), opened, keeps=(opened,))
     output = build.tensor("lightning.gated", gate.numel)
     build.elementwise("lightning.gated", (opened, normed), output, keeps=(opened, normed))
+    forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
-        "lightning.output", output, tokens, width, hidden_size, output=build.hidden("lightning.output", hidden_size)
+        "lightning.output",
+        output,
+        tokens,
+        width,
+        hidden_size,
+        shards=ranks,
+        output=build.hidden("lightning.output", hidden_size),
+        forward_comm=forward,
+        backward_comm=backward,
+        workspace=workspace,
     )
 
 

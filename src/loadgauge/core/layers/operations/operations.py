@@ -104,7 +104,7 @@ class Collective(msgspec.Struct, frozen=True):
     """One collective over the `ranks` of an axis; `nbytes` is the full (gathered) tensor.
 
     `copies`: how many of an all-to-all's rows are copies of one token, where a domain is sent only one of them; `rows`: how many
-    rows there are, where each takes time of its own.
+    rows there are, where each takes time of its own; `groups`: of experts, and to how many of them a token may go.
 
     >>> Collective("all_reduce", "tp", 1024, 8).wire
     1792
@@ -116,6 +116,7 @@ class Collective(msgspec.Struct, frozen=True):
     ranks: Size
     copies: Size = 1
     rows: Size = 0
+    groups: tuple[int, int] = (1, 1)
 
     @property
     def wire(self) -> Size:

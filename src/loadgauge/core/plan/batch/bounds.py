@@ -20,7 +20,8 @@ from loadgauge.core.estimate.memory.rank_memory import LayerFacts
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.gathered import at
 from loadgauge.core.estimate.states.states import RankWeights
-from loadgauge.core.estimate.time.step import MicroBatch
+from loadgauge.core.estimate.time.contention import NOTHING, Links
+from loadgauge.core.estimate.time.step import MicroBatch, StepModel
 from loadgauge.core.estimate.time.traffic import exchange
 from loadgauge.core.layers.operations.operations import Layer
 from loadgauge.core.plan.batch.memory import STATES, ArrayMemory
@@ -34,20 +35,25 @@ ROUNDING = 1 - 1e-9
 class LeastStep(ArrayStep):
     """The part of a step model that is the same for all pipelines, and what weights take that are gathered again and again.
 
-    gather: the least seconds to gather the weights of a layer, with any number of replicas; None where they are not gathered
+    sharded: the least seconds to gather the weights of a layer and to reduce their gradients, with any number of replicas; None
+    where they are not gathered
     """
 
-    gather: Callable[[RankWeights], Size] | None = None
+    sharded: Callable[[StepModel, RankWeights], tuple[Size, Size]] | None = None
 
     def of_layer(self, facts: LayerFacts) -> MicroBatch:
-        """Return the time of a layer with what of the gathers cannot hide, without what travels to the host [s]."""
+        """Return the time of a layer with what of ZeRO-3's traffic cannot hide, without what travels to the host [s]."""
         time = self.computed(facts)
-        if self.gather is not None:
-            gather = self.gather(facts.weights)
+        if self.sharded is not None:
+            gather, scatter = self.sharded(self, facts.weights)
             if not exchange(self.layout, self.training).after:
                 time.forward["zero"] = maximum(gather - sum(time.forward.values()), 0)
-            time.backward["zero"] = maximum(gather - sum(time.backward.values()), 0)
+            time.backward["zero"] = maximum(gather + scatter - sum(time.backward.values()), 0)
         return time
+
+    def on_network(self, *_: Any) -> Links:
+        """Return nothing: a bound leaves out what collectives meet of one another."""
+        return NOTHING
 
     def of_end(self, layer: Layer) -> MicroBatch:
         """Return the time of an end without gathers [s]."""

@@ -17,8 +17,8 @@ from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import COMBINED, Grid, Structure
 
 Key = tuple[object, ...]
-SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13)
-"""Of the memory of a GPU: by how much a layout that looks good may need, the fastest of each."""
+SHARES = 8
+"""Memories that a layout which looks good may need, the fastest of each."""
 MOST, EACH = 16, 2
 """Combinations that look good: at most of each kind, and of each class for each share."""
 
@@ -171,6 +171,15 @@ def key_of(structure: Structure) -> Key:
     return structure.pp, structure.stage_layers, structure.recompute, structure.zero, kind
 
 
+def steps_between(nbytes: Any) -> Any:
+    """Return memories from the most to the least of some layouts, each the same share of the one before [bytes]."""
+    import numpy
+
+    if not len(nbytes):
+        return ()
+    return numpy.geomspace(nbytes.max(), nbytes.min(), SHARES) * (1 + 1e-9)
+
+
 def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[list[Structure]]]]:
     """Yield, of each pool, combinations that look good by their bounds, and pipelines to try them with.
 
@@ -183,9 +192,8 @@ def promising(pools: list[Classes], may: May) -> Iterator[tuple[Classes, list[li
     for number, pool in enumerate(pools):
         for key, own in pool.of.items():
             inside = may(own.low, own.least)
-            most = own.low[inside].max(initial=0.0)
-            for share in SHARES:
-                fitting = numpy.flatnonzero(inside & (own.low <= share * most))
+            for most in steps_between(own.low[inside]):
+                fitting = numpy.flatnonzero(inside & (own.low <= most))
                 for best in fitting[numpy.argsort(own.least[fitting])[:EACH]]:
                     entries.append(
                         Entry(float(own.least[best]), float(own.low[best]), number, key, int(own.rows[best]))

@@ -7,6 +7,7 @@ recomputation, what is in flight for all ZeRO stages, the weights of a stage for
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -27,9 +28,10 @@ from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory,
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
-from loadgauge.core.estimate.time.traffic import gather_seconds, layout_groups
+from loadgauge.core.estimate.time.step import StepModel
+from loadgauge.core.estimate.time.traffic import layout_groups
 from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
-from loadgauge.core.plan.batch.classes import SHARES, Bounded, Classes, Lines, key_of, promising
+from loadgauge.core.plan.batch.classes import Bounded, Classes, Lines, key_of, promising, steps_between
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
 from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, finish
@@ -38,7 +40,7 @@ from loadgauge.core.plan.space.constraints import Constraints, Places
 from loadgauge.core.plan.space.space import Grid, Space, Structure
 
 Pipeline: TypeAlias = "tuple[Any, ...]"
-ROUNDS, FEW = 3, 400
+ROUNDS, FEW = 2, 400
 """Most trials of combinations that look good, and the least number of combinations."""
 SMALL = 500_000
 """Combinations of a space that is not worth narrowing down."""
@@ -209,8 +211,8 @@ class BatchEvaluator:
 
         def chosen(memory: Any, high: Any, least: Any) -> Any:
             mark, might = numpy.zeros(len(memory), dtype=bool), may(memory, least) & (high <= room)
-            for share in SHARES[::2]:
-                inside = numpy.flatnonzero(might & (high <= share * room))
+            for most in steps_between(high[might])[::2]:
+                inside = numpy.flatnonzero(might & (high <= most))
                 if len(inside):
                     mark[inside[least[inside].argmin()]] = True
             return mark
@@ -403,7 +405,7 @@ class GridEvaluator:
             for number in numbers:
                 some = memory.under(SomeBatches.of(memory.layout, number))
                 kept = fullest(some, each)
-                held = tuple((stage.index, works(some.layout, stage.index)) for stage in kept)
+                held = tuple((stage.index, works(some.layout, stage.index, some.put_off)) for stage in kept)
                 alike.setdefault((held, number > 1), ([], kept))[0].append(number)
             self.whole.classes[key] = [(tuple(some), kept) for some, kept in alike.values()]
         return self.whole.classes[key]
@@ -428,9 +430,9 @@ class GridEvaluator:
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
-        margins = self.margins(layout)
-        value, high = map(places.read_once, self.outside(layout))
-        return self.numpy.maximum(nbytes, (nbytes - value) * margins.spread.high + high)
+        shown = self.of_pp.once(("shown", layout.zero), lambda: self.numpy.asarray(self.margins(layout).spread.high))
+        value, high, factor = map(places.read_once, (*self.outside(layout), shown))
+        return self.numpy.maximum(nbytes, (nbytes - value) * factor + high)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
         """Return the bytes outside PyTorch's allocator, and their upper bound, as open arrays."""
@@ -552,21 +554,26 @@ class LeastEvaluator(GridEvaluator):
             groups = self.groups(memory.layout)
             step = LeastStep.__new__(LeastStep)
             if gathers:
-                step.gather = functools.partial(self.gather, structure)
+                step.sharded = functools.partial(self.sharded, structure)
             step.__init__(memory, whole.machine, whole.fabric, groups, None, self.known, Memo())  # type: ignore[misc]
             return step.work(whole.stages(1, 1, "1f1b", None)[0])
 
         key = "work", structure.recompute, structure.splits, memory.layout.ends_together, self.recast(structure.zero)
         return (self.of_grid if self.alike and not gathers else self.of_pp).once((*key, gathers), make)
 
-    def gather(self, structure: Structure, weights: RankWeights) -> Any:
-        """The least seconds to gather weights, over all replicas that a row may have."""
+    def sharded(self, structure: Structure, step: StepModel, weights: RankWeights) -> tuple[Any, Any]:
+        """The least seconds to gather weights and to reduce their gradients, over all replicas that a row may have."""
         layout = self.space.layout(structure, self.part.sizes, self.part.ragged)
 
-        def make() -> Any:
-            groups = self.of_pp.once("with replicas", lambda: known_groups(layout))
-            seconds = gather_seconds(weights, self.training.under(3), groups, self.whole.fabric)
+        def make() -> tuple[Any, Any]:
+            with_replicas = copy.copy(step)
+            with_replicas.layout, with_replicas.training = layout, self.training.under(3)
+            with_replicas.groups = self.of_pp.once("with replicas", lambda: known_groups(layout))
             exists = self.with_replicas.mask(structure).any(axis=1, keepdims=True)
-            return self.numpy.where(exists, seconds, self.numpy.inf).min(axis=2, keepdims=True)
+            gather, scatter = StepModel.zero_seconds(with_replicas, weights)
+            return tuple(
+                self.numpy.where(exists, seconds, self.numpy.inf).min(axis=2, keepdims=True)
+                for seconds in (gather, scatter)
+            )
 
-        return self.of_pp.once(("gather", ByIdentity(weights)), make)
+        return self.of_pp.once(("sharded", ByIdentity(weights)), make)

@@ -294,15 +294,19 @@ def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
         return [same[0] for same in alike.values()]  # a later stage holds no more micro-batches
     kept = []
     for same in alike.values():
-        numbers = _fullest(layout.schedule, layout.pp, int(layout.num_microbatches), tuple(s.index for s in same))
+        numbers = _fullest(
+            layout.schedule, layout.pp, int(layout.num_microbatches), tuple(s.index for s in same), memory.put_off
+        )
         kept += [stage for stage in same if stage.index in numbers]
     return kept
 
 
 @lru_cache(maxsize=4096)
-def _fullest(schedule: Any, stages: int, batches: int, indices: tuple[int, ...]) -> tuple[int, ...]:
+def _fullest(
+    schedule: Any, stages: int, batches: int, indices: tuple[int, ...], put_off: tuple[int, ...]
+) -> tuple[int, ...]:
     layout = Layout(pp=stages, schedule=schedule, global_batch=batches, seq_len=1)
-    of_stage = {index: works(layout, index) for index in indices}
+    of_stage = {index: works(layout, index, put_off) for index in indices}
     kept: list[int] = []
     for index in indices:
         if not any(_exceeds(of_stage[other], of_stage[index]) for other in kept):

@@ -57,11 +57,11 @@ class Waits(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def waits(schedule: str, stages: int, batches: int, chunks: int | None) -> Waits:
+def waits(schedule: str, stages: int, batches: int, chunks: int | None, put_off: tuple[int, ...] = ()) -> Waits:
     """Sort the entries of a schedule into levels of entries that do not wait for one another (`order_of_work`)."""
     import numpy
 
-    order = order_of_work(schedule, stages, batches, chunks)
+    order = order_of_work(schedule, stages, batches, chunks, put_off)
     source, sends = _ways(order)
     lengths = [len(rows) for rows in order.rows]
     begins = [0, *accumulate(lengths)]
@@ -196,6 +196,7 @@ def play(
     send: Any,
     *,
     overlap_send: bool,
+    put_off: tuple[int, ...] = (),
 ) -> Any:
     """Simulate a schedule and return its duration for each layout [s]; raises nothing, the order of work being valid.
 
@@ -204,7 +205,7 @@ def play(
     """
     import numpy
 
-    order = waits(schedule, stages, batches, len(shapes) // stages if schedule == "interleaved" else None)
+    order = waits(schedule, stages, batches, len(shapes) // stages if schedule == "interleaved" else None, put_off)
     total = numpy.empty(forward.shape[1])
     places = numpy.array([kind * KINDS + cost for kind in shapes for cost in range(KINDS)])
     rows = [places[level.cost] for level in order.levels]

@@ -327,10 +327,10 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
     distinct = list(dict.fromkeys(pipelines))
     if not distinct or distinct[0].structure.pp == 1:
         return
-    groups: dict[tuple[int, ...], list[PipelineTimes]] = {}
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[PipelineTimes]] = {}
     for times in distinct:
-        groups.setdefault(times.kinds, []).append(times)
-    for shapes, alike in groups.items():
+        groups.setdefault((times.kinds, times.time.memory.put_off), []).append(times)
+    for (shapes, late), alike in groups.items():
         structure = alike[0].structure
         forward, backward, weight = (
             numpy.concatenate([times.times[n][:, times.needed] for times in alike], axis=1) for n in range(3)
@@ -355,6 +355,7 @@ def play_all(pipelines: Iterable[PipelineTimes]) -> None:
                 weight[:, mine],
                 send[mine],
                 overlap_send=alike[0].time.sends_hidden,
+                put_off=late,
             )
         start = 0
         for times in alike:

@@ -156,7 +156,13 @@ class Constraints:
         counted = numpy.where((batches >= 1) & (batches % 1 == 0), batches, 0)
         chunks = structure.vpp if structure.schedule == "interleaved" else None
         numbers, places = numpy.unique(counted, return_inverse=True)
-        flags = [n >= 1 and not violation(structure.schedule, structure.pp, int(n), chunks) for n in numbers]
+        # A search keeps to groups that every framework runs without being told.
+        flags = [
+            n >= 1
+            and not (chunks and n % structure.pp)
+            and not violation(structure.schedule, structure.pp, int(n), chunks)
+            for n in numbers
+        ]
         return numpy.array(flags)[places].reshape(numpy.shape(batches))
 
     def _split(self, pp: int) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,18 +34,20 @@ missing: what the card lacks for the whole range; the parts are those at the pea
 
 
 def read_axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Read the values of each swept field from texts `name=value,value`. Raises `ConfigError`.
+    """Read the values of each swept field from texts `name=value,value`, one or several each. Raises `ConfigError`.
 
     Whole numbers may be ranges: `1..4` has all of them, `1,2,4..64` goes on as it began. Where values have commas of their
     own, semicolons divide them.
 
     >>> read_axes(["micro-batch=1,2,4..16", "recompute=none,full"])
     {'micro_batch': (1, 2, 4, 8, 16), 'recompute': ('none', 'full')}
+    >>> read_axes(["tp=2,4,pp=1"])
+    {'tp': (2, 4), 'pp': (1,)}
     >>> read_axes(["seq-len=1024,2048..4096", "zero=0..3"])
     {'seq_len': (1024, 2048, 4096), 'zero': (0, 1, 2, 3)}
     """
     axes: dict[str, tuple[Any, ...]] = {}
-    for text in texts:
+    for text in (part for several in texts for part in re.split(r"[,;](?=[a-z][a-z_-]*=)", several)):
         flag, equals, values = text.partition("=")
         name = flag.strip().removeprefix("--").replace("-", "_")
         if not equals or not values.strip():

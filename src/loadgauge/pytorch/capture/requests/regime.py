@@ -215,7 +215,12 @@ def _upcast(job: Job, base: str) -> str:
         return "none"
     if job.weights == "float32":
         return "all"
-    return job.kbit_upcast or usual_upcast(Lora(rank=1, quantised=base), framework)  # type: ignore[arg-type]
+    return job.kbit_upcast or usual_upcast(
+        Lora(rank=1, quantised=base),  # type: ignore[arg-type]
+        framework,
+        job.precision,
+        job.zero,
+    )
 
 
 def names_in(text: str) -> list[str]:
