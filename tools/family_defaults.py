@@ -42,7 +42,7 @@ def declared(kind: Any) -> dict[str, Any]:
         harmless = field.name in HARMLESS or field.name.startswith(HARMLESS_BEGINNINGS)
         if harmless or field.name.endswith(HARMLESS_ENDINGS) or field.name in {*shared, *TOWERS}:
             continue
-        if value is None and field.name in kind.sub_configs:
+        if value is None and dataclasses.is_dataclass(kind.sub_configs.get(field.name)):
             value = declared(kind.sub_configs[field.name])
         if value is None or isinstance(value, str | int | dict) or (isinstance(value, float) and math.isfinite(value)):
             defaults[field.name] = value

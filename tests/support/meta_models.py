@@ -41,6 +41,9 @@ NEEDED: dict[str, dict[str, Any]] = {
 """What the defaults of a configuration class lack to make a model that can run."""
 
 
+HEARING = {"qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration"}
+"""Families whose class is in none of the mappings below."""
+
 NO_CLASS = frozenset({"bailing_moe", "bailing_moe_v2", "kimi_k3", "nemotron-nas"})
 """Families whose class is not in transformers."""
 
@@ -75,6 +78,8 @@ def usual_class(model_type: str) -> str:
     known = CALLED_OTHERWISE.get(model_type, model_type)
     if known == "qwen3_omni_moe":
         return "Qwen3OmniMoeThinkerForConditionalGeneration"  # the rest of it speaks
+    if known in HEARING:
+        return HEARING[known]
     for mapping in (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,

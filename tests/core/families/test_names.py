@@ -151,7 +151,7 @@ def test_what_is_not_known_for_certain_is_said() -> None:
     assert find("yi-34b").how == ""
     assert find("01-ai/Yi-34B").how == ""
     assert "not compared with its config.json" in find("01-ai/Yi-6B").how
-    assert "its audio tower of 0.64 B is left out" in find("mistralai/Voxtral-Mini-3B-2507").how
+    assert "its audio tower of 0.64 B is left out" in find("Qwen/Qwen-Audio").how
     assert find("unsloth/Qwen3.5-4B-GGUF").stored == "gguf"
 
 
@@ -173,7 +173,9 @@ def test_what_a_name_leaves_open_is_asked(text: str, message: str) -> None:
 
 def test_the_sizes_of_a_tower_are_said_where_they_are_known() -> None:
     (tower,) = model("pixtral-12b").towers
-    assert (tower.name, tower.parameters) == ("vision_config", 430_000_000)
+    assert (tower.name, tower.parameters) == ("vision_config", 434_957_312)
+    (tower,) = model("apriel-1.5-15b").towers
+    assert (tower.name, tower.parameters, tower.layers) == ("vision_config", 430_000_000, ())
     assert model("yi-34b").towers == ()
 
 

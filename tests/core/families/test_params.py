@@ -59,7 +59,7 @@ UNSTOCKED = {
     "cohere2_vision", "exaone4_5", "exaone_moe", "gemma3n_text", "gemma4_text", "glm46v", "glm4v", "glm4v_moe",
     "idefics3", "internvl", "lfm2_vl", "llava_next", "llava_onevision", "mellum", "muse_glimmer", "nanochat",
     "qwen3_5_moe_text", "qwen3_5_text",
-    "phi4_multimodal", "qwen3_omni_moe", "smolvlm", "vaultgemma",
+    "phi4_multimodal", "qwen2_audio", "qwen3_omni_moe", "smolvlm", "vaultgemma", "voxtral",
 }  # fmt: skip
 
 

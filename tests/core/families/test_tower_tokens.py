@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from loadgauge import Job, estimate
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.model.model import Rule
-from loadgauge.core.families.encoders.pictures import cut, frame
+from loadgauge.core.families.encoders.pictures import cut, frame, heard
 from loadgauge.core.resolve.resolve import resolve_job
 
 pytest.importorskip("transformers")
@@ -91,6 +94,43 @@ def test_a_picture_is_cut_as_its_processor_cuts_it(kind: str) -> None:
 def test_frames_are_not_cut_into_tiles() -> None:
     assert frame(CASES["internvl"][0], 4000, 3000).tiles == 1
     assert frame(CASES["qwen2_vl"][0], 448, 448) == cut(CASES["qwen2_vl"][0], 448, 448)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 3.21, 10, 20, 29.99, 30, 71.4])
+def test_a_sound_is_cut_as_its_tower_cuts_it(seconds: float) -> None:
+    omni = of("qwen2_5_omni", "modeling_qwen2_5_omni")
+    frames = torch.tensor([-(-round(16000 * seconds) // 160)])
+    _, chunks = omni.chunk_and_pad_features(torch.zeros(8, int(frames)), frames, 100)
+    ends = omni.get_audio_cu_seqlens(chunks)
+    own = (ends[1:] - ends[:-1]).tolist()
+    each = {"tiles": len(own), "patches": sum(own), "pairs": sum(side**2 for side in own)}
+    assert heard(Rule(kind="chunks", patch=2, merge=2, tile=100), seconds) == (each, len(omni.get_pool_indices(frames)))
+    if seconds <= 30:
+        lengths = of("qwen2_audio", "modeling_qwen2_audio").Qwen2AudioEncoder._get_feat_extract_output_lengths(
+            None, frames
+        )
+        _, tokens = heard(Rule(kind="padded", patch=2, merge=2, tile=3000), seconds)
+        assert tokens == int(lengths[1])
+
+
+@pytest.mark.thorough
+def test_what_hears_is_what_runs(tmp_path: Path) -> None:
+    """Parameters and FLOPs are those of the class; kept bytes but for a copy of the mask in each layer, and the spectrum."""
+    tower = {"d_model": 256, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 512}
+    text = {"model_type": "qwen2", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 1024, "max_position_embeddings": 2048}  # fmt: skip
+    place = tmp_path / "config.json"
+    place.write_text(json.dumps({"model_type": "qwen2_audio", "text_config": text, "audio_config": tower}))
+    said = {"gpu": "h200", "seq_len": 1024, "audio": 20.0, "precision": "bf16-pure", "optimizer": "sgd"}
+    ours = estimate(str(place), tower="trained", **said)
+    captured = estimate(str(place), road="captured", **said)
+    assert (ours.params, ours.flops.model) == (captured.params, captured.flops.model)
+    kept = [result.memory.largest("activations").parts["activations"] for result in (ours, captured)]
+    mask, spectrum = (
+        3 * 1500 * 1504 * 2,
+        128 * 3000 * 4,
+    )  # which processors make in float32, and captures in the dtype of weights
+    assert kept[0] == pytest.approx(kept[1] - mask + spectrum, rel=0.005)
 
 
 VL = "qwen3-vl-8b"

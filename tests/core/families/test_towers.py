@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from command_line import typed
 from loadgauge import estimate
 from loadgauge.core.families import from_dict, models
-from loadgauge.core.families.catalogue import config as shipped
+from loadgauge.core.families.catalogue import config as shipped, model
 from loadgauge.core.families.encoders.multimodal import WRAPPERS
-from loadgauge.core.families.encoders.towers import JOINED
+from loadgauge.core.families.encoders.towers import HEARS, JOINED, LISTENING, SEES
 from meta_models import NOT_COUNTED, everything, transformers
 
 SEEING = [name for name in models() if shipped(name)["model_type"] in JOINED and "vision_config" in shipped(name)]
@@ -49,6 +50,24 @@ def test_shipped_towers(name: str) -> None:
     assert (tower.name, tower.parameters) == ("vision_config", theirs(shipped(name)))
 
 
+@pytest.mark.parametrize("name", ["qwen2-audio-7b", "voxtral-mini-3b", "pixtral-12b", "internvl3-8b", "qwen3.5-9b"])
+def test_towers_by_name(name: str) -> None:
+    (tower,) = model(name).towers
+    assert tower.parameters == theirs(shipped(name))
+
+
+def test_a_model_may_see_and_hear() -> None:
+    own = shipped("qwen2.5-omni-7b")
+    seen, heard = model("qwen2.5-omni-7b").towers
+    encoder = transformers.models.qwen2_5_omni.modeling_qwen2_5_omni.Qwen2_5OmniAudioEncoder
+    with torch.device("meta"):
+        theirs_built = encoder(transformers.Qwen2_5OmniAudioEncoderConfig(**own["audio_config"]))
+    assert heard.parameters == sum(parameter.numel() for parameter in theirs_built.parameters())
+    result = estimate("qwen2.5-omni-7b", seq_len=2048, audio=20, pictures="1x640x480")
+    assert not result.towers_left_out
+    assert result.params == estimate("qwen2.5-omni-7b", seq_len=2048).params + seen.parameters + heard.parameters
+
+
 @pytest.mark.parametrize("kind", JOINED)
 def test_towers_of_class_defaults(kind: str) -> None:
     (tower,) = from_dict(as_written(kind), class_defaults=True).towers
@@ -69,7 +88,7 @@ def test_every_model_that_sees_names_what_is_left_out(kind: str) -> None:
     stated = from_dict(as_written(kind), class_defaults=True) if kind != "qwen3_omni_moe" else None
     for spec in (stated, from_dict(bare(kind), class_defaults=True)):
         if spec is not None:
-            assert "vision_config" in [tower.name for tower in spec.towers]
+            assert (HEARS if kind in LISTENING else SEES) in [tower.name for tower in spec.towers]
 
 
 def bare(kind: str) -> dict[str, Any]:

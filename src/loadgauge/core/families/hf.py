@@ -54,6 +54,8 @@ FILES = {
     "encoders.multimodal": (
         *(
             "aya_vision",
+            "qwen2_audio",
+            "voxtral",
             "cohere2_vision",
             "exaone4_5",
             "gemma3",

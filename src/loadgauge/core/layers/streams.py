@@ -290,10 +290,10 @@ def alternated(build: Builder, x: Tensor, block: Block, hidden: Size, attend: Ha
         )
         copied = scaled
     assert isinstance(block.mlp, Mlp)
-    gate = build.linear("per_layer.gate", copied, rows, hidden, block.per_layer_input)
+    gate = build.linear("per_layer.gate", copied, rows, hidden, block.per_layer_input, adapter="per_layer_gate")
     opened = activate(build, "per_layer.activation", gate, block.mlp.activation)
     product = stream(build, "per_layer.product", opened.numel)
     product = build.elementwise("per_layer.product", (opened,), product, keeps=(opened,))
-    wide = build.linear("per_layer.project", product, rows, block.per_layer_input, hidden)
+    wide = build.linear("per_layer.project", product, rows, block.per_layer_input, hidden, adapter="per_layer_project")
     added = build.norm("per_layer.norm", wide, block.norm, rows, hidden)
     build.add("per_layer.residual", corrected, added)

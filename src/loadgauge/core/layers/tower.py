@@ -1,4 +1,4 @@
-"""Steps of a tower of pictures beside ordinary blocks: from pixels to patches, and to tokens of the language model."""
+"""Steps of a tower of pictures or sounds beside ordinary blocks: from pixels to patches, and to tokens of the language model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ NORMS = {
     "unweighted": Norm("rmsnorm", weight=False),
 }
 """Norms of a step, by its word."""
+
+
+SOUND = {"sound": 1, "halve": 2}
+"""Steps of a spectrum: the frames that go in for one that comes out."""
 
 
 def patches(part: Part, view: View) -> View:
@@ -66,7 +70,8 @@ def tower_steps(block: Block, view: View) -> Layer:
     build = Builder(view, low=view.kernels.products, trained=block.trained)
     x = build.residual("input", part.width)
     if not part.projects:
-        x = pixels = build.float32("pixels", view.tokens * part.steps[0].width)
+        first = part.steps[0]
+        x = pixels = build.float32("pixels", view.tokens * first.width * (2 if first.kind in SOUND else 1))
         if build.residual_itemsize != 4:
             x = build.cast("pixels.cast", pixels, build.residual_itemsize)
     for index, step in enumerate(part.steps):
@@ -76,11 +81,17 @@ def tower_steps(block: Block, view: View) -> Layer:
             adapter = "up" if step.kind == "linear" else ""
             x = build.linear(name, x, rows, step.width, step.output, bias=step.bias, adapter=adapter,
                              output=build.tensor(name, rows * step.output))  # fmt: skip
+        elif step.kind in SOUND:  # convolutions of three frames, of which the second halves them
+            rows = rows / SOUND[step.kind]
+            output = build.tensor(name, rows * step.output)
+            x = build.linear(name, x, rows, 3 * step.width, step.output, bias=step.bias, adapter="", output=output)
         elif step.kind in NORMS:
             x = build.norm(name, x, NORMS[step.kind], rows, step.width)
-        elif step.kind in ("positions", "vector", "idle"):
+        elif step.kind in ("positions", "vector", "idle", "fixed"):
             size = step.width * (step.output or 1)
-            weight = Weight(f"{name}.weight", size, 1, "vector", step.kind != "idle" and build.trains(name))
+            weight = Weight(
+                f"{name}.weight", size, 1, "vector", step.kind not in ("idle", "fixed") and build.trains(name)
+            )
             x, before = Tensor(name, x.numel, x.itemsize), x
             build.operations.append(Operation(name, "view" if step.kind == "idle" else "elementwise", (before,), (x,),
                                               (weight,), shares_gradient=True))  # fmt: skip

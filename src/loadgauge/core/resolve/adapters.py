@@ -254,7 +254,7 @@ def _by_name(
 
 EVERY = ("all", "all-linear")
 """Words for every linear layer of the blocks."""
-BESIDE = frozenset({"shared_gate"})
+BESIDE = frozenset({"shared_gate", "per_layer_gate", "per_layer_project"})
 """Linear layers that PEFT finds beside those of attention and MLP, and other libraries leave alone."""
 NOT_OF_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Types of models whose `out_proj` PEFT refuses, since their kernel reads its matrix without calling it (peft 0.17 to 0.21,
@@ -392,5 +392,8 @@ def _kinds(model: ModelSpec, lora: Lora) -> list[dict[str, str]]:
         view = View(tokens=1, pairs=1, lora=msgspec.structs.replace(lora, targets=ALL_TARGETS | BESIDE | mixed))
         adapted = block_layer(msgspec.structs.replace(block, adapted=True), model.hidden_size, view).names
         operations = [name.removesuffix(".lora_a") for name in adapted if name.endswith(".lora_a")]
-        by_block.append({name: name if name in mixed else name.rpartition(".")[2] for name in operations})
+        whole = {name: name for name in mixed} | {
+            name: flat for name in operations if (flat := name.replace(".", "_")) in BESIDE
+        }
+        by_block.append({name: whole.get(name) or name.rpartition(".")[2] for name in operations})
     return by_block

@@ -324,7 +324,7 @@ def _training(
     trainers: whose they are (`formats.table.Dialect.trainers`)
     """
     unseen = (
-        {} if job.pictures or job.video else {"tower": None, "max_pixels": None}
+        {} if job.pictures or job.video or job.audio else {"tower": None, "max_pixels": None}
     )  # a file says them whatever its data is
     alone = job.replace(**dict.fromkeys(POSTTRAIN), **unseen, price=None if job.steps is not None else job.price)
     changes: dict[str, Any] = {}

@@ -391,7 +391,8 @@ def _applies(job: Job, model: ModelSpec) -> None:
     if job.loss is not None and model.head.kind != "lm":
         raise ConfigError(f"{model.name} has no language-model head, so it has no such loss", key="loss")
     for name in ("target_len", "audio"):
-        if getattr(job, name) is not None and not model.own.names:
+        hears = name == "audio" and any(tower.name.endswith("audio_config") for tower in model.towers)
+        if getattr(job, name) is not None and not model.own.names and not hears:
             raise ConfigError(f"{model.name} is trained on one text, whose tokens are --seq-len", key=name)
     experts = model.has_experts
     for name in ("ep", "etp"):

@@ -33,6 +33,8 @@ MODULES = {
     "gate_up": ("gate_up_proj", "Wi", "input_linear"),
     "down": ("down_proj", "output_linear", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h"), "router": ("gate", "router"),
     "shared_gate": ("shared_expert_gate",),
+    "per_layer_gate": ("per_layer_input_gate",),
+    "per_layer_project": ("per_layer_projection",),
 }  # fmt: skip
 """Layers of those modules."""
 MIXED = {

@@ -104,7 +104,11 @@ def left_out_words(model: ModelSpec, each: float) -> list[str]:
         else f"{tower.name} (its size is not known here)"
         for tower in model.left_out
     ]
-    counts = "; --pictures 1x1024x768 counts it" if any(tower.layers for tower in model.left_out) else ""
+    flags = {"vision_config": "--pictures 1x1024x768", "audio_config": "--audio 30"}
+    flag = next(
+        (flags[key] for tower in model.left_out if tower.layers and (key := tower.name.rpartition(".")[2]) in flags), ""
+    )
+    counts = f"; {flag} counts it" if flag else ""
     return [f"Left out: {', '.join(towers)}, with its activations and time{counts}."] if towers else []
 
 

@@ -104,6 +104,7 @@ def capture(
     if step is not None and freeze:
         raise ConfigError("a step trains what its optimizers have", key="freeze")
     job = with_rows(frozen(module_of(target, inputs, run, loss, step), freeze), rows)
+    job = msgspec.structs.replace(job, configured="optimizer" not in fields)
     return Captures(job, getattr(target, "__name__", "module"))
 
 
@@ -117,15 +118,14 @@ def inputs_of(target: Any, named: str, inputs: str) -> Callable[..., Any]:
     target, named: the function that makes the module, and as it was named; inputs: script.py:function, or an expression
     Raises ConfigError.
     """
-    from loadgauge.pytorch.trace.programs.script import function
+    from loadgauge.pytorch.trace.programs.script import function, late
 
     if not is_script(inputs):
         return expressed(inputs)
     path, _, name = inputs.rpartition(":")
     own = getattr(target, "__globals__", {})
     if path == named.rpartition(":")[0] and callable(own.get(name)):
-        maker: Callable[..., Any] = own[name]
-        return maker
+        return late(own[name])
     return function(inputs)
 
 
@@ -168,6 +168,7 @@ def module_of(
     import torch
 
     from loadgauge.pytorch.capture.inputs.target import ALSO
+    from loadgauge.pytorch.trace.programs.script import anew
     from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 
     taken = inspect.signature(inputs).parameters
@@ -178,6 +179,11 @@ def module_of(
     def build(device: str) -> Any:
         with torch.device(device):
             target_result = target()
+            parameter = (
+                next(parameters(), None) if callable(parameters := getattr(target_result, "parameters", None)) else None
+            )
+            if getattr(parameter, "device", None) not in (None, torch.empty(0).device) and (again := anew(target)):
+                target_result = again()  # what the script made when it was read
         if step is not None:
             return target_result
         if not isinstance(target_result, torch.nn.Module):

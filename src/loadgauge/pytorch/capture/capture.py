@@ -29,6 +29,11 @@ OTHERS = (16, 1, 64, 128, 3, 256, 1024, 2)
 ROWS = "; `loadgauge capture --rows LINE=NUMBER` states how many rows are chosen, `--rows most` as many as there are"
 
 
+APART = "same device"
+"""Words of PyTorch's errors for tensors of a processor beside those of a card."""
+PLACED = "what the code makes without a device lies on the card, as it does not run otherwise"
+
+
 class Differs(NotModelled):
     """A formula that does not give what a plain run at other sizes gives."""
 
@@ -64,6 +69,9 @@ class Captures:
         except Error:
             raise
         except Exception as error:  # of the code, or of an operation that needs values
+            if APART in str(error) and not self.job.placed and self.job.step is None:
+                self.job = msgspec.structs.replace(self.job, placed=True, notes=(*self.job.notes, PLACED))
+                return capture_at(self.job, self.target, sizes, why)
             raise ConfigError(f"{self.target} cannot be captured: {reason(error)}") from None
 
 

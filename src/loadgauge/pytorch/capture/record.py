@@ -25,7 +25,7 @@ from loadgauge.pytorch.device.read import branches, of_program
 from loadgauge.pytorch.record.allocations import Stream
 from loadgauge.pytorch.record.recording import Op, Recording, recording
 from loadgauge.pytorch.trace import no_compiler
-from loadgauge.pytorch.trace.programs.own_loops import by_batch, fitted, manual_step, takes_steps
+from loadgauge.pytorch.trace.programs.own_loops import by_batch, configured, fitted, manual_step, takes_steps
 from loadgauge.pytorch.trace.programs.training import Around, Sized, Training
 from loadgauge.pytorch.trace.transformers_api import subject
 
@@ -124,6 +124,9 @@ class Watched(Training):
 
     def optimizer(self, built: Any) -> torch.optim.Optimizer:
         """Return the optimizer. Raises NotModelled where it is none for sparse gradients that a module has."""
+        own = configured(built) if takes_steps(built) else []
+        if self.job.configured and len(own) == 1:
+            return own[0]
         optimizer = self.job.run.optimizer([parameter for parameter in built.parameters() if parameter.requires_grad])
         check_sparse(built, optimizer, self.job.run.accumulate)
         return optimizer
@@ -167,8 +170,8 @@ def _read(run: Recording, module: nn.Module, symbols: Symbols | None) -> Recorde
     weights = {
         number: Parameter(
             name,
-            shape_of(one)[0],
-            one.element_size(),
+            (*shape_of(one)[0], *(2,) * one.is_complex()),  # of a complex number, both parts are held, and have moments
+            one.element_size() // (1 + one.is_complex()),
             one.requires_grad,
             getattr(one, "shards", 1),
             getattr(one, "of_experts", False),

@@ -462,7 +462,10 @@ def road(job: Job, why: str) -> Found:
     key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside
     if key not in _FAMILIES:
         _FAMILIES[key] = OnDemand(job.model, inputs, tuned=tuned, rows=job.rows or "", encoders=beside)
-    return msgspec.structs.replace(taken(job, _FAMILIES[key], why), usual=usual)
+    source = taken(job, _FAMILIES[key], why)
+    own = next((document.optimizer for document in _FAMILIES[key].documents.values() if document.optimizer), "")
+    usual += (("optimizer", own),) if own and job.optimizer is None else ()
+    return msgspec.structs.replace(source, usual=usual)
 
 
 def taken(job: Job, family: OnDemand, why: str) -> Found:

@@ -22,6 +22,7 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _SETTING = frozenset({torch.ops.aten.set_.source_Storage, torch.ops.aten.set_.source_Storage_storage_offset})
 _EMPTY = torch.ops.aten.empty.memory_format
 GROUPED = torch.ops.aten._grouped_mm.default if hasattr(torch.ops.aten, "_grouped_mm") else None
+_OF_SQUARES = torch.ops.aten.mse_loss_backward.default
 _CONVOLUTION, _OF_CONVOLUTION = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 _ADD_TO = torch.ops.aten.add_.Tensor
 _NEVER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
@@ -95,6 +96,8 @@ class FakeMode(FakeTensorMode):
                 (product_shape(args[0], args[1], args[2] if len(args) > 2 else (kwargs or {}).get("offs")),),
                 _like(args[0]),
             )
+        if func is _OF_SQUARES and args[1].numel() == 0:  # PyTorch's rule divides by the number of elements
+            return super().dispatch(_EMPTY, (), (list(args[1].shape),), _like(args[1]))
         out = self._once(func, types, args, kwargs or {})
         if func is _CONVOLUTION and channels_together(*args[:2]):
             return self._together(out)

@@ -99,6 +99,7 @@ def main(parent: int) -> None:
     room = call.module.removeprefix("loadgauge.pytorch.").partition(".")[0]
     if room == "capture" or (room == "trace" and not own):  # nothing is compiled
         without_compiler()
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True  # what symbols stop is run again without them
     if not own:  # the libraries' messages; a script's are the user's
         logging.disable(logging.CRITICAL)
     answered.write_bytes(msgspec.msgpack.encode(_answer(call)))

@@ -41,6 +41,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     num_key_value_heads: Size
     head_dim: Size
     qkv_bias: bool = False
+    key_bias: bool = True
+    """Where queries and values have biases, keys have one too (Whisper's have none)."""
     output_bias: bool = False
     fused_qkv: bool = False
     """One weight makes queries, keys and values."""
@@ -437,7 +439,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """Cutting of pictures: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token.
+    """Cutting of pictures: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token; of
+    sounds: into `tile` frames of a spectrum.
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches
@@ -545,7 +548,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_out(self) -> tuple[Tower, ...]:
         """Towers that are not among the blocks."""
-        return tuple(tower for tower in self.towers if not (self.tower_layers and tower.layers))
+        stems = {block.tower.steps for block in self.blocks if block.tower is not None}
+        return tuple(
+            tower
+            for tower in self.towers
+            if not (tower.layers and tower.layers[0].tower.steps in stems)  # type: ignore[union-attr]
+        )
 
     @property
     def tower_layers(self) -> int:

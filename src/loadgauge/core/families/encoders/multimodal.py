@@ -11,6 +11,7 @@ import msgspec
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families import common as parts
 from loadgauge.core.families.decoders import gemma, gemma3n, glm, layer_norm, llama, qwen
+from loadgauge.core.families.encoders.towers import LISTENING
 from loadgauge.core.families.hybrids import linear_attention as linear
 from loadgauge.core.families.mixtures import deepseek, mixtral, newer
 from loadgauge.core.families.reader import Reader, shown
@@ -50,6 +51,20 @@ class Wrapper(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WRAPPERS = {
+    "qwen2_audio": Wrapper(prefix="Qwen2Audio", text="qwen2"),
+    "voxtral": Wrapper(
+        prefix="Voxtral",
+        text="llama",
+        missing={
+            "head_dim": 128,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 8,
+            "vocab_size": 131072,
+        },
+    ),
     "aya_vision": Wrapper(prefix="AyaVision", text="cohere2"),
     "cohere2_vision": Wrapper(prefix="Cohere2Vision", text="cohere2"),
     "exaone4_5": Wrapper(prefix="Exaone4_5_", text="exaone4"),
@@ -147,7 +162,9 @@ def read(reader: Reader, wrapper: Wrapper) -> ModelSpec:
         tie_word_embeddings=spec.tie_word_embeddings
         if wrapper.text_ties
         else tied or (wrapper.text_may_tie and spec.tie_word_embeddings),
-        unused_keys=inner.unused([*spec.unused_keys, "vision_config (not counted)"]),
+        unused_keys=inner.unused(
+            [*spec.unused_keys, f"{'audio' if reader.model_type in LISTENING else 'vision'}_config (not counted)"]
+        ),
     )
 
 

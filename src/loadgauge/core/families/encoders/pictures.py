@@ -1,4 +1,4 @@
-"""Pictures of a job: how each family's processor cuts them into tiles and patches, and the model that sees them."""
+"""Pictures and sounds of a job: how each family's processor cuts them, and the model that sees and hears them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.model.model import Block, ModelSpec, Rule
+from loadgauge.core.definitions.model.model import Block, ModelSpec, Rule, Tower
 
 LONGEST = 4096
 """Of Idefics 3's pictures [pixels]."""
@@ -166,28 +166,83 @@ def read_pictures(text: str, key: str) -> Iterator[tuple[int, int, int]]:
 
 
 def with_pictures(
-    model: ModelSpec, pictures: str, video: str, trained: str, adapts: bool, most: int | None = None
+    model: ModelSpec,
+    pictures: str,
+    video: str,
+    trained: str,
+    adapts: bool,
+    most: int | None = None,
+    audio: float | None = None,
 ) -> Seen:
-    """Return a model with the tower that sees a sequence's pictures and the frames of its video, and the tokens that they are.
+    """Return a model with the towers that see a sequence's pictures and the frames of its video, and hear its sound of `audio`
+    seconds, and the tokens that they are.
 
-    trained: what of the tower is: frozen, projector, adapters or trained; adapts: whether the language model has adapters; most:
+    trained: what of a tower is: frozen, projector, adapters or trained; adapts: whether the language model has adapters; most:
     pixels of a picture, where a job states them. Raises `ConfigError` or `NotModelled`.
     """
-    tower = next((tower for tower in model.towers if tower.layers), None)
-    if tower is None or tower.rule is None:
-        if not model.towers:
-            raise ConfigError(f"{model.name} takes no pictures", key="pictures" if pictures else "video")
+    layers: list[Block] = []
+    tokens, words, counted, anywhere = 0, [], [], False
+    for key, section in (("pictures" if pictures else "video", "vision_config"), ("audio", "audio_config")):
+        if not (audio if key == "audio" else pictures or video):
+            continue
+        tower = _tower(model, key, section)
+        rule = tower.rule
+        assert rule is not None
+        if key == "audio":
+            each, own = heard(rule, audio or 0.0)
+        else:
+            each, own = _seen(rule, pictures, video, most)
+        reached = False
+        for block in tower.layers:
+            assert block.tower is not None
+            whole = not block.tower.unused and (
+                trained == "trained" or (trained == "projector" and block.tower.projects)
+            )
+            tuned = (
+                trained == "adapters"
+                and not block.tower.unused
+                and (block.attention is not None or any(s.kind == "linear" for s in block.tower.steps))
+            )
+            part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
+            changes: dict[str, Any] = {
+                "trained": None if whole or tuned else frozenset(),
+                "adapted": tuned or not adapts,
+                "reached": reached and not block.tower.unused,
+            }
+            layers.append(msgspec.structs.replace(block, tower=part, **changes))
+            reached = reached or whole or tuned
+        tokens, anywhere = tokens + own, anywhere or reached
+        words.append(f"{each['patches']:,} {'frames' if key == 'audio' else 'patches'}, {own:,} tokens")
+        counted.append(section)
+    before = _before(model, layers, anywhere, adapts)
+    left = tuple(key for key in model.unused_keys if not key.startswith(tuple(counted)))
+    return Seen(msgspec.structs.replace(before, unused_keys=left), tokens, " and ".join(words))
+
+
+def _tower(model: ModelSpec, key: str, section: str) -> Tower:
+    """The tower of a model for pictures or sounds. Raises `ConfigError` without one, `NotModelled` without its layers."""
+    tower = next((tower for tower in model.towers if tower.name.endswith(section)), None)
+    if tower is None:
+        if key == "audio":
+            raise ConfigError(f"{model.name} takes no sound of any length", key=key)
+        raise ConfigError(f"{model.name} takes no pictures", key=key)
+    if not tower.layers:
         raise NotModelled(
-            f"{model.name}: the layers of its {model.towers[0].name} are not in its config, or not modelled here; with the"
+            f"{model.name}: the layers of its {tower.name} are not in its config, or not modelled here; with the"
             " published config.json, --road captured runs the model's own code on one picture"
         )
-    rule, key = tower.rule, "pictures" if pictures else "video"
+    return tower
+
+
+def _seen(rule: Rule, pictures: str, video: str, most: int | None) -> tuple[dict[str, Any], int]:
+    """Return the sizes of a tower's part for pictures and frames, and their tokens."""
     if most is not None:
         rule = msgspec.structs.replace(rule, high=min(rule.high, most)) if rule.kind == "area" else rule
-    cuts = [(n, cut(rule, *_smaller(w, h, most))) for n, w, h in (read_pictures(pictures, key) if pictures else ())]
+    cuts = [
+        (n, cut(rule, *_smaller(w, h, most))) for n, w, h in (read_pictures(pictures, "pictures") if pictures else ())
+    ]
     for frames, width, height in read_pictures(video, "video") if video else ():
         cuts.append((ceil(frames / rule.frames), frame(rule, *_smaller(width, height, most))))
-    tokens = sum(count * seen.tokens for count, seen in cuts)
     each = {
         "tiles": sum(count * seen.tiles for count, seen in cuts),
         "patches": sum(count * seen.tiles * seen.patches for count, seen in cuts),
@@ -195,24 +250,33 @@ def with_pictures(
     }
     if rule.kind == "edge":  # they lie side by side in one sequence, and a mask parts them
         each |= {"tiles": 1, "pairs": each["patches"] ** 2}
-    layers, reached = [], False
-    for block in tower.layers:
-        assert block.tower is not None
-        whole = not block.tower.unused and (trained == "trained" or (trained == "projector" and block.tower.projects))
-        tuned = (
-            trained == "adapters"
-            and not block.tower.unused
-            and (block.attention is not None or any(s.kind == "linear" for s in block.tower.steps))
-        )
-        part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
-        changes: dict[str, Any] = {
-            "trained": None if whole or tuned else frozenset(),
-            "adapted": tuned or not adapts,
-            "reached": reached and not block.tower.unused,
-        }
-        layers.append(msgspec.structs.replace(block, tower=part, **changes))
-        reached = reached or whole or tuned
-    return Seen(_before(model, layers, reached, adapts), tokens, f"{each['patches']:,} patches, {tokens:,} tokens")
+    return each, sum(count * seen.tokens for count, seen in cuts)
+
+
+FRAMES = 100
+"""Of a spectrum, a second (Whisper's hop of 160 samples at 16,000)."""
+
+
+def heard(rule: Rule, seconds: float) -> tuple[dict[str, Any], int]:
+    """Return the sizes of a tower's part for a sound, and its tokens. Raises `ConfigError` for one whose end would be cut off.
+
+    >>> heard(Rule(kind="windows", patch=2, merge=4, tile=3000), 40)
+    ({'tiles': 2, 'patches': 3000, 'pairs': 4500000}, 750)
+    """
+    frames = ceil(round(FRAMES * seconds, 6))
+    halved = (frames - 1) // 2 + 1
+    tokens = (halved - 2) // 2 + 1  # as `_get_feat_extract_output_lengths` of Qwen's towers has them
+    side = rule.tile // rule.patch
+    if rule.kind == "chunks":  # each attends to itself, and the last is shorter
+        side = rule.tile
+        sizes = [side] * (frames // (2 * side)) + [ceil(frames % (2 * side) / 2)]
+        own = [size for size in sizes if size]
+        return {"tiles": len(own), "patches": sum(own), "pairs": sum(size**2 for size in own)}, tokens
+    windows = ceil(frames / rule.tile)
+    if rule.kind == "padded" and windows > 1:
+        raise ConfigError(f"{seconds:g} s: its end is cut off after {rule.tile // FRAMES} s", key="audio")
+    tokens = tokens if rule.kind == "padded" else windows * side // rule.merge
+    return {"tiles": windows, "patches": windows * side, "pairs": windows * side**2}, tokens
 
 
 def _smaller(width: int, height: int, most: int | None) -> tuple[int, int]:
@@ -238,7 +302,6 @@ def _before(model: ModelSpec, layers: list[Block], reached: bool, adapts: bool) 
         blocks=blocks,
         pattern=before + shifted,
         reached=model.reached or reached,
-        unused_keys=tuple(key for key in model.unused_keys if not key.startswith("vision_config")),
     )
 
 
@@ -258,11 +321,13 @@ def seeing(
     job: Job, model: ModelSpec, degrees: dict[str, int], seq_len: int, fill: Any, assumed: dict[str, str], file: str
 ) -> ModelSpec:
     """Return the model with its tower, where a job has pictures or a video. Raises `ConfigError` or `NotModelled`."""
+    sound = None if model.own.names else job.audio
     if job.pictures is None and job.video is None:
-        for name in ("tower", "max_pixels"):
+        for name in ("tower", "max_pixels")[sound is not None :]:
             if getattr(job, name) is not None and not file:  # a tool's file says it whatever its data is
                 raise ConfigError("needs --pictures or --video", key=name)
-        return model
+        if sound is None:
+            return model
     if model.own.library:
         return model  # its latents are of these sizes
     if not model.own.rewritten:
@@ -271,18 +336,21 @@ def seeing(
         )
     if degrees["pp"] > 1 or degrees["cp"] > 1:
         raise NotModelled(
-            "pictures over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
+            "pictures or sounds over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
         )
     if job.tower == "adapters" and not job.adapts:
         raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )
-    seen = with_pictures(model, job.pictures or "", job.video or "", how, job.adapts, job.max_pixels)
+    seen = with_pictures(model, job.pictures or "", job.video or "", how, job.adapts, job.max_pixels, sound)
+    shown = "audio" if sound is not None else "pictures" if job.pictures else "video"
     if seen.tokens > seq_len:
         raise ConfigError(
             f"are {seen.tokens:,} tokens of each sequence, which has --seq-len {seq_len:,}",
-            key="pictures" if job.pictures else "video",
+            key=shown,
         )
-    assumed["pictures of a sequence"] = f"{seen.words} of {seq_len:,} (by the limits of the published processor)"
+    assumed[f"{'sound' if shown == 'audio' else 'pictures'} of a sequence"] = (
+        f"{seen.words} of {seq_len:,} (by the limits of the published processor)"
+    )
     return seen.model

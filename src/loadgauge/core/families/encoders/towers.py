@@ -12,8 +12,9 @@ from loadgauge.core.definitions.model.model import Attention, Block, Mlp, Norm, 
 
 KEYS = ("vision_config", "audio_config", "talker_config", "code2wav_config")
 """Where configs have them, at the top or in `thinker_config`."""
-ALWAYS = ("vision_config",)
-"""Sections that a model of text and images has even where its config leaves them to the class."""
+SEES, HEARS = "vision_config", "audio_config"
+"""Sections that a model of text and images, or of text and sounds, has even where its config leaves them to the class."""
+LISTENING = ("qwen2_audio", "voxtral")
 LAYER_NORM, RMS = Norm("layernorm", bias=True), Norm("rmsnorm")
 GEMMA = Norm("rmsnorm", gain_float32=True, root_kept=True)
 
@@ -40,6 +41,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     spare: int = 0
     own_norms: bool = False
     hooked: bool = False
+    key_bias: bool = True
     keys: Mapping[str, str] = {}
 
 
@@ -67,6 +69,14 @@ USUAL = {
 }  # fmt: skip
 MERGED = "linear q q +, gelu, linear q o +"
 QWEN: dict[str, Any] = {"fused": True, "rotary": True}
+WHISPER: dict[str, Any] = {
+    "hooked": True, "key_bias": False, "act": "activation_function|gelu",
+    "keys": {
+        "w": "d_model", "d": "encoder_layers", "a": "encoder_attention_heads", "g2": "encoder_attention_heads",
+        "i": "encoder_ffn_dim", "c": "num_mel_bins|128", "p": "max_source_positions|1500", "o": "output_dim", "k": "2",
+    },
+}  # fmt: skip
+FRAMES = "sound c w +, gelu, halve w w +, gelu"
 PATCHES, TABLE = "conv v w", "conv v w +, positions p w"
 
 MADE = {
@@ -97,6 +107,8 @@ MADE = {
         stem=TABLE, **QWEN, end="layernorm w, " + MERGED, deep="layernorm q, " + MERGED, act="hidden_act|gelu_pytorch_tanh",
         keys={"p": "num_position_embeddings"},
     ),
+    "whisper": Made(stem=f"{FRAMES}, fixed p w", **WHISPER),
+    "whisper_in_chunks": Made(stem=FRAMES, **WHISPER),
 }  # fmt: skip
 """Towers by the `model_type` of their config, or by the word of `Joined.made`."""
 
@@ -134,6 +146,15 @@ JOINED = {
 """How a tower is joined, and which pictures it gets, by the `model_type` around it. Limits are those of published processors."""
 
 
+HEARD = {
+    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w, linear w t +", rule="padded", merge="2", tile="3000"),
+    "voxtral": Joined(made="whisper", end="layernorm w, linear 4w t, gelu, linear t t", rule="windows", merge="4", tile="3000"),
+    "qwen2_5_vl": Joined(made="whisper_in_chunks", end="pool 2, layernorm w, linear w o +, idle 2o", rule="chunks", merge="2",
+                           tile="n_window|100"),
+}  # fmt: skip
+"""The same of what hears, and of sounds (of Qwen2.5-VL's kind: Qwen2.5-Omni's)."""
+
+
 def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[Tower, ...]:
     """Return the towers of a config. beside: whether its family reads the language model of a model of text and images.
 
@@ -146,14 +167,15 @@ def towers(config: Mapping[str, Any], model_type: str, beside: bool) -> tuple[To
     for key in KEYS:
         section = f"thinker_config.{key}" if not config.get(key) and inner.get(key) else key
         value = config.get(key) or inner.get(key)
-        if value or (beside and key in ALWAYS):
+        if value or (beside and key == (HEARS if model_type in LISTENING else SEES)):
             stated[section] = value
     return tuple(_tower(name, value, config, model_type) for name, value in stated.items())
 
 
 def _tower(name: str, tower: Any, config: Mapping[str, Any], model_type: str) -> Tower:
     """A tower with its layers and its rule; without them where its sizes are left to the class, or are none."""
-    joined = JOINED.get(model_type) if name == "vision_config" else None
+    own = {"vision_config": JOINED, "audio_config": HEARD}.get(name.rpartition(".")[2], {})
+    joined = own.get(model_type)
     if joined is None or not isinstance(tower, dict):
         return Tower(name)
     try:
@@ -221,7 +243,7 @@ def _steps(text: str, sizes: Sizes) -> tuple[Step, ...]:
     steps = []
     for words in (step.split() for step in text.split(",") if step.strip()):
         numbers = [int(word) if word.isdecimal() else sizes[word] for word in words[1:] if word != "+"]
-        width, output, *_ = [*(numbers[::-1] if words[0] == "positions" else numbers), 0, 0]
+        width, output, *_ = [*(numbers[::-1] if words[0] in ("positions", "fixed") else numbers), 0, 0]
         steps.append(Step(words[0], width, output, "+" in words))
     return tuple(step for step in steps if step.kind != "idle" or step.width)
 
@@ -238,6 +260,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         num_key_value_heads=sizes["g2"],
         head_dim=sizes.read("head_dim|0") or width // heads,
         qkv_bias=qkv,
+        key_bias=shape.key_bias,
         output_bias=shape.bias,
         fused_qkv=shape.fused,
         rotary=shape.rotary,
@@ -307,7 +330,11 @@ def _counted(block: Block) -> int:
         width, inner = part.width, mlp.intermediate_size
         query, both = mixer.num_attention_heads * mixer.head_dim, 2 * mixer.num_key_value_heads * mixer.head_dim
         columns = query + both
-        total += width * (columns + query) + mixer.qkv_bias * columns + mixer.output_bias * width
+        total += (
+            width * (columns + query)
+            + mixer.qkv_bias * (columns - (not mixer.key_bias) * both // 2)
+            + mixer.output_bias * width
+        )
         total += (2 + mlp.gated) * width * inner + mlp.bias * ((1 + mlp.gated) * inner + width)
         total += (4 if block.placement == "sandwich" else 2) * (1 + block.norm.bias) * width + 2 * part.scaled * width
         total += 2 * mixer.head_dim if mixer.qk_norm is not None else 0
@@ -318,5 +345,5 @@ def _of_step(step: Step) -> int:
     i, o = step.width, step.output
     return {
         "conv": i * o + step.bias * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
-        "rmsnorm1": i, "positions": i * o, "vector": i, "idle": i,
+        "rmsnorm1": i, "positions": i * o, "fixed": i * o, "vector": i, "idle": i, "sound": 3 * i * o + o, "halve": 3 * i * o + o,
     }.get(step.kind, 0)  # fmt: skip

@@ -35,6 +35,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any] = {}
     around: str = ""
     tower: int | None = None
+    beside: dict[str, Any] = {}
     seen: str = ""
     note: str = ""
 
@@ -109,8 +110,9 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 def around(line: Listed, text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a line from that of its text model."""
     if not line.around:
-        return dict(text)
+        return {**text, **line.beside}
     return {
+        **line.beside,
         "model_type": line.around,
         "text_config": {key: value for key, value in text.items() if key != "architectures"},
         "tie_word_embeddings": bool(text.get("tie_word_embeddings", False)),

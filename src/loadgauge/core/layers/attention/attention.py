@@ -142,7 +142,7 @@ def _project(
                 tokens,
                 hidden_size,
                 size,
-                bias=spec.qkv_bias,
+                bias=spec.qkv_bias and (name != "key" or spec.key_bias),
                 kept_input=kept,
                 shards=view.tp,
                 adapter=name,

@@ -41,11 +41,11 @@ def per_layer_input(build: Builder, x: Tensor, block: Block, hidden_size: Size, 
     All layers' inputs are one tensor, which is kept where it is made (`per_layer_inputs`).
     """
     rows, width = build.local_tokens, block.per_layer_input
-    gate = build.linear("per_layer.gate", x, rows, hidden_size, width)
+    gate = build.linear("per_layer.gate", x, rows, hidden_size, width, adapter="per_layer_gate")
     active = activate(build, "per_layer.activation", gate, activation)
     product = build.tensor("per_layer.product", rows * width)
     product = build.elementwise("per_layer.product", (active,), product, keeps=(active,))
-    wide = build.linear("per_layer.project", product, rows, width, hidden_size)
+    wide = build.linear("per_layer.project", product, rows, width, hidden_size, adapter="per_layer_project")
     return build.add("per_layer.residual", x, build.norm("per_layer.norm", wide, block.norm, rows, hidden_size))
 
 

@@ -51,7 +51,7 @@ class Lister:
                 if weight.trained and ".modules_to_save." not in weight.name
             }
         self.partly = not all(weight.trained for weight in run.weights.values())
-        self.names = {} if symbols is None else symbols.names
+        self.names, self.hints = ({}, {}) if symbols is None else (symbols.names, symbols.hints)
         self._sizes: dict[Any, Formula] = {}
         self.nbytes = [self.size(nbytes) for nbytes in run.nbytes]
         pairs = itertools.pairwise(range(len(run.ops)))
@@ -73,6 +73,11 @@ class Lister:
         if expression not in self._sizes:
             self._sizes[expression] = Formula.of(expression, self.names)
         return self._sizes[expression]
+
+    def grows(self, size: Formula) -> bool:
+        """Return whether a change of so many bytes is an allocation: of one such as b*s - b it is not the first term that tells."""
+        signs = {factor > 0 for _, factor in size.terms}
+        return bool(size.at(self.hints) > 0) if len(signs) > 1 else signs == {True}
 
     # -- segments ------------------------------------------------------------------------------------------------------
 
@@ -204,11 +209,10 @@ class Lister:
     def _alive_at_backward(self) -> set[int]:
         """Storages of the forward that are alive when backward begins."""
         end = [event for event, name in self.run.stream.phases if name == BACKWARD][-1]
-        sizes: dict[int, int] = {}
+        sizes: dict[int, bool] = {}
         for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
             if number in self.made:
-                terms = self.size(change).terms
-                sizes[number] = 1 if terms and terms[0][1] > 0 else 0
+                sizes[number] = self.grows(self.size(change))
         return {number for number, there in sizes.items() if there and number not in self.casts}
 
     def _held(self) -> set[int]:
@@ -283,7 +287,7 @@ class Lister:
                     continue
                 if self._given(number) or number in self.casts:
                     continue
-                grows = terms.terms[0][1] > 0
+                grows = self.grows(terms)
                 if begins and grows:
                     begins, self.first_backward[at_work] = False, dict(live)
                 if not ahead and (number in pending or self.run.stream.category(number) == GRADIENTS):

@@ -296,7 +296,7 @@ class SegmentWriter:
         # bitsandbytes' layers exchange a bias for one in another dtype when they first run.
         exchanged = set(lister.run.weights)
         for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
-            if (terms := lister.size(change).terms) and terms[0][1] < 0:
+            if (size := lister.size(change)).terms and not lister.grows(size):
                 exchanged.add(number)
         stream = lister.run.stream
         there = {

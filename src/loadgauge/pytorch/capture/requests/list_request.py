@@ -18,7 +18,7 @@ from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import training
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
-from loadgauge.pytorch.capture.capture import ROWS, reason, recorded, stopped_at
+from loadgauge.pytorch.capture.capture import APART, PLACED, ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
@@ -38,6 +38,7 @@ from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.device.patches import default_dtype
+from loadgauge.pytorch.trace.programs.own_loops import configured, spoken, takes_steps
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized
@@ -183,14 +184,29 @@ def _of_script(
     make = function(target)
     job = module_of(make, inputs_of(make, target, inputs), run)
     names = tuple(name for name in job.names if name in (ONE, LENGTH) or name not in job.usual)
-    unknown = sorted(set(names) - SIZES)
-    if unknown or ONE not in names:
+    if unknown := sorted(set(names) - SIZES):
         raise ConfigError(
-            f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names) or 'none'}:"
+            f"{inputs}: an estimate has the sizes b (--micro-batch) and s (--seq-len), not {', '.join(names)}:"
             f" `def batch(b{''.join(f', {name}=NUMBER' for name in unknown)})`; loadgauge capture has --size",
             key="inputs",
         )
-    return _of_module(msgspec.structs.replace(job, names=names), target, regime, rows, sizes)
+    if ONE not in names:  # such as one graph, as large as it is
+        of_sizes = job.inputs
+
+        def of_one(device: str, module: Any, b: Any, **sizes: Any) -> Any:
+            return of_sizes(device, module, **sizes)
+
+        note = f"{inputs} makes one batch, whatever --micro-batch is: a sample is such a batch"
+        job, names = msgspec.structs.replace(job, inputs=of_one, notes=(*job.notes, note)), (ONE, *names)
+    job = msgspec.structs.replace(job, names=names)
+    try:
+        return _of_module(job, target, regime, rows, sizes)
+    except ConfigError as error:
+        if APART not in str(error):
+            raise
+    return _of_module(
+        msgspec.structs.replace(job, placed=True, notes=(*job.notes, PLACED)), target, regime, rows, sizes
+    )
 
 
 def _of_library(
@@ -267,7 +283,14 @@ def _of_module(
         torch=str(torch.__version__),
         dtype=dtype,
         splits=splits,
+        optimizer=_configured(module),
     )
+
+
+def _configured(module: Any) -> str:
+    """The optimizer that a LightningModule configures, "" of any other module and where it is not one alone that is known."""
+    own = {spoken(optimizer) for optimizer in configured(module)} if takes_steps(module) else set()
+    return own.pop() if len(own) == 1 else ""
 
 
 def _dtype_of(module: torch.nn.Module) -> str:

@@ -200,6 +200,8 @@ class Document(msgspec.Struct):
     splits: Splits = Splits()
     given: str = ""
     """What the model is called with beside tokens, of one sequence."""
+    optimizer: str = ""
+    """The word of `--optimizer` for the one that a LightningModule configures."""
     files: dict[str, str] = {}
     """Of a script: the files of its own that it read, with what must not change of them (`store.seals`)."""
 

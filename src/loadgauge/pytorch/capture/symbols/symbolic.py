@@ -94,6 +94,7 @@ class Symbols:
 
     def __init__(self, hints: dict[str, int]) -> None:
         self.env = Env()
+        self.hints = hints
         self.names: dict[Any, str] = {}
         self.sizes: dict[str, Any] = {}
         for name, hint in hints.items():

@@ -126,6 +126,11 @@ class Facts:
             result = self._made(args[0], (size,), None, go)
             self.keep(result, Counts(args[0].numel(), fact.of, None, False))
             return result
+        if name == "bincount" and (size := args[2] if len(args) > 2 else kwargs.get("minlength", 0)):
+            self.assumed[line()] = f"what is counted lies below {size}"
+            return self._made(
+                args[0], (size,), None, go, torch.int64 if len(args) < 2 or args[1] is None else args[1].dtype
+            )
         if name == "_unique2" and isinstance(fact := self.of(args[0]), Ids):
             self._assume(fact.of, line)
             with _disable_current_modes():

@@ -5,16 +5,26 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from loadgauge.core.definitions.training.optimizers import torch_optimizers
+
 BATCHES = frozenset({"batch", "data", "inputs", "sample", "samples", "pair", "pairs", "triplet", "views"})
 """Names of an argument that is a whole batch, and not the first tensor of one."""
+
+
+STANDS_FOR: dict[str, Any] = {
+    "current_epoch": 0, "global_step": 0, "is_global_zero": True, "world_size": 1, "num_devices": 1, "num_nodes": 1,
+    "gradient_clip_val": None, "gradient_clip_algorithm": None, "max_epochs": 10, "max_steps": 1000, "accumulate_grad_batches": 1,
+    "estimated_stepping_batches": 1000, "num_training_batches": 100, "training": True, "sanity_checking": False,
+}  # fmt: skip
+"""Figures of a trainer that is not there, for schedules."""
 
 
 def fitted(
@@ -37,6 +47,11 @@ def fitted(
             return False
         return True
 
+    first = next(iter(takes.parameters.values()), None)
+    whole_too = before or first is None or first.name in BATCHES or _of_several(first.annotation)
+    several = len(batch[0]) if batch and isinstance(batch[0], tuple) and not whole_too else 0
+    if several > 1 and len(batch) > 1 and binds(*batch[0]):  # ((tokens, lengths), labels)
+        return lambda *batch: _scored(call(*batch[0]), batch[1:], losses)
     whole, plain = _whole(batch, keywords), functools.partial(call, *before)
     if binds(*batch, **keywords):
         return plain
@@ -47,6 +62,26 @@ def fitted(
         return lambda *batch, **keywords: plain(_whole(batch, keywords))
     most = next((number for number in reversed(range(1, len(batch))) if binds(*batch[:number])), 0)
     return plain if not most else lambda *batch: _scored(plain(*batch[:most]), batch[most:], losses)
+
+
+def spread(
+    built: Any, step: Callable[..., Any], batch: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return what a step takes before its batch: what was made, or each of several by itself where it has arguments for them.
+
+    >>> net, optimizer = [1, 2]
+    >>> spread([net, optimizer], lambda net, optimizer, x: None, (3,), {})
+    (1, 2)
+    >>> spread([net, optimizer], lambda made, x, y: None, (3, 4), {})
+    ([1, 2],)
+    """
+    takes = inspect.signature(step)
+    free = [argument.name for argument in takes.parameters.values() if argument.default is argument.empty]
+    if not isinstance(built, tuple | list) or not 2 <= len(built) < len(free):
+        return (built,)
+    whole = len(free) in (1 + len(batch), 2) if not keywords else keywords.keys() <= takes.parameters.keys()
+    alone = len(free) == len(built) + 1 and free[-1] in BATCHES
+    return tuple(built) if alone or not whole else (built,)
 
 
 def _whole(batch: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
@@ -81,23 +116,35 @@ def manual_step(module: nn.Module, batch: tuple[Any, ...], keywords: Mapping[str
     own: Any = module
     if not takes_steps(module) or getattr(own, "automatic_optimization", True):
         return None
-    leaves = tree_leaves(own.configure_optimizers())
-    optimizers = [leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)]
-    schedules = [SimpleNamespace(scheduler=scheduler) for scheduler in leaves if hasattr(scheduler, "get_last_lr")]
-    strategy = SimpleNamespace(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
-    own._trainer = SimpleNamespace(
-        optimizers=optimizers,
-        strategy=strategy,
-        lr_scheduler_configs=schedules,
-        current_epoch=0,
-        global_step=0,
-        is_global_zero=True,
-        world_size=1,
-        gradient_clip_val=None,
-        gradient_clip_algorithm=None,
-    )
-    own.log = own.log_dict = lambda *_, **__: None
+    configured(module)
     return by_batch(module, batch, keywords)
+
+
+def configured(module: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that a LightningModule configures, with a stand-in for its trainer left in it."""
+    trainer: Any = mock.MagicMock(**STANDS_FOR)
+    module._trainer = trainer
+    module.log = module.log_dict = lambda *_, **__: None
+    leaves = tree_leaves(module.configure_optimizers())
+    optimizers = [leaf for leaf in leaves if isinstance(leaf, torch.optim.Optimizer)]
+    trainer.optimizers = optimizers
+    trainer.lr_scheduler_configs = [mock.Mock(scheduler=leaf) for leaf in leaves if hasattr(leaf, "get_last_lr")]
+    trainer.strategy = mock.Mock(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
+    return optimizers
+
+
+def spoken(optimizer: torch.optim.Optimizer) -> str:
+    """Return the word of `--optimizer` for one of PyTorch's; "" where it keeps or does something else.
+
+    >>> spoken(torch.optim.SGD([torch.zeros(2)], momentum=0.9, nesterov=True))
+    'sgd-momentum'
+    """
+    own, name = optimizer.defaults, type(optimizer).__name__.lower()
+    name = "adamw" if name == "adam" else "sgd-momentum" if name == "sgd" and own.get("momentum") else name
+    more = own.get("amsgrad") or own.get("centered") or (name == "rmsprop" and own.get("momentum"))
+    way = "fused" if own.get("fused") else "loop" if own.get("foreach") is False else ""
+    words = torch_optimizers().keys() if type(optimizer).__module__.startswith("torch.optim") and not more else ()
+    return next((word for word in (f"{name}-{way}", name) if word in words), "")
 
 
 def takes_steps(module: Any) -> bool:

@@ -54,6 +54,24 @@ def function(target: str) -> Callable[[], Any]:
     return result
 
 
+def anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return a function of a script that is run again, where it hands out what the script made; None of any other function."""
+    spec = getattr(maker, "__globals__", {}).get("__spec__")
+    file = None if spec is None or not spec.origin or not _is_own_file(spec.origin) else Path(spec.origin)
+    return None if file is None else getattr(_executed(file), maker.__name__, None)
+
+
+def late(maker: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a script as the script has it when it is called, which may have run again since."""
+    name = getattr(maker, "__module__", "")
+
+    @functools.wraps(maker)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return getattr(sys.modules.get(name), maker.__name__, maker)(*args, **keywords)
+
+    return call
+
+
 def _executed(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS
-from loadgauge.pytorch.trace.programs.own_loops import fitted
+from loadgauge.pytorch.trace.programs.own_loops import fitted, spread
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Sized(msgspec.Struct, frozen=True):
     `build(device)` makes the module, `inputs(device, module, **sizes)` what it is called with, `loss` a scalar of what it returns.
     With a `step`, `build` may make anything (modules, optimizers), and `step(made, *inputs)` trains it once; `loss` and `run` are
     left alone then. rows: those that data chooses, by line (`StatedRows`); notes: what is taken for granted, of the answer;
-    usual: sizes that have a default
+    usual: sizes that have a default; placed: a tensor that is made without a device lies on the card;
+    configured: a LightningModule's own optimizer is taken
     """
 
     build: Callable[[str], Any]
@@ -56,6 +57,8 @@ class Sized(msgspec.Struct, frozen=True):
     rows: Mapping[str, tuple[int, ...] | str] = {}
     notes: tuple[str, ...] = ()
     usual: Mapping[str, int] = {}
+    placed: bool = False
+    configured: bool = False
 
 
 class Training:
@@ -105,7 +108,8 @@ class Training:
         return self.job.run.optimizer(trained) if trained else None
 
     def _by_user(self, device: str, built: Any) -> Callable[..., None]:
-        step = fitted(self.job.step, *self.given, self.losses, built)  # type: ignore[arg-type]
+        before = spread(built, self.job.step, *self.given)  # type: ignore[arg-type]
+        step = fitted(self.job.step, *self.given, self.losses, *before)  # type: ignore[arg-type]
 
         def train(*batch: Any, **keywords: Any) -> None:
             with torch.device(device):
@@ -118,7 +122,7 @@ class Training:
 
         def train(*batch: Any, **keywords: Any) -> None:
             for _ in range(job.run.accumulate):
-                with job.run.autocast(device):
+                with job.run.autocast(device), torch.device(device) if job.placed else contextlib.nullcontext():
                     result = called(*batch, **keywords)
                     if job.loss is mean_loss and (words := loss_words(result)):
                         self.losses[words] = None
@@ -134,16 +138,16 @@ class Training:
 
 
 def module_of(built: Any) -> nn.Module:
-    """Return what has the parameters: a module, or all modules in a tuple or a dict. Raises ConfigError where there is none.
+    """Return what has the parameters: a module, or all modules in a tuple, a dict or an object. Raises ConfigError without one.
 
     >>> sorted(name for name, _ in module_of({"net": nn.Linear(2, 2), "rate": 0.1}).named_parameters())
     ['net.bias', 'net.weight']
     """
     if isinstance(built, nn.Module):
         return built
-    named = (
-        built if isinstance(built, dict) else dict(enumerate(built if isinstance(built, list | tuple) else (built,)))
-    )
+    named = built if isinstance(built, dict) else getattr(built, "__dict__", None)
+    if named is None:
+        named = dict(enumerate(built if isinstance(built, list | tuple) else (built,)))
     modules = {str(name): value for name, value in named.items() if isinstance(value, nn.Module)}
     if not modules:
         raise ConfigError(f"must make a torch.nn.Module, made {type(built).__name__}", key="target")
