@@ -354,6 +354,9 @@ def flags_page() -> str:
         flag = f"--{name.replace('_', '-')}"
         lines += [f"| `{flag} {typed}` | `{flag} {taken}` |" for typed, taken in values.items()]
     lines += [f"| `--{name}` | nothing: it changes neither memory nor time |" for name in spoken.HARMLESS]
+    worded = {(flag, word): words for flag, each in spoken.WORDED.items() for word, words in each.items()}
+    lines += [f"| `--{flag} {word}` | `{words or 'nothing'}` |" for (flag, word), words in worded.items()]
+    lines += [f"| `--{flag} N` | `{words} N` |" for flag, words in spoken.NUMBERED.items()]
     lines += [f"| `--{name}` | not taken: {text} |" for name, text in spoken.ASKED.items()]
     lines += [
         "",

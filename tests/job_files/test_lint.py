@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from command_line import typed
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.commands.findings import OWN, RULES, Linted, fixed, lint, patched
+from loadgauge.job_files.commands.own_words import own_words, rules as rules_of_words
 
 AXOLOTL = """\
 # A comment that stays.
@@ -53,14 +55,92 @@ gradient_accumulation_steps: 16
 bf16: true
 output_dir: out
 """
-FILES = {
+DEEPSPEED = """\
+{
+  "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16,
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": true}
+}
+"""
+SPELLED = """\
+model_name_or_path: Qwen/Qwen3-8B
+dataset_mixer:
+    - id: a
+      split: train   \n\
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 2
+gradient_checkpointing_kwargs:
+    use_reentrant: False
+max_length: 2048
+bf16: True
+report_to:
+- none
+warmup_ratio: 0.1"""
+TRL = """\
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+args = SFTConfig(
+    output_dir="out",
+    per_device_train_batch_size=1,  # as it always was
+    gradient_accumulation_steps=8,
+    max_length=1024,
+    bf16=True,
+)
+SFTTrainer("Qwen/Qwen3-8B", args=args, train_dataset=rows, peft_config=LoraConfig(r=16)).train()
+"""
+UNSLOTH = """\
+from unsloth import FastLanguageModel
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Qwen3-14B", max_seq_length = 2048, load_in_4bit = True)
+model = FastLanguageModel.get_peft_model(model, r = 16, use_gradient_checkpointing = "unsloth")
+from trl import SFTTrainer, SFTConfig
+SFTTrainer(model = model, args = SFTConfig(per_device_train_batch_size = 2, gradient_accumulation_steps = 4)).train()
+"""
+FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "axolotl.yaml": (AXOLOTL, {"gpu": "h100"}),
     "megatron.sh": (MEGATRON, {"gpu": "h100"}),
     "wide.sh": (MEGATRON, {"gpu": "h200"}),
     "long.sh": (MEGATRON.replace("micro-batch-size 1", "micro-batch-size 4"), {"gpu": "h100"}),
     "llamafactory.yaml": (LLAMAFACTORY, {"gpu": "h200"}),
     "smaller.yaml": (LLAMAFACTORY, {"gpu": "rtx4080-16gb"}),
-    "full.yaml": (LLAMAFACTORY.replace("finetuning_type: lora", "finetuning_type: full"), {"gpu": "b200"}),
+    "full.yaml": (LLAMAFACTORY.replace("finetuning_type: lora", "finetuning_type: full"), {"gpu": "b300"}),
+    "across.sh": (
+        MEGATRON.replace("parallel-size 4", "parallel-size 16").replace("groups 8", "groups 16"),
+        {"gpu": "h100"},
+    ),
+    "few.sh": (
+        MEGATRON.replace("parallel-size 4", "parallel-size 1")
+        .replace("parallel-size 1\n", "parallel-size 8\n")
+        .replace(
+            "--micro-batch-size 1 --global-batch-size 128",
+            "--micro-batch-size 2 --global-batch-size 32 --recompute-granularity"
+            " full --recompute-method uniform --recompute-num-layers 1",
+        ),
+        {"gpu": "h100"},
+    ),
+    "bubble.sh": (
+        MEGATRON.replace("parallel-size 4", "parallel-size 1")
+        .replace("parallel-size 1\n", "parallel-size 4\n")
+        .replace("global-batch-size 128", "global-batch-size 32"),
+        {"gpu": "h100"},
+    ),
+    "eager.yaml": (f"{LLAMAFACTORY}flash_attn: disabled\n", {"gpu": "h100"}),
+    "evaluates.yaml": (
+        f"{LLAMAFACTORY}val_size: 0.1\nper_device_eval_batch_size: 16\neval_strategy: steps\neval_accumulation_steps: 4\n",
+        {"gpu": "h100"},
+    ),
+    "offloads.json": (
+        DEEPSPEED.replace('"stage": 3', '"stage": 2, "offload_optimizer": {"device": "cpu"}'),
+        {"gpu": "h100", "gpus": 8, "base_model": "llama-3.2-3b"},
+    ),
+    "shards.json": (DEEPSPEED, {"gpu": "a100-sxm4-80gb", "gpus": 64, "base_model": "llama-3.2-3b"}),
+    "trl.py": (TRL, {"gpu": "h100"}),
+    "spelled.yaml": (SPELLED, {"gpu": "h100", "gpus": 8}),
+    "cells.ipynb": (
+        json.dumps({"cells": [{"cell_type": "code", "source": UNSLOTH.splitlines(keepends=True)}]}),
+        {"gpu": "h100"},
+    ),
+    "pads.yaml": (AXOLOTL.replace("_size: 1", "_size: 4"), {"gpu": "h100", "lengths": "uniform:4096"}),
 }
 
 
@@ -75,12 +155,12 @@ def linted(folder: Path, name: str, change: tuple[str, str] = ("", "")) -> tuple
 @pytest.mark.parametrize("name", FILES)
 def test_a_patched_file_needs_what_the_finding_says(tmp_path: Path, name: str) -> None:
     of, job, text = linted(tmp_path, name)
-    before, checked = resolve_job(job).estimate(), 0
+    before, checked = of.result, 0
     for finding in of.findings:
-        if not finding.patch or finding.left_out:
+        if not finding.patch or finding.keys:
             continue
         (tmp_path / name).write_text(patched(job, finding.fields, text)[0], encoding="utf-8")
-        after = resolve_job(job).estimate()
+        after = resolve_job(job.replace(padding=of.setup.job.padding)).estimate()
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert before.memory.total - after.memory.total == pytest.approx(finding.memory, rel=1e-6, abs=1)
         assert before.time is not None
@@ -110,6 +190,17 @@ FIRES = [
     ("megatron.sh", "states-replicated", ("--bf16", "--bf16 --use-distributed-optimizer")),
     ("wide.sh", "tensor-parallel-wide", ("parallel-size 4", "parallel-size 1")),
     ("full.yaml", "optimizer-32-bit", ("bf16: true", "bf16: true\noptim: adamw_bnb_8bit")),
+    ("across.sh", "tensor-parallel-across-nodes", ("parallel-size 16", "parallel-size 8")),
+    ("few.sh", "few-micro-batches", ("global-batch-size 32", "global-batch-size 512")),
+    ("bubble.sh", "pipeline-bubble", ("parallel-size 4\n", "parallel-size 1 --recompute-activations\n")),
+    ("eager.yaml", "eager-attention", ("disabled", "fa2")),
+    ("evaluates.yaml", "evaluation-peak", ("eval_strategy: steps", "eval_strategy: 'no'")),
+    ("offloads.json", "needless-offload", ('"cpu"', '"none"')),
+    ("shards.json", "needless-zero-3", ('"stage": 3', '"stage": 1')),
+    ("shards.json", "save-gathers", ('on_model_save": true', 'on_model_save": false')),
+    ("trl.py", "needless-recompute", ("bf16=True", "bf16=True, gradient_checkpointing=False")),
+    ("cells.ipynb", "needless-recompute", ('\\"unsloth\\"', "False")),
+    ("pads.yaml", "padding", ("micro_batch_size: 4", "micro_batch_size: 4\nsample_packing: true")),
     ("smaller.yaml", "does-not-fit", ("cutoff_len: 2048", "cutoff_len: 64\nquantization_bit: 4")),
 ]
 
@@ -125,6 +216,61 @@ def test_a_rule_fires_where_it_must_and_not_where_it_must_not(
     assert rule not in rules(linted(tmp_path, name, change)[0])
 
 
+WORDS = [
+    ("axolotl", "dead-key", "base_model: gpt2\nlora_r: 8\n", "adapter: lora\n"),
+    ("llamafactory", "dead-key", "finetuning_type: full\nlora_rank: 8\n", "lora_rank: null\n"),
+    ("deepspeed", "dead-key", '{"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e9}}', ("2", "3")),
+    ("megatron", "dead-key", "torchrun p.py --fp8-margin 1 --bf16", " --fp8-format hybrid"),
+    ("trl", "keys-contradict", "model_name_or_path: gpt2\nfsdp: full_shard\ndeepspeed: a.json\n", ("deepspeed: a.json", "")),
+    ("trl", "other-release", "model_name_or_path: gpt2\nmax_seq_length: 512\n", ("max_seq_length", "max_length")),
+    ("axolotl", "key-twice", "base_model: gpt2\nbf16: true\nbf16: false\n", ("bf16: false", "")),
+    ("megatron", "allocator-splits", "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64\ntorchrun p.py --bf16", ("_ALLOC", "_X")),
+    ("megatron", "kernels-one-by-one", "export CUDA_LAUNCH_BLOCKING=1\ntorchrun p.py --bf16", ("=1", "=0")),
+    ("megatron", "debug-checks", "export TORCH_DISTRIBUTED_DEBUG=DETAIL\ntorchrun p.py --bf16", ("export", "# export")),
+    ("megatron", "links-off", "export NCCL_P2P_DISABLE=1\ntorchrun p.py --bf16", ("=1", "=0")),
+    ("trl", "pageable-loading", "model_name_or_path: gpt2\ndataloader_pin_memory: false\n", ("false", "true")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "rule", "text", "mend"), WORDS, ids=[f"{rule} {tool}" for tool, rule, _, _ in WORDS])
+def test_a_rule_of_words_fires_where_it_must_and_not_where_it_must_not(
+    tool: str, rule: str, text: str, mend: str | tuple[str, str]
+) -> None:
+    syntax = {"megatron": "argv", "deepspeed": "json"}.get(tool, "yaml")
+
+    def rules(text: str) -> set[str]:
+        return {words.rule for words in own_words(text, tool, syntax, nvlink=True)}
+
+    assert rule in rules(text)
+    assert rule not in rules(text.replace(*mend) if isinstance(mend, tuple) else text + mend)
+
+
+def test_what_a_script_reads_from_another_is_not_called_missing() -> None:
+    text = "source model.sh\ntorchrun p.py --fp8-margin 0"
+    assert not list(own_words(text, "megatron", "argv"))
+
+
+def test_lines_are_spelled_as_the_file_has_them(tmp_path: Path) -> None:
+    of, job, text = linted(tmp_path, "spelled.yaml")
+    assert any(each.rule == "does-not-fit" and each.patch for each in of.findings)
+    for each in of.findings:
+        if each.patch:
+            lines = patched(job, each.fields, text, each.keys)[0].splitlines()
+            gone = [line for line in text.splitlines() if line not in lines]
+            assert not [line for line in gone if "batch_size" not in line and "accumulation" not in line]
+
+
+def test_only_what_is_mended_differs_in_a_program_and_in_json(tmp_path: Path) -> None:
+    for name, least in (("trl.py", 1), ("cells.ipynb", 1), ("offloads.json", 1)):
+        of, job, text = linted(tmp_path, name)
+        new, mended = fixed(of, job, text)
+        assert mended
+        was, now = text.splitlines(), new.splitlines()
+        assert least <= len(set(was) - set(now)) <= 4
+        assert "# as it always was" in new or name != "trl.py"
+        json.loads(new) if name != "trl.py" else compile(new, name, "exec")
+
+
 def test_the_command_says_it_writes_it_and_documents_it(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(AXOLOTL, encoding="utf-8")
@@ -137,7 +283,11 @@ def test_the_command_says_it_writes_it_and_documents_it(tmp_path: Path) -> None:
     sarif = json.loads(typed(f"{line} --sarif").out)["runs"][0]
     assert [each["rule"] for each in found] == [each["ruleId"] for each in sarif["results"]]
     assert all(each["locations"][0]["physicalLocation"]["region"]["startLine"] >= 1 for each in sarif["results"])
-    known = {rule.name for rule in (*RULES.values(), *OWN.values())} | {"does-not-fit", "key-not-read"}
+    known = {rule.name for rule in (*RULES.values(), *OWN.values())} | set(rules_of_words())
+    assert (
+        {rule for _, rule, _, _ in WORDS} <= known == {row.split()[0] for row in typed("lint --rules").out.splitlines()}
+    )
+    assert len(known) >= 30
     assert {each["rule"] for each in found} <= known
     fix = typed(f"{line} --fix")
     assert fix.out.startswith("--- ")

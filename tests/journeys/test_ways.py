@@ -33,6 +33,8 @@ FILES = {
     "trainer = SFTTrainer(model='Qwen/Qwen3-8B', args=SFTConfig(output_dir='o', per_device_train_batch_size=1, max_length=1024,\n"
     "    bf16=True), train_dataset=rows, peft_config=LoraConfig(r=16))\n",
     "oom.txt": OOM,
+    "net.py": "import torch\nfrom torch import nn\n\ndef model():\n    return nn.Sequential(nn.Linear(512, 2048), nn.GELU(),"
+    " nn.Linear(2048, 512))\n\ndef batch(b):\n    return torch.randn(b, 256, 512)\n",
     "grpo.sh": "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 \\\n"
     "  data.max_prompt_length=512 data.max_response_length=1024 actor_rollout_ref.model.path=Qwen/Qwen3-8B \\\n"
     "  actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 \\\n"
@@ -80,6 +82,12 @@ WAYS = {
         ),
         Step("qwen3-8b --gpu h100 --gpus 8 --framework verl", r"GiB of 79\.2 GiB"),
     ),
+    "own module": (
+        Step("net.py --gpu 4090", r"net\.py:FUNCTION", (2,), 0),
+        Step("net.py:model --gpu 4090", r"FITS .*1 x rtx4090, 1 row", (0,)),
+        Step("net.py:model --inputs net.py:batch --gpu 24GB --batch-size 64", r"64 rows.*activations", (0,)),
+        Step("plan net.py:model --inputs net.py:batch --gpu 4090 --find micro-batch", r"largest micro-batch that fits: \d", (0,)),
+    ),
     "student": (
         Step("gpt2", r"NEEDS .*weights", (0,)),
         Step("equation states", r"16\*|ZeRO", (0,), 0),
@@ -89,7 +97,7 @@ WAYS = {
         Step("llama-3.1-8b --gpu h100 --gpus 8 --dp 3", r"--gpus 3", (2,), 0),
     ),
 }  # fmt: skip
-"""The ways, but that of a module of one's own, which runs PyTorch (`tests/pytorch/capture/test_files_read.py`)."""
+"""The ways; that of a module of one's own runs PyTorch."""
 
 
 class Terminal(io.StringIO):
@@ -100,7 +108,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(step, id=f"{user}: {step.line}") for user, steps in WAYS.items() for step in steps]
+    "step",
+    [
+        pytest.param(step, id=f"{user}: {step.line}", marks=pytest.mark.slow if "net.py" in step.line else ())
+        for user, steps in WAYS.items()
+        for step in steps
+    ],
 )
 def test_a_step_is_answered_on_the_first_screen(step: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

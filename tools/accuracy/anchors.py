@@ -2,9 +2,9 @@
 
     python -m accuracy.anchors       both tables; that of time is in docs/accuracy.md
 
-A pair is two published runs of one source, model and hardware: the anchor is that on the fewest GPUs, and nothing is fitted. Time:
-the anchor fills at most one node (a rack of NVL72 is one), the other has more nodes. Memory: two reports of users of one source,
-by the driver's counter.
+A pair is two published runs of one source, model and hardware, and nothing is fitted. Time: the anchor fills at most one node, and
+of several is the one whose layout and micro-batch are most alike; the other has more nodes. Memory: two reports of users of one
+source, by the driver's counter.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from loadgauge.evidence.validate.runs import Run, published
 from loadgauge.evidence.validate.summary import grouped
 from loadgauge.evidence.validate.validate import Record, validate
 
-NODE = 8
+NODE, NODES = 8, 128
+"""GPUs of a node, and those up to which pairs are counted apart."""
+RECIPE = ("tp", "pp", "cp", "vpp", "ep", "micro_batch")
+"""Flags that an anchor shares with the run it is for, as far as one was published."""
 
 
 class Pair(NamedTuple):
-    """A run that was predicted, alone and after its anchor: measured over predicted - 1 is `plain` and `anchored`."""
+    """A run that was predicted, alone and after its anchor: predicted over measured - 1 is `plain` and `anchored`.
+
+    unlike: flags of the recipe in which the two differ
+    """
 
     source: str
     anchor: str
@@ -34,6 +40,7 @@ class Pair(NamedTuple):
     gpus: tuple[int, int]
     plain: float
     anchored: float
+    unlike: int = 0
 
 
 def time_pairs(records: Sequence[Record], runs: Sequence[Run]) -> list[Pair]:
@@ -44,17 +51,14 @@ def time_pairs(records: Sequence[Record], runs: Sequence[Run]) -> list[Pair]:
     ]
     pairs = []
     for group in grouped(predicted, lambda record: _stack(by_id[record.id])).values():
-        sized = [(_gpus(by_id[record.id]), record) for record in group]
-        few, first = min(sized, key=lambda each: each[0])
-        if few > NODE:
-            continue
-        assert first.predicted is not None
-        assert first.measured is not None
-        scale = first.measured / first.predicted
-        for gpus, record in sized:
-            if gpus > NODE and record.predicted and record.measured:
-                off = record.predicted / record.measured
-                pairs.append(Pair(record.source, first.id, record.id, (few, gpus), off - 1, off * scale - 1))
+        anchors = [record for record in group if _gpus(by_id[record.id]) <= NODE]
+        for record in group if anchors else ():
+            few = min(anchors, key=lambda anchor: _unlike(by_id[anchor.id], by_id[record.id]))
+            gpus = _gpus(by_id[few.id]), _gpus(by_id[record.id])
+            if gpus[1] > NODE and record.predicted and record.measured and few.predicted and few.measured:
+                off, scale = record.predicted / record.measured, few.measured / few.predicted
+                unlike = _unlike(by_id[few.id], by_id[record.id])[0]
+                pairs.append(Pair(record.source, few.id, record.id, gpus, off - 1, off * scale - 1, unlike))
     return pairs
 
 
@@ -74,6 +78,12 @@ def _stack(run: Run) -> str:
         "qlora",
     )
     return repr((run.series, run.model, *(getattr(run.job, name) for name in same)))
+
+
+def _unlike(one: Run, other: Run) -> tuple[int, int]:
+    """Return in how many flags of a recipe two runs differ, and the GPUs of the first."""
+    assert one.job is not None
+    return sum((getattr(one.job, name) or 1) != (getattr(other.job, name) or 1) for name in RECIPE), _gpus(one)
 
 
 def _gpus(run: Run) -> int:
@@ -139,8 +149,14 @@ def table(pairs: Sequence[Pair]) -> str:
     """Return a table in Markdown: by source, the errors alone and after the anchor."""
     lines = ["|  | pairs | median alone | p90 | median anchored | p90 |", "|---|--:|--:|--:|--:|--:|"]
     sources = sorted({pair.source for pair in pairs})
-    for name in (*sources, "all") if pairs else ():
-        own = [pair for pair in pairs if name in (pair.source, "all")]
+    groups = {name: [pair for pair in pairs if pair.source == name] for name in sources}
+    alike = [pair for pair in pairs if not pair.unlike]
+    groups[f"one recipe, to {NODES} GPUs"] = [pair for pair in alike if pair.gpus[1] <= NODES]
+    groups["one recipe, beyond"] = [pair for pair in alike if pair.gpus[1] > NODES]
+    groups["another layout or micro-batch"] = [pair for pair in pairs if pair.unlike]
+    for name, own in (groups | {"all": list(pairs)}).items() if pairs else ():
+        if not own:
+            continue
         cells = [
             f"{value:.1%}"
             for errors in ([abs(pair.plain) for pair in own], [abs(pair.anchored) for pair in own])

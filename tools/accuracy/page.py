@@ -193,8 +193,10 @@ row of each (source, model, hardware) scales the others.
 
 {table(HEAD, rows)}
 
-From one node to many, which is what [`--anchor`](measure.md#anchor) is for: of runs of one source, model, card, framework and
-recipe, that on the fewest GPUs (a node at most) scales those on more than one node. Nothing is fitted.
+From one node to many, which is what [`--anchor`](measure.md#anchor) is for: of runs of one source, model, card, framework,
+precision and length, that on a node whose layout and micro-batch are most alike scales those on more nodes. Nothing is fitted. An
+anchor of another micro-batch says little, and beyond {anchors.NODES} GPUs the network between nodes decides, which no run on a
+node measures.
 
 {anchors.table(anchors.time_pairs(records, runs))}"""
 

@@ -257,7 +257,8 @@ def read(
     if chosen is None and syntax == "python":
         raise ConfigError(
             "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
-            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with",
+            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with, or, of a module"
+            f" of your own, {Path(file).name or 'FILE.py'}:FUNCTION",
             file=file,
         )
     if chosen is None:
@@ -515,8 +516,11 @@ def write(
     extra: Extra | None = None,
     file: str = "",
     syntax: str | None = None,
+    before: tuple[Job, Extra] | None = None,
 ) -> Written:
     """Writes a job as a job file of a dialect; `template` is the user's own, patched where it says something else.
+
+    before: the job as the template and flags beside it have it; only what differs from that is written
 
     >>> job = Job(model="", tp=8, gpus=16, precision="bf16")
     >>> print(write(job, "megatron", "torchrun --nproc-per-node 8 x.py --fp16  # mine"))
@@ -531,20 +535,20 @@ def write(
     target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)
     keys = Keys(target, file, chosen.auto)
     wanted, changed = facts_of(job, extra), False
+    had = None if before is None else facts_of(*before)
     if template is None and job.micro_batch is None and job.global_batch is None:
         wanted["micro_batch"] = 1  # without a batch the file could be any tool's
     if "lora_rank" in wanted or "adapter" in wanted:
-        wanted = (
-            dict.fromkeys(("modules_to_save", "lora_layers", "adapter", "virtual_tokens"))
-            | {"use_dora": False}
-            | wanted
-        )
+        without = dict.fromkeys(("modules_to_save", "lora_layers", "adapter", "virtual_tokens")) | {"use_dora": False}
+        wanted, had = without | wanted, None if had is None else without | had
     for idea in chosen.ideas:
         if not wanted.keys() & set(idea.facts):
             continue
         if template is None or _stale(idea.read(keys), idea.facts, wanted):
+            same = idea.write(had, keys) if had is not None and had.keys() >= wanted.keys() & set(idea.facts) else {}
             for key, value in idea.write(wanted, keys).items():
-                changed |= _put(target, key, value)
+                if key not in same or same[key] != value:
+                    changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
     left_out = _left_out(job, text, chosen, kind, file)
     return Written(dialect=chosen.name, text=text, left_out=left_out)
@@ -558,7 +562,7 @@ def _put(target: Document, key: str, value: Any) -> bool:
         return not isinstance(before, Missing)
     if before == value and isinstance(before, bool) == isinstance(value, bool):
         return False
-    if target.syntax == "argv" and str(before) == str(value):
+    if target.syntax == "argv" and str(before).lower() == str(value).lower():
         return False
     target.put(key, value)
     return True

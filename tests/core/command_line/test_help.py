@@ -92,6 +92,9 @@ SAID = {
     "--unsloth": "--framework unsloth", "--dora": "--use-dora", "--grpo": "--task grpo", "--learning_rate 1e-4": "",
     "--full-finetune": "", "--framework mcore": "--framework megatron", "--dp 4 --tp 2 --pp 3": "--gpus 24 --tp 2 --pp 3",
     "--nnodes=2 --gpus-per-node 4": "--gpus 8 --gpus-per-node 4", "--num-nodes 2": "--gpus 16",
+    "--deepspeed zero3 --lora 32": "--zero 3 --lora-rank 32", "--zero3-offload": "--zero 3 --offload all",
+    "--strategy=fsdp --num-generations 8 --save-steps 10": "--zero 3 --samples 8", "--finetuning-type qlora": "--qlora",
+    "--gpus 8xh100": "--gpus 8 --gpu h100", "on 2x4090 --fft": "--gpu 4090 --gpus 2", "h100": "--gpu h100",
     "--gradient_accumulation_steps 4 --num-gpus 16 --tp 2 --mbs 3": "--global-batch 96 --gpus 16 --tp 2 --micro-batch 3",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
@@ -121,6 +124,12 @@ def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str)
     assert named in found.err
 
 
+def test_a_model_may_stand_in_a_flag() -> None:
+    for line in ("--model gpt2 --gpu h100", "--gpu h100 --model gpt2", "--gpu h100 --model-name gpt2"):
+        assert typed(f"estimate {line} --json").out == typed("estimate gpt2 --gpu h100 --json").out
+    assert typed("estimate gpt2 medium").code == 2
+
+
 def test_no_word_of_another_tool_is_a_flag_here_and_each_is_one_of_a_command() -> None:
     own = {
         name for each in (estimate, plan) for option in each.params for name in (*option.opts, *option.secondary_opts)
@@ -128,6 +137,9 @@ def test_no_word_of_another_tool_is_a_flag_here_and_each_is_one_of_a_command() -
     told = {**spoken.RENAMED, **{name: words[0].split()[0] for name, words in spoken.SWITCHES.items() if words[0]}}
     assert not {f"--{name}" for name in (*told, *spoken.ASKED, *spoken.HARMLESS)} & own
     assert set(told.values()) <= own
+    words = {flag: one for flag, words in spoken.WORDED.items() for one in words.values()} | spoken.NUMBERED
+    assert {each for one in words.values() for each in one.split() if each.startswith("--")} <= own
+    assert not {f"--{name}" for name in (*spoken.WORDED, *spoken.MODEL, *spoken.NUMBERED)} & own
     fields = {option.name for each in (estimate, plan) for option in each.params}
     assert {*spoken.VALUES, *spoken.LENGTHS, *(name for name, _, _ in spoken.PATTERNS)} <= fields
 

@@ -6,6 +6,7 @@ the file's own words, as a patch of the user's own text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher, unified_diff
 from functools import lru_cache
@@ -13,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import Error, gib, seconds
+from loadgauge.core.base import GIB, ConfigError, Error, gib, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
+from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.advice import advice
 from loadgauge.core.plan.advise.budget import Figures
@@ -24,15 +26,23 @@ from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.verdict import unread_words
-from loadgauge.job_files.exchange import JobFile, combine, load, read, write
+from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
+from loadgauge.job_files.dialects import dialect as dialect_of
+from loadgauge.job_files.exchange import JobFile, combine, document as of_text, load, read, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import flags_given, names_beside, read_files
+from loadgauge.job_files.reading.spliced import spliced
 
-Level = Literal["fails", "memory", "time", "note"]
-MEMORY, SLOWER, FASTER = 0.05, 0.01, 0.03
-"""The share of the card that is worth a line, how much slower a step may get for it, and the share of a step that is."""
+Level = Literal["fails", "memory", "host", "time", "note"]
+MEMORY, SLOWER, FASTER, EMPTY = 0.05, 0.01, 0.05, 0.5
+"""The share of the card that is worth a line, how much slower a step may get for it, the share of a step that is, and the share
+of the card up to which less memory is worth nothing by itself."""
 SHARES_BATCH = {"micro_batch", "gpus", *MODEL_PARALLEL}
 """Fields by which a global batch that stays the same is shared out in another number of micro-batches."""
+FOLLOW = ("global_batch", "gpus", "gpus_per_node", "save")
+"""Fields that follow from the flags beside a file, and from the stage of ZeRO."""
+UNREAD = [name for name in FIELDS[1:] if name not in FOLLOW]
+"""Fields that differ where a text cannot be read."""
 ROUNDS = 12
 """The most changes that `fixed` makes one after another."""
 
@@ -52,7 +62,7 @@ RULES = {
     Kind.SEQUENCE_PARALLEL: Rule("norms-replicated", "memory", "tensor-parallel ranks all keep what norms read"),
     Kind.OPTIMIZER: Rule("optimizer-32-bit", "memory", "optimizer states in 32 bits, where 8 do"),
     Kind.EVALUATION: Rule("evaluation-peak", "memory", "evaluation needs more than training"),
-    Kind.PURE_16_BIT: Rule("weights-32-bit", "memory", "weights in 32 bits beside those that compute"),
+    Kind.PURE_16_BIT: Rule("weights-32-bit", "memory", "weights in 32 bits too (in 16 alone, small updates are lost)"),
     Kind.LARGER_MICRO_BATCH: Rule("small-micro-batch", "time", "small micro-batches on a card with room"),
     Kind.RECOMPUTE_LESS: Rule("needless-recompute", "time", "layers run again in backward, though what they keep fits"),
     Kind.LESS_TP: Rule("tensor-parallel-wide", "time", "tensor parallelism is wider than the memory needs"),
@@ -64,19 +74,32 @@ RULES = {
 """The rules that try a change of the one list, by its kind."""
 OWN = {
     "offload": Rule("needless-offload", "time", "states lie on the host, though the card has room"),
-    "save": Rule("save-gathers", "memory", "a checkpoint gathers all weights on one rank"),
+    "pin_memory": Rule("pageable-offload", "time", "what is offloaded lies in pageable memory, which is copied twice"),
+    "save": Rule("save-gathers", "host", "a checkpoint gathers all weights on one rank"),
     "precision": Rule("float32", "time", "products in 32 bits"),
-    "attention": Rule("padding", "time", "micro-batches are padded; without padding only tokens are computed"),
+    "padding": Rule("padding", "time", "micro-batches are padded; end to end only tokens are computed"),
+    "tp": Rule("tensor-parallel-across-nodes", "time", "tensor parallelism reaches over the network between nodes"),
+    "micro_batch": Rule(
+        "few-micro-batches", "time", "fewer than four micro-batches a stage: the pipeline is seldom full"
+    ),
+    "learned_positions": Rule("unused-context", "note", "positions have weights beyond the longest sequence"),
 }
 """The rules that set a field that no change sets, by the field."""
+BOTH = {RULES[kind].name for kind in (Kind.ATTENTION, Kind.LOSS)}
+"""Rules that look for memory, and for time as well."""
+LEAST = GIB / 20
+"""Bytes that are worth a word."""
+FULL = 4
+"""Micro-batches a stage from which on a pipeline's bubble is small (a quarter of the work; 2104.04473, section 2.2)."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Something in a job file that costs, or fails.
 
     memory: GiB less on the fullest GPU [byte]; step: less time of a step [s]; cost, of the whole run, where it is asked for
-    fields: of `Job`, that mend it; patch: the file's own lines that do, as a unified diff; line: its first line in the file
-    flags: the same for `loadgauge estimate`; left_out: what the file's format cannot say of it
+    fields: of `Job`, that mend it; keys: of the file, that do (None: goes), where no field says it
+    patch: the file's own lines that do, as a unified diff; line: its first line in the file
+    flags: the same for `loadgauge estimate`; left_out: what the file's format cannot say of it; then: what it comes to
     """
 
     rule: str
@@ -87,10 +110,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     cost: float = 0.0
     needs: str = ""
     fields: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     flags: str = ""
     patch: str = ""
     line: int = 1
     left_out: tuple[str, ...] = ()
+    then: str = ""
+
+    @property
+    def mends(self) -> bool:
+        """Return whether the file's own words say all of it."""
+        return bool(self.patch)
 
     def gain(self) -> str:
         """Return what it saves, in words.
@@ -98,12 +128,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         >>> Finding(rule="x", level="memory", says="", memory=2.0**31, step=-0.25).gain()
         'saves 2.0 GiB, a step takes 250 ms more'
         """
-        parts = [f"saves {gib(self.memory, 1)}"] if self.memory > 2**25 else []
+        parts = [f"saves {gib(self.memory, 1)}"] if self.memory > LEAST else []
         parts += [f"saves {seconds(self.step)} a step"] if self.step > 0 else []
-        parts += [f"takes {gib(-self.memory, 1)} more"] if self.memory < -(2**25) and self.step > 0 else []
+        parts += [f"takes {gib(-self.memory, 1)} more"] if self.memory < -LEAST and self.step > 0 else []
         parts += [f"a step takes {seconds(-self.step)} more"] if self.step < 0 else []
         parts += [f"{self.cost:,.2f} less for the run"] if self.cost >= 0.01 else []
-        return ", ".join(parts)
+        return ", ".join([*parts, self.then] if self.then else parts)
 
 
 class Linted(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,49 +153,53 @@ def lint(job: Job, text: str | None = None) -> Linted:
     Raises `ConfigError`, `LayoutError` or `NotModelled` where the file itself cannot be estimated.
     """
     source = load(job.model) if text is None else text
+    file = _unchanged(job, source).files[0]
+    if job.lengths is not None and job.padding is None:
+        job = job.replace(padding=padding(source, file.dialect, file.syntax, file.file))
+    task = _unchanged(job, source).job.task
+    if task is not None and task != "sft" and not TASKS[task].rollout:
+        raise ConfigError(f"lint has no rules for {task}; `loadgauge estimate {job.model}` answers for it", key="task")
     setup = resolve_job(job)
     result = setup.estimate()
-    file = _unchanged(job, source)[1][0]
-    return Linted(
-        file=job.model, tool=f"{file.dialect} {file.version}".strip(), setup=setup, result=result,
-        findings=_said(_findings(setup, result), job, source),
-    )  # fmt: skip
+    findings = _said((*_findings(setup, result), *_words(file, source, setup)), job, source)
+    tool = f"{file.dialect} {file.version}".strip()
+    return Linted(file=job.model, tool=tool, setup=setup, result=result, findings=findings)
 
 
 def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, ...]:
     """Return the findings that the file's format can mend, with the lines that do; of what fails, also others."""
     kept: list[Finding] = []
     for each in sorted((_with_patch(finding, job, source) for finding in findings), key=_gravest):
-        first = not kept or kept[-1].rule != each.rule
-        if each.level == "note" or (each.level == "fails" and first) or (each.level != "fails" and each.patch):
+        fails = next((other for other in kept if other.level == "fails"), None)
+        if each.level == "fails":
+            wanted = fails is None
+        elif each.level == "note":
+            wanted = True
+        else:  # what makes it fit says the rest
+            wanted = each.mends and not (fails is not None and set(each.fields) <= {"global_batch", *fails.fields})
+        if wanted:
             kept.append(each)
     return tuple(kept)
 
 
 def _gravest(finding: Finding) -> tuple[int, int, float]:
-    order = ("fails", "time", "memory", "note").index(finding.level)
-    return (
-        order,
-        len(finding.left_out),
-        0 if finding.level == "fails" else -finding.step - finding.memory / 2**40,
-    )
-
-
-def _files(job: Job, flags: dict[str, Any]) -> tuple[JobFile, ...]:
-    return read_files([job.model, *names_beside(job)], job, flags)
-
-
-def _given(job: Job) -> dict[str, Any]:
-    return {name: value for name, value in flags_given(job).items() if name in FIELDS}
+    order = ("fails", "time", "memory", "host", "note").index(finding.level)
+    gain = 0 if finding.level == "fails" else -finding.step - finding.memory / 2**40
+    return order, len(finding.left_out), gain
 
 
 def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
     memory = result.memory
-    if memory.verdict != "fits" and memory.capacity is not None:
-        tried = advice(setup)
-        why = "" if memory.question is None else f": {memory.question.words()}"
-        says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}{why}"
-        mends = [_found(Rule("does-not-fit", "fails", says), setup, result, trial) for trial in tried]
+    if memory.verdict == "depends":
+        question = "" if memory.question is None else memory.question.words()
+        yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
+    elif memory.verdict != "fits" and memory.capacity is not None:
+        tried = [trial for trial in advice(setup) if _helps(trial.result)]
+        says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
+        rule = Rule("does-not-fit", "fails", says)
+        mends = [
+            msgspec.structs.replace(_found(rule, setup, result, trial), then=_comes_to(trial.result)) for trial in tried
+        ]
         yield from mends or [Finding(rule="does-not-fit", level="fails", says=says)]
     best: dict[str, Finding] = {}
     for rule, fields, why in _tries(setup):
@@ -180,27 +214,76 @@ def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
         yield Finding(rule="key-not-read", level="note", says=line)
 
 
+def _helps(result: Estimate) -> bool:
+    """Return whether a run that did not fit is a step on: one that depends is, where it fits as assumed."""
+    memory = result.memory
+    return memory.verdict != "depends" or memory.total <= (memory.capacity or 0)
+
+
+def _comes_to(result: Estimate) -> str:
+    memory = result.memory
+    return f"then {memory.verdict.upper()}, {gib(memory.total, 1)} of {gib(memory.capacity or 0, 1)}"
+
+
 def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
     run = Run.of_setup(setup)
     for change in changes(run, RULES):
+        if change.kind is Kind.OPTIMIZER and setup.layout.zero == 3:
+            continue  # bitsandbytes' states are no DTensors
+        if change.kind is Kind.LESS_TP and setup.layout.tp > (setup.job.gpus_per_node or run.node):
+            continue  # a rule of its own
         yield from ((RULES[change.kind], fields, change.why) for fields in _sizes(change, setup))
-    kind, job = setup.training, setup.job
-    if kind.offload != "none":
-        yield OWN["offload"], {"offload": "none"}, "states on the card"
-    if job.save == "full":
-        yield OWN["save"], {"save": "sharded"}, "each rank saves its own part"
-    if kind.precision.name == "fp32" and setup.gpu is not None and setup.gpu.bf16:
-        yield OWN["precision"], {"precision": "bf16"}, "products in 16 bits"
-    if setup.lengths is not None and setup.job.padding != "free":
-        yield OWN["attention"], {"attention": "flash", "padding": "free"}, "no padding"
+    for name, fields in _own(run, setup):
+        yield OWN[name], fields, OWN[name].says
+
+
+def _words(file: JobFile, source: str, setup: Setup) -> Iterator[Finding]:
+    """Yield what the file's own words say in vain, and what it is read as that its keys do not say."""
+    nvlink = setup.gpu is not None and "nvlink" in (setup.gpu.interconnect.kind or "").lower()
+    for own in own_words(source, file.dialect, file.syntax, file.file, nvlink=nvlink):
+        line = line_of(source, own.text)
+        yield Finding(rule=own.rule, level="note", says=own.says, line=line, keys=own.keys)
+    if "config" not in file.facts:
+        return  # the positions of a checkpoint stay
+    rows, longest = setup.model.learned_positions, int(setup.layout.seq_len)
+    if rows > longest:
+        less = resolve_job(setup.job, msgspec.structs.replace(setup.model, learned_positions=longest))
+        saved = setup.estimate().memory.total - less.estimate().memory.total
+        if saved > LEAST:
+            says = f"{rows:,} positions have weights, and no sequence is longer than {longest:,} tokens"
+            yield Finding(rule=OWN["learned_positions"].name, level="note", says=says, memory=saved)
 
 
 def _sizes(change: Change, setup: Setup) -> Iterator[dict[str, Any]]:
-    """Yield the fields of a change; of a larger micro-batch, of all that divide the batch."""
-    yield change.fields
+    """Yield the fields of a change; of a larger micro-batch, of all that divide the batch; of a lower stage, of both."""
+    moved = change.kind is Kind.RECOMPUTE_LESS and setup.job.activation_offload == "checkpoints"
+    yield change.fields | ({"activation_offload": "none"} if moved else {})
     if change.kind is Kind.LARGER_MICRO_BATCH:
         size, batches = int(setup.layout.micro_batch), int(setup.layout.num_microbatches)
         yield from ({"micro_batch": size * factor} for factor in (4, 8, 16) if batches % factor == 0)
+    if change.kind is Kind.LESS_ZERO:
+        yield {"zero": 2}
+
+
+def _own(run: Run, setup: Setup) -> Iterator[tuple[str, dict[str, Any]]]:
+    kind, job, layout = setup.training, setup.job, setup.layout
+    if kind.offload != "none":
+        beside = {name: None for name in ("pin_memory", "offload_to") if getattr(job, name) is not None}
+        yield "offload", {"offload": "none", **beside}
+        if not kind.host.pinned:
+            yield "pin_memory", {"pin_memory": True}
+    if job.save == "full":
+        yield "save", {"save": "sharded"}
+    if kind.precision.name == "fp32" and setup.gpu is not None and setup.gpu.bf16:
+        yield "precision", {"precision": "bf16"}
+    if setup.lengths is not None and setup.padded:
+        yield "padding", {"padding": "free"} | ({} if kind.kernels.attention == "flash" else {"attention": "flash"})
+    node, tp = job.gpus_per_node or run.node, int(layout.tp)
+    if tp > node and tp % node == 0:
+        yield from (("tp", {"tp": node, "pp": layout.pp * rest}) for rest in (1, tp // node))
+    size = int(layout.micro_batch)
+    if layout.pp > 1 and layout.num_microbatches < FULL * layout.pp:
+        yield from (("micro_batch", {"micro_batch": part}) for part in range(1, size) if size % part == 0)
 
 
 def _worth(rule: Rule, before: Estimate, trial: Tried) -> bool:
@@ -208,8 +291,13 @@ def _worth(rule: Rule, before: Estimate, trial: Tried) -> bool:
     slower = 0.0 if before.time is None or after.time is None else after.time.step / before.time.step - 1
     if rule.level == "time":
         return -slower >= FASTER and after.memory.verdict == "fits"
+    if rule.level == "host":
+        return before.memory.saving - after.memory.saving > GIB
     less = before.memory.total - after.memory.total
-    return slower <= SLOWER and less >= MEMORY * (capacity or before.memory.total)
+    if rule.name in BOTH and -slower >= FASTER and less >= 0:
+        return True
+    filled = capacity is None or before.memory.total > EMPTY * capacity
+    return filled and slower <= SLOWER and less >= MEMORY * (capacity or before.memory.total)
 
 
 def _found(rule: Rule, setup: Setup, before: Estimate, trial: Tried) -> Finding:
@@ -217,54 +305,106 @@ def _found(rule: Rule, setup: Setup, before: Estimate, trial: Tried) -> Finding:
     then = Figures.of(resolve_job(trial.job, setup.model), trial.result).values
     less = {name: now[name] - then[name] for name in now.keys() & then.keys()}
     step = less.get("step", 0.0)
+    saving = before.memory.saving - trial.result.memory.saving
+    after = f"{gib(saving, 1)} less of host memory on the first rank while saving" if rule.level == "host" else ""
     batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
     return Finding(
         rule=rule.name, level=rule.level, says=rule.says, memory=less["memory"], cost=less.get("cost", 0.0), needs=trial.note,
         step=step if abs(step) > SLOWER * now.get("step", 0.0) else 0.0, fields=batch | trial.fields, flags=flags(trial.fields),
+        then=after,
     )  # fmt: skip
 
 
 def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
-    if not finding.fields:
+    if finding.rule == OWN["padding"].name:
+        finding = msgspec.structs.replace(finding, keys=packing(_unchanged(job, source).files[0].dialect))
+    if not (finding.fields or finding.keys):
         return finding
     try:
-        text, left_out = patched(job, finding.fields, source)
+        text, left_out = patched(job, finding.fields, source, finding.keys)
     except Error as error:
         return msgspec.structs.replace(finding, left_out=(str(error),))
     diff = list(unified_diff(source.splitlines(), text.splitlines(), job.model, job.model, lineterm="", n=0))
     line = next((int(row.split()[1].partition(",")[0].lstrip("-")) for row in diff if row.startswith("@@")), 1)
-    return msgspec.structs.replace(finding, patch="\n".join(diff), line=max(line, 1), left_out=left_out)
+    patch = "" if left_out else "\n".join(diff)
+    return msgspec.structs.replace(finding, patch=patch, line=max(line, 1), left_out=left_out)
 
 
-def patched(job: Job, fields: dict[str, Any], source: str) -> tuple[str, tuple[str, ...]]:
+def patched(
+    job: Job, fields: dict[str, Any], source: str, keys: dict[str, Any] | None = None
+) -> tuple[str, tuple[str, ...]]:
     """Return the text of a job file with fields of its job changed, and a line for each that its format cannot say.
 
-    Comments and all other lines stay as they are. Raises `ConfigError` where the format cannot be written.
+    keys: of the file, that are set or (None) taken out beside them. Comments and all other lines stay as they are, and the text is
+    read again: it is the job with the fields. Raises `ConfigError` where the format cannot be written.
     """
-    own, files, plain = _unchanged(job, source)
-    changed, extra = combine(files, own | {name: value for name, value in fields.items() if name in FIELDS})
-    written = write(changed, files[0].dialect, source, extra=extra, file=job.model)
-    text = _merged(source, plain, written.text)
-
-    def means(text: str) -> tuple[Job, Extra]:
-        again = read(text, files[0].dialect, file=job.model, given=own, version=job.version)
-        return combine((again, *files[1:]), own)
-
-    if text != written.text and means(text) != means(written.text):
-        text = written.text
-    mine = (name for name in fields if name not in FIELDS)
+    was = _unchanged(job, source)
+    wanted, extra = combine(was.files, was.own | {name: value for name, value in fields.items() if name in FIELDS})
+    first = was.files[0]
+    text, left_out = source, tuple[str, ...]()
+    tried: list[tuple[int, int, str, tuple[str, ...]]] = []
+    before: tuple[Job, Extra] | None = (was.job, was.extra)
+    while any(name in FIELDS for name in fields):
+        written = write(wanted, first.dialect, source, extra=extra, file=job.model, before=before)
+        for own in (_merged(source, was.plain, written.text), written.text):
+            off = was.unlike(own, wanted, job)
+            others = [name for name in off if name not in FOLLOW]
+            beside = [f"it changes {name} too" for name in others]
+            beside = ["another file contradicts it too"] if others == UNREAD else beside
+            tried.append((len(off), len(tried), own, (*written.left_out, *beside)))
+        if before is None or not min(tried)[0]:
+            few, _, text, left_out = min(tried)
+            left_out = left_out if few else ()
+            break
+        # What followed from a field that changes is said, and then all is.
+        before = (was.job.replace(**dict.fromkeys(off)), was.extra) if len(tried) == 2 else None
+    if keys:
+        target = of_text(text, first.syntax, dialect_of(first.dialect), job.model)
+        for key, value in keys.items():
+            target.drop(key) if value is None else target.put(key, value)
+        text = _merged(text, was.plain if text == source else text, target.text())
+    mine = (name for name in fields if (name not in FIELDS and not keys) or (name == "gpus" and name in was.own))
     beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
-    return text, (*beyond, *(line for line in written.left_out if any(flag in line for flag in flags_of)))
+    clash = was.clashes(text, job.model) - was.clashes(source, job.model)
+    return text, (
+        *beyond,
+        *sorted(clash),
+        *(line for line in left_out if any(flag in line for flag in flags_of) or "too" in line),
+    )
+
+
+class Unchanged(NamedTuple):
+    """A job file as it is: flags beside it, what it and the files that it names say, its job, and its text as it is written."""
+
+    own: dict[str, Any]
+    files: tuple[JobFile, ...]
+    job: Job
+    extra: Extra
+    plain: str
+
+    def clashes(self, text: str, file: str) -> set[str]:
+        """Return what a text of the file says against itself."""
+        first = self.files[0]
+        every = own_words(text, first.dialect, first.syntax, file)
+        return {words.says for words in every if words.rule == "keys-contradict"}
+
+    def unlike(self, text: str, wanted: Job, job: Job) -> list[str]:
+        """Return the fields in which another text of the file is not the job that is wanted."""
+        try:
+            again = read(text, self.files[0].dialect, file=job.model, given=self.own, version=job.version)
+            read_as = combine((again, *self.files[1:]), self.own)[0]
+        except Error:
+            return list(FIELDS[1:])
+        return [name for name in FIELDS if getattr(read_as, name) != getattr(wanted, name)]
 
 
 @lru_cache(maxsize=4)
-def _unchanged(job: Job, source: str) -> tuple[dict[str, Any], tuple[JobFile, ...], str]:
-    """Return what the flags of a job say, its files, and the text of the first as it is written with nothing changed."""
-    own = _given(job)
-    files = _files(job, own)
-    same, extra = combine(files, own)
-    return own, files, write(same, files[0].dialect, source, extra=extra, file=job.model).text
+def _unchanged(job: Job, source: str) -> Unchanged:
+    own = {name: value for name, value in flags_given(job).items() if name in FIELDS}
+    files = read_files([job.model, *names_beside(job)], job, own)
+    plain = of_text(source, files[0].syntax, dialect_of(files[0].dialect), job.model).text()
+    return Unchanged(own, files, *combine(files, own), plain)
 
 
 def _merged(source: str, plain: str, changed: str) -> str:
@@ -273,29 +413,51 @@ def _merged(source: str, plain: str, changed: str) -> str:
     >>> _merged("a: True;b: 1".replace(";", "\\n"), "a: true;b: 1".replace(";", "\\n"), "a: true;b: 2".replace(";", "\\n"))
     'a: True\\nb: 2'
     """
-    mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
-    if len(mine) != len(was):
+    if source == plain:
         return changed
+    if re.match(r"(?:\s*#.*\n)*\s*\{", source):
+        of_all = [_means(text) for text in (source, plain, changed)]
+        flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
+        return changed if flow is None or _means(flow) != of_all[2] else flow
+    mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
+    alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
+    own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
+    # Items of a list may stand further out than they are written.
+    keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
+    depth = {_depth(written): _depth(line) for written, line in keys}
     lines: list[str] = []
+    end = 0
     for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
         if kind == "equal":
-            lines += mine[a:b]
-        elif b - a != d - c:
-            lines += now[c:d]
-        else:
-            lines += [own if _means(own) == _means(new) else new for own, new in zip(mine[a:b], now[c:d], strict=True)]
-    return "".join(lines)
+            continue
+        if a - 1 not in own or b not in own:
+            return changed
+        lines += mine[end : own[a - 1] + 1]
+        if lines and lines[-1][-1] != "\n":
+            lines[-1] += "\n"
+        lines += [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in now[c:d]]
+        end = own[b]
+    return "".join([*lines, *mine[end:]])
 
 
-def _means(line: str) -> Any:
-    """Return what one line of YAML says, whatever its spelling; of another format, its words."""
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _bare(line: str) -> str:
+    """Return a line without what a rewriting may spell otherwise: ``_bare("a: Null  # b") == _bare("a: # b")``."""
+    return re.sub(r"\s|\bnull\b|~$|['\"]", "", line.lower())
+
+
+def _means(text: str) -> Any:
+    """Return what a text of YAML, or a line of it, says, whatever its spelling; of another format, its words."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        return line[: len(line) - len(line.lstrip())], YAML(typ="safe", pure=True).load(line)
+        return YAML(typ="safe", pure=True).load(text)
     except YAMLError:
-        return line.split()
+        return text.split()
 
 
 def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset()) -> tuple[str, tuple[Finding, ...]]:
@@ -304,15 +466,17 @@ def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset
     After each change the job is estimated again, since two may want the same memory. rules: those to follow; empty: all
     """
     fields: dict[str, Any] = {}
-    mended: list[Finding] = []
+    own = [each for each in linted.findings if each.mends and not each.fields and (not rules or each.rule in rules)]
+    keys = {key: value for each in own for key, value in each.keys.items()}
+    mended: list[Finding] = own
     setup, findings = linted.setup, linted.findings
     for _ in range(ROUNDS):
-        rest = [each for each in findings if each.patch and not each.left_out and (not rules or each.rule in rules)]
+        rest = [each for each in findings if each.mends and each.fields and (not rules or each.rule in rules)]
         if not rest:
             break
         mended.append(rest[0])
-        fields |= rest[0].fields
+        fields, keys = fields | rest[0].fields, keys | rest[0].keys
         setup = resolve_job(setup.job.replace(**rest[0].fields), setup.model)
         now = (each for each in _findings(setup, setup.estimate()) if each.fields.keys() - fields.keys())
         findings = _said(now, job, text)
-    return (patched(job, fields, text)[0] if fields else text), tuple(mended)
+    return (patched(job, fields, text, keys)[0] if fields or keys else text), tuple(mended)

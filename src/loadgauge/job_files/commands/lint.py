@@ -51,15 +51,16 @@ def command(
     from loadgauge.core.command_line.main import say
     from loadgauge.core.text.table import document
     from loadgauge.job_files.commands.findings import OWN, RULES, fixed, lint
+    from loadgauge.job_files.commands.own_words import rules as rules_of_words
     from loadgauge.job_files.exchange import load
 
-    names = {rule.name: rule.says for rule in (*RULES.values(), *OWN.values())}
+    names = {rule.name: rule.says for rule in (*RULES.values(), *OWN.values())} | rules_of_words()
     if list_rules:
-        click.echo("\n".join(f"{name:<24}{says}" for name, says in sorted(names.items())))
+        click.echo("\n".join(f"{name:<30}{says}" for name, says in sorted(names.items())))
         return YES
     if not files:
         raise click.UsageError("Missing argument 'FILE...': a job file, script or notebook")
-    if unknown := [name for name in rules if name not in names and name not in ("does-not-fit", "key-not-read")]:
+    if unknown := [name for name in rules if name not in names]:
         raise ConfigError(f"{unknown[0]!r} is no rule (rules: {', '.join(sorted(names))})", key="rule")
     code, every, wrong = YES, [], []
     for file in files:
@@ -102,16 +103,19 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
     target, memory, time = console(), linted.result.memory, linted.result.time
     has = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
     step = "" if time is None else f", {seconds(time.step)} a step"
+    verdict = "NEEDS" if memory.capacity is None else f"{memory.verdict.upper()},"
     count = sum(each.level != "note" for each in shown)
     target.print(
-        f"{linted.file} ({linted.tool}): {count or 'nothing'} found; {memory.verdict.upper()}, {gib(memory.total, 1)}{has}{step}",
+        f"{linted.file} ({linted.tool}): {count or 'nothing'} found; {verdict} {gib(memory.total, 1)}{has}{step}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     for each in shown:
         gain = each.gain()
         target.print(f"\n{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
         if gain:
-            target.print(f"        {gain}; {each.flags}", markup=False, highlight=False, soft_wrap=True)
+            target.print(
+                f"        {'; '.join(filter(None, (gain, each.flags)))}", markup=False, highlight=False, soft_wrap=True
+            )
         for row in each.patch.splitlines():
             if row[:1] in "+-" and row[:3] not in ("+++", "---"):
                 target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)

@@ -67,6 +67,8 @@ KEYS = {
     "trainer": {"model": "model_name_or_path", "ref_model": "ref_model"},
 }  # fmt: skip
 """Arguments of PEFT's, bitsandbytes' and transformers' calls, and TRL's words for them."""
+OF_MODELS = {"use_peft", *(word for call in ("lora", "bnb", "model") for word in KEYS[call].values())}
+"""TRL's words for arguments that are none of a trainer's own."""
 USUAL = {"lora_r": 8, "lora_dropout": 0.0}
 """PEFT's defaults, which TRL's command line has not."""
 OBJECTS = ("model", "quantization_config", "args", "peft_config", "config")
@@ -301,13 +303,29 @@ class Program:
         return inner.get(rest, MISSING) if rest and isinstance(inner, dict) else MISSING
 
     def put(self, key: str, value: Any) -> None:
-        """Raises `ConfigError`: a program is not written."""
-        raise ConfigError("a program is read and not written; write its arguments as YAML", key=key)
+        """Sets an argument of the call that takes it. Raises `ConfigError` where none does, or a command line fills it."""
+        path = self._path(key)
+        if key in self.options or path.partition(".")[0] not in self.calls.calls or path[5:] in OF_MODELS:
+            raise ConfigError("is no argument of a call of the program; write it where the program has it", key=key)
+        self.calls.put(path, value)
+        self.__init__(self.calls.text())  # type: ignore[misc]
 
     def drop(self, key: str) -> None:
-        """Raises `ConfigError` where the key is there."""
-        if self.get(key) is not MISSING:
-            self.put(key, None)
+        """Takes an argument out of its call. Raises `ConfigError` where it is none of a call's."""
+        if self.get(key) is MISSING:
+            return
+        if (path := self._path(key)) not in self.calls.values:
+            raise ConfigError("is no argument of a call of the program; change it where the program has it", key=key)
+        self.calls.drop(path)
+        self.__init__(self.calls.text())  # type: ignore[misc]
+
+    def _path(self, key: str) -> str:
+        """Return an argument's call and name there: where it stands, else of the call that has its like, else the trainer's."""
+        own = [f"{call}.{word}" for call, its in KEYS.items() for word, name in its.items() if name == key]
+        there = [path for path in (*own, f"args.{key}", f"trainer.{key}") if path in self.calls.values]
+        return next(
+            iter([*there, *(path for path in own if path.partition(".")[0] in self.calls.calls)]), f"args.{key}"
+        )
 
     def shown(self, key: str) -> str:
         """The key, without what says that its value is not known."""

@@ -142,11 +142,10 @@ class Calls:
         return self.folders.get(value.removeprefix("./").rstrip("/"), value) if isinstance(value, str) else value
 
     def put(self, key: str, value: Any) -> None:
-        """Sets the value of a keyword in place, or adds it to its call. Raises `ConfigError` for a notebook, or without a call."""
-        self._must_be_script()
+        """Sets the value of a keyword in place, or adds it to its call. Raises `ConfigError` without a call."""
         section, _, keyword = key.partition(".")
         node = self.values.get(key)
-        written = repr(value)
+        written = json.dumps(value) if isinstance(value, str) and '"' in self.code else repr(value)
         if node is not None:
             self._splice(self._place(node), written)
             return
@@ -161,35 +160,41 @@ class Calls:
             return
         end = self._offset(last.end_lineno, last.end_col_offset)
         start = self._offset(last.lineno, last.col_offset)
-        line = self.source.rfind("\n", 0, start) + 1
-        alone = not self.source[line:start].strip()
-        spaced = " = " if re.search(r"\w = ", self.source[start:end]) else "="
-        joint = f",\n{self.source[line:start]}" if alone else ", "
+        line = self.code.rfind("\n", 0, start) + 1
+        alone = not self.code[line:start].strip()
+        spaced = " = " if re.search(r"\w = ", self.code[start:end]) else "="
+        joint = f",\n{self.code[line:start]}" if alone else ", "
         self._splice((end, end), f"{joint}{keyword}{spaced}{written}")
 
     def drop(self, key: str) -> None:
-        """Removes a keyword from its call if it is there. Raises `ConfigError` for a notebook."""
+        """Removes a keyword from its call if it is there."""
         section, _, name = key.partition(".")
         call = self.calls.get(section)
         matches = None if call is None else next((word for word in call.keywords if word.arg == name), None)
         if matches is None:
             return
-        self._must_be_script()
         start = self._offset(matches.lineno, matches.col_offset)
         end = self._offset(matches.end_lineno, matches.end_col_offset)
-        after = re.match(r"\s*,[ \t]*(#[^\n]*)?(\n[ \t]*)?", self.source[end:])
+        line = "" if self.notebook else r"(\n[ \t]*)?"
+        after = re.match(rf"\s*,[ \t]*(#[^\n]*)?{line}", self.code[end:])
         if after is not None:
             self._splice((start, end + after.end()), "")
         else:
-            before = self.source[:start].rstrip().removesuffix(",")
+            before = self.code[:start].rstrip().removesuffix(",")
             self._splice((len(before), end), "")
 
-    def _must_be_script(self) -> None:
-        if self.notebook:
-            raise ConfigError("a notebook is read and not written; export it as a script first")
-
     def _splice(self, span: tuple[int, int], text: str) -> None:
-        self.source = self.source[: span[0]] + text + self.source[span[1] :]
+        """Replaces a part of the code; of a notebook, the line of a cell that has it. Raises `ConfigError` where several do."""
+        code = self.code
+        start = code.rfind("\n", 0, span[0]) + 1 if self.notebook else 0
+        end = code.find("\n", span[1]) % (len(code) + 1) if self.notebook else len(code)
+        lines = [code[start:end], code[start : span[0]] + text + code[span[1] : end]]
+        if self.notebook:
+            ascii_only = self.source.isascii()
+            lines = [json.dumps(line, ensure_ascii=ascii_only)[1:-1] for line in lines]
+            if self.source.count(lines[0]) != 1:
+                raise ConfigError("a notebook has the line several times, or over several; export it as a script first")
+        self.source = self.source.replace(lines[0], lines[1], 1)
         self._parse()
 
     def _place(self, node: ast.expr) -> tuple[int, int]:
@@ -200,7 +205,7 @@ class Calls:
         assert line is not None
         assert column is not None
         start = self.lines[line - 1]
-        return start + len(self.source[start:].encode()[:column].decode(errors="ignore"))
+        return start + len(self.code[start:].encode()[:column].decode(errors="ignore"))
 
     def shown(self, key: str) -> str:
         """The keyword as the script spells it."""

@@ -89,7 +89,7 @@ LOSS = ("others", "waiting", "prediction", "working")
 def _loss_label(entry: Entry) -> str:
     return {
         "waiting": "waits for the gradient of the head's weights",
-        "working": "the largest set alive at once in the head",
+        "working": "logits and their copies",
     }.get(entry.operation, entry.what.partition(" x ")[0])
 
 

@@ -12,7 +12,20 @@ import click
 from loadgauge.core.base.hooks import provider
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job, fields
-from loadgauge.core.definitions.job.spoken import ASKED, COUNTS, HARMLESS, LENGTHS, PATTERNS, RENAMED, SWITCHES, VALUES
+from loadgauge.core.definitions.job.spoken import (
+    ASKED,
+    COUNTS,
+    FILLERS,
+    HARMLESS,
+    LENGTHS,
+    MODEL,
+    NUMBERED,
+    PATTERNS,
+    RENAMED,
+    SWITCHES,
+    VALUES,
+    WORDED,
+)
 from loadgauge.core.definitions.layout.axes import REPLICA
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 
@@ -35,7 +48,8 @@ class Spoken(click.Command):
             for name in (*each.opts, *each.secondary_opts)
         }
         counts, args = _counts(args, options)
-        words, notes = translate(args, options)
+        bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
+        words, notes = translate(args, options, sum(bare) if min(bare, default=1) > 0 else None)
         rest = super().parse_args(ctx, words)
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
@@ -96,10 +110,13 @@ def _follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
     return f"{flag} {count} as --{field.replace('_', '-')} {number}"
 
 
-def translate(words: Sequence[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:
+def translate(
+    words: Sequence[str], options: Mapping[str, click.Option], room: int | None = None
+) -> tuple[list[str], list[str]]:
     """Return the words of a command line in flags that the command has, and a note for each that was taken for another.
 
-    options: by each of their names. Raises `click.UsageError` for a flag that no single one here stands for.
+    options: by each of their names; room: words without a flag that the command takes, after which one is a card (None: any)
+    Raises `click.UsageError` for a flag that no single one here stands for.
 
     >>> zero = click.Option(["--zero"])
     >>> translate(["gpt2", "--fsdp", "--zero=stage2"], {"--zero": zero})
@@ -112,12 +129,19 @@ def translate(words: Sequence[str], options: Mapping[str, click.Option]) -> tupl
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if word == "--" or not re.fullmatch(r"--?[A-Za-z0-9].*", name):
+            card = _card(word) if room == 0 and "--gpu" in options else None
+            room = max(0, room - 1) if room else room
+            if card is not None:
+                notes += [f"{word} as {' '.join(card)}"] if card else []
+                result += card
+                continue
             result += [word, *(rest if word == "--" else [])]
             rest = rest if word != "--" else []
             continue
         typed = [name, *([value] if equals else [])]
         taken = _flag(name, equals, typed, rest, options)
         option = options.get(taken[0]) if taken else None
+        room = 0 if room and taken and len(taken) == 1 and not taken[0].startswith("-") and typed != taken else room
         if option is not None and not option.is_flag:
             if len(taken) == 1 and rest:
                 typed, taken = [*typed, rest[0]], [taken[0], rest.pop(0)]
@@ -127,7 +151,26 @@ def translate(words: Sequence[str], options: Mapping[str, click.Option]) -> tupl
             result += taken
         else:
             result += [word, *typed[2 if equals else 1 :]]
+    if room and "--model" in result[:-1]:  # a model in a job file's place
+        at = result.index("--model")
+        result = [result[at + 1], *result[:at], *result[at + 2 :]]
     return result, notes
+
+
+def _card(word: str) -> list[str] | None:
+    """Return the flags for a word after the model: of a card, of several, none for a filler; None where it is none of these."""
+    from loadgauge.core.base.errors import ConfigError
+    from loadgauge.core.definitions.hardware.hardware import gpu
+
+    if word.lower() in FILLERS:
+        return []
+    flags = _value("gpu", ["--gpu", word])
+    try:
+        if flags[0] == "--gpu":
+            gpu(flags[1])
+    except ConfigError:
+        return None
+    return flags
 
 
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
@@ -139,6 +182,14 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         return [f"--{plain}", *typed[1:]]
     if RENAMED.get(plain) in options:
         return [RENAMED[plain], *typed[1:]]
+    after = typed[1] if equals else rest[0] if rest else ""
+    worded = WORDED.get(plain, {}).get(after.lower().partition(" ")[0].replace("-", "_"))
+    if worded is not None or (plain in NUMBERED and after.isdecimal()):
+        typed += [] if equals else [rest.pop(0)]
+        return worded.split() if worded is not None else [*NUMBERED[plain].split(), after]
+    if plain in MODEL and after:
+        typed += [] if equals else [rest.pop(0)]
+        return [after]
     if plain in SWITCHES:
         if not equals and rest and rest[0].lower() in TRUTH:
             typed.append(rest.pop(0))

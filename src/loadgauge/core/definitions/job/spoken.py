@@ -15,6 +15,10 @@ RENAMED = {
         "--seq-len",
     ),
     "max-model-len": "--context",
+    **dict.fromkeys(("kv-cache-dtype", "kv-dtype", "cache-dtype", "kv-cache", "kv-quant"), "--cache-format"),
+    **dict.fromkeys(("num-generations", "n-samples-per-prompt", "rollout-n", "group-size", "n-samples"), "--samples"),
+    **dict.fromkeys(("max-completion-length", "max-response-length", "max-new-tokens", "response-length"), "--answers"),
+    **dict.fromkeys(("max-prompt-length", "prompt-length"), "--prompt-len"),
     **dict.fromkeys(("gpu-type", "gpu-name", "gpu-model", "card", "device", "hardware", "accelerator"), "--gpu"),
     **dict.fromkeys(("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes"), "--gpus"),
     **dict.fromkeys(("vram", "gpu-memory", "gpu-mem"), "--memory"),
@@ -47,6 +51,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
          "checkpoint-activations", "activation-checkpoint"),
         ("--recompute full", "--recompute none"),
     ),
+    **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
+    **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)), "time": ("",),
     "recompute-activations": ("--recompute selective", "--recompute none"),
     **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--use-dora",),
@@ -56,7 +62,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "liger-kernel", "enable-liger-kernel"), ("--kernels liger",)),
     **dict.fromkeys(("unsloth", "use-unsloth"), ("--framework unsloth",)), "deepspeed": ("--framework deepspeed",),
     "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
-    **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "no-lora", "sft"), ("",)),
+    **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
     **dict.fromkeys(("inference", "serve", "serving"), ("--task generate",)),
     **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
     **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
@@ -72,7 +78,9 @@ ASKED = {
     ),
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "dataset"), "give --tokens, of the whole run"),
-    "quantization": "give --qlora, or --task generate --weight-format",
+    **dict.fromkeys(
+        ("quantization", "quant", "quantize", "bits", "quant-bits"), "give --qlora, or --task generate --weight-format int4"
+    ),
     **dict.fromkeys(("ema", "use-ema", "ema-decay"), "give --optimizer adamw:ema, or adamw:ema=host for one in host memory"),
     **dict.fromkeys(
         ("exp-avg-dtype", "exp-avg-sq-dtype", "moment-dtype", "optimizer-dtype", "use-precision-aware-optimizer"),
@@ -90,6 +98,24 @@ ASKED = {
 }  # fmt: skip
 """Flags that are no one flag here, and what says the same."""
 
+_SHARED = {
+    **dict.fromkeys(("ddp", "zero0", "no_shard"), "--zero 0"), "zero1": "--zero 1",
+    **dict.fromkeys(("zero2", "shard_grad_op"), "--zero 2"), **dict.fromkeys(("zero3", "fsdp", "fsdp2", "full_shard"), "--zero 3"),
+    "zero2_offload": "--zero 2 --offload optimizer", "zero3_offload": "--zero 3 --offload all",
+}  # fmt: skip
+_METHODS = {"lora": "--adapter lora", "qlora": "--qlora", "dora": "--use-dora", "full": "", "fft": ""}
+WORDED = {
+    **dict.fromkeys(("deepspeed", "strategy", "distributed", "distributed-type", "sharding", "sharding-strategy", "fsdp"), _SHARED),
+    **dict.fromkeys(("peft", "method", "finetuning-type", "train-type", "tuner-type", "mode"), _METHODS),
+}  # fmt: skip
+"""Flags with a word of a few, and the words here."""
+NUMBERED = {"lora": "--lora-rank"}
+"""Switches that a number follows, and the flag here that takes it."""
+MODEL = ("model-name", "model-name-or-path", "model-path", "model-id", "pretrained", "pretrained-model", "m")
+"""Flags of the model, which stands by itself here."""
+FILLERS = ("on", "with", "using", "for", "in", "at")
+"""Words between a model and its card."""
+
 COUNTS = {
     **dict.fromkeys(("dp", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
     **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes"), "nodes"),
@@ -102,7 +128,8 @@ COUNTS = {
 
 HARMLESS = (
     "learning-rate", "lr", "lora-alpha", "weight-decay", "warmup-steps", "warmup-ratio", "seed", "logging-steps", "output-dir",
-    "lr-scheduler-type",
+    "lr-scheduler-type", "save-steps", "save-every", "save-strategy", "eval-strategy", "report-to", "run-name", "warmup",
+    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
 
@@ -175,6 +202,7 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
     ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
     ("gpu", r"(\d+(?:\.\d+)?) ?(GB|GiB)", r"--memory \1\2"),
+    ("gpus", rf"({COUNT}) ?[x*×] ?(.*[a-z].*)", r"--gpus \1 --gpu \2"),
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
     ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),

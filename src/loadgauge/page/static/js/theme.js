@@ -2,7 +2,6 @@
 import { look, view } from "./state.js";
 
 const system = matchMedia("(prefers-color-scheme: dark)");
-export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let cache = new Map();
 const listeners = [];
 
