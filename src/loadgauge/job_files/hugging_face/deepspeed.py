@@ -30,8 +30,7 @@ COMPRESSED = {"onebitadam": 1, "onebitlamb": 2, "zerooneadam": 2}
 UNSTAGED = (
     "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
     "max_reuse_distance", "gather_16bit_weights_on_model_save", "module_granularity_threshold",
-    "use_all_reduce_for_fetch_params", "allgather_sequential",
-)  # fmt: skip
+    "use_all_reduce_for_fetch_params", "allgather_sequential",)
 """Names of fields whose other name begins with `stage3_`, as both are taken (`DeepSpeedZeroConfig`, `populate_by_name`)."""
 
 

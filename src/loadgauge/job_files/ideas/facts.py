@@ -140,7 +140,7 @@ def announced(text: str) -> dict[str, Fact]:
         for names in (
             "--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)", "--(?:nnodes|num[-_]nodes)", "CUDA_VISIBLE_DEVICES"
         )
-    )  # fmt: skip
+    )
     number = int(each[1]) * int(nodes[1] if nodes else 1) if each else int("_single_device" in command[0])
     number = number or (cards[1].count(",") + 1 if cards else 0)
     return {"gpus": Fact(number, " ".join(command[0].split())[:60], True)} if number else {}
