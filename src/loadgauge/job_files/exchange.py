@@ -300,17 +300,13 @@ def read(
     if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & {*facts, *listed}:
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
-    elif (told := getattr(keys.document, "processes", None)) and not {"gpus", "gpus_per_node", "dp"} & {
-        *facts,
-        *listed,
-    }:
+    told = getattr(keys.document, "processes", None)
+    if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")
     if syntax in ("yaml", "toml") and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
         for name, fact in announced(text).items():
-            facts[name], remarks = (
-                fact,
-                (*remarks, f"its {fact.value} GPUs are those that its comments tell"),
-            )
+            facts[name] = fact
+            remarks = (*remarks, f"its {fact.value} GPUs are those that its comments tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
         facts, fewer = enough_gpus(facts)
         remarks = (*remarks, fewer) if fewer else remarks

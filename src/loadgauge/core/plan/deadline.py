@@ -7,7 +7,6 @@ each achieves there, which follows from the number; so sizes are tried one by on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +17,7 @@ from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.estimate.time.cost import DAY, gpus_needed
 from loadgauge.core.plan.inverse import Answer, Progress, best_of, days_for, quiet
 from loadgauge.core.plan.reopen import reopen
-from loadgauge.core.plan.search import Case, Objective, cost_per_billion_tokens, search
+from loadgauge.core.plan.search import Case, Objective
 
 GUESS = 0.4
 """Utilisation that the first size is chosen by; the answer does not depend on it."""
@@ -130,24 +129,6 @@ def gpus_by_date(
     closest = next(index for index, sized in enumerate(with_layout) if sized.gpus == least)
     beside = tuple(with_layout[max(0, closest - BESIDE) : closest + BESIDE + 1])
     return Dated(Answer(text, least, chosen.best), beside)
-
-
-def in_time(cases: Sequence[Case], tokens: float, days: float, margin: float) -> Estimate:
-    """Return the cheapest of the layouts that are the fastest on their numbers of GPUs and see the tokens in time.
-
-    Raises `NothingFits` where none does: at once where a forward of all tokens alone takes longer at the peak.
-    """
-    card, most = cases[0].cluster.gpu, max(case.space.gpus for case in cases)
-    peak = max(card.peak(name) for name in ("bf16", "fp16", "fp8") if getattr(card.peaks, name) is not None)
-    least = 2 * parameters(cases[0].space.model).active * tokens / (most * peak) / DAY
-    if least > days:
-        raise NothingFits(f"takes {days_words(least)} and more, {days:g} are allowed")
-    fastest = [layout for case in cases for layout in search([case], margin=margin, top=1).layouts]
-    timely = [layout for layout in fastest if days_for(layout, tokens) <= days]
-    if not timely:
-        least = min(days_for(layout, tokens) for layout in fastest)
-        raise NothingFits(f"takes {days_words(least)}, more than {days:g}")
-    return min(timely, key=lambda layout: cost_per_billion_tokens(1.0, layout))
 
 
 def _whole(gpus: float, node: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from loadgauge.core.base import days_words
 from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NothingFits
 from loadgauge.core.base.verdict import RANK
 from loadgauge.core.definitions.hardware.hardware import gpu as kind_of_gpu
@@ -480,3 +481,21 @@ def cheapest_gpu(
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
     return sorted(answers, key=lambda answer: (RANK[answer.best.memory.verdict], answer.value)), rest
+
+
+def in_time(cases: Sequence[Case], tokens: float, days: float, margin: float) -> Estimate:
+    """Return the cheapest of the layouts that are the fastest on their numbers of GPUs and see the tokens in time.
+
+    Raises `NothingFits` where none does: at once where a forward of all tokens alone takes longer at the peak.
+    """
+    card, most = cases[0].cluster.gpu, max(case.space.gpus for case in cases)
+    peak = max(card.peak(name) for name in ("bf16", "fp16", "fp8") if getattr(card.peaks, name) is not None)
+    least = 2 * parameters(cases[0].space.model).active * tokens / (most * peak) / DAY
+    if least > days:
+        raise NothingFits(f"takes {days_words(least)} and more, {days:g} are allowed")
+    fastest = [layout for case in cases for layout in search([case], margin=margin, top=1).layouts]
+    timely = [layout for layout in fastest if days_for(layout, tokens) <= days]
+    if not timely:
+        least = min(days_for(layout, tokens) for layout in fastest)
+        raise NothingFits(f"takes {days_words(least)}, more than {days:g}")
+    return min(timely, key=lambda layout: cost_per_billion_tokens(1.0, layout))

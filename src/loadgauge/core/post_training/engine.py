@@ -23,7 +23,7 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.overhead import COMMUNICATOR, Assumed, context
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.embedding_head import vocabulary
-from loadgauge.core.serving.memory import CONVOLUTION, GRAPH, STATE, captured, pool as pool_of, stored
+from loadgauge.core.serving.memory import CONVOLUTION, GRAPH, STATE, captured, stored
 from loadgauge.core.serving.passes import of_chunk, parts, split
 
 PROCESS = Assumed(700 * MIB, 300 * MIB, 1400 * MIB)
@@ -111,7 +111,7 @@ def on_card(
     workspace = _workspace(model, engine, most)
     weights, profile, serving = weights + adapters, profile + sampler + workspace, serving + sampler + workspace
     demand = running * (token * longest + fixed)
-    left = None if gpu is None else pool_of(engine, gpu.capacity, weights, profile, outside.value + groups)
+    left = None if gpu is None else engine.cache_room(gpu.capacity, weights, profile, outside.value + groups)
     pool = demand if left is None else left
     unstarted, needed, least = "", 0.0, token * longest + fixed
     if gpu is not None and pool < least:

@@ -124,24 +124,6 @@ def memory(
     return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda held: held.total)
 
 
-def pool(engine: Engine, capacity: float, weights: float, profile: float, outside: float) -> float | None:
-    """Return the bytes that an engine leaves for the cache, as it means its share; None where it has none.
-
-    profile: all else that it takes in its first step; outside: what is there when it starts. vLLM's share is of the card and holds
-    everything; SGLang's is of what is free at the start, for weights and cache; TensorRT-LLM's of what weights and the step leave.
-
-    >>> [pool(Engine.parse(name, "engine"), 80.0, 16.0, 4.0, 1.0) for name in ("vllm", "sglang", "trtllm", "hf")]
-    [52.0, 51.15, 53.1, None]
-    """
-    if engine.utilization is not None:
-        return engine.utilization * capacity - weights - profile
-    if engine.static_fraction is None:
-        return None
-    if engine.kind == "trtllm":
-        return engine.static_fraction * (capacity - outside - weights - profile)
-    return engine.static_fraction * (capacity - outside) - weights
-
-
 def captured(sequences: int) -> int:
     """Return the number of batch sizes that vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
 

@@ -16,7 +16,7 @@ from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.definitions.training.software import bounds, factor, kind_of
 from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
 from loadgauge.core.serving.draft import Draft, Speculating, speculated
-from loadgauge.core.serving.memory import UNAIDED, Memory, largest_batch, memory, pool
+from loadgauge.core.serving.memory import UNAIDED, Memory, largest_batch, memory
 from loadgauge.core.serving.passes import split
 from loadgauge.core.serving.quantise import quantising
 from loadgauge.core.serving.time import Clock, Pass
@@ -287,7 +287,7 @@ def infer(
             full = -(-(asked.prefill_tokens or 1) // asked.prompt)
             drawn = memory(model, msgspec.structs.replace(asked, batch=full), stages, gpu)
             profile = drawn.activations + drawn.logits + drawn.outside
-            share = pool(engine, gpu.capacity, weights, profile, drawn.outside) or 0.0
+            share = engine.cache_room(gpu.capacity, weights, profile, drawn.outside) or 0.0
             each = replica.cache(asked.prompt + replica.engine.reserved * asked.answer)
             left = max(0.0, share), int(max(0.0, share) * asked.context / replica.cache(asked.context))
             fits = share / each if share >= each else None

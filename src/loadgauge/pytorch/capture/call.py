@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -112,20 +114,31 @@ MAKERS = ("arange", "empty", "full", "ones", "rand", "randint", "randn", "tensor
 """Functions of PyTorch of which inputs are made in an expression."""
 
 
+def _late(maker: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a script as the script has it when it is called, which may have run again since."""
+    name = getattr(maker, "__module__", "")
+
+    @functools.wraps(maker)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return getattr(sys.modules.get(name), maker.__name__, maker)(*args, **keywords)
+
+    return call
+
+
 def inputs_of(target: Any, named: str, inputs: str) -> Callable[..., Any]:
     """The function that makes inputs, or that trains; a script that has made the module already is not run again.
 
     target, named: the function that makes the module, and as it was named; inputs: script.py:function, or an expression
     Raises ConfigError.
     """
-    from loadgauge.pytorch.trace.programs.script import function, late
+    from loadgauge.pytorch.trace.programs.script import function
 
     if not is_script(inputs):
         return expressed(inputs)
     path, _, name = inputs.rpartition(":")
     own = getattr(target, "__globals__", {})
     if path == named.rpartition(":")[0] and callable(own.get(name)):
-        return late(own[name])
+        return _late(own[name])
     return function(inputs)
 
 

@@ -14,7 +14,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
-from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, in_time, tokens_of
+from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
 from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, models_named
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
@@ -42,7 +42,7 @@ def found(request: PlanRequest) -> Answer:
                     return _by_date(request, there[-1])[0][0].best
                 assert request.tokens is not None
                 assert request.days is not None
-                return in_time(there, parse_count(request.tokens, "tokens"), request.days, request.margin_bytes)
+                return inverse.in_time(there, parse_count(request.tokens, "tokens"), request.days, request.margin_bytes)
 
             dated = timely if request.dated else None
             answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say, dated)

@@ -36,6 +36,7 @@ RENAMED = {
     **dict.fromkeys(("target-modules", "lora-target", "lora-modules", "lora-target-modules"), "--lora-targets"),
     "optim": "--optimizer", "optimiser": "--optimizer", "attn-implementation": "--attention", "attn": "--attention",
     **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
+    **dict.fromkeys(("co2", "co2e", "carbon", "carbon-intensity", "country"), "--electricity"),
     **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
     **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost"), "--price"),
@@ -79,7 +80,7 @@ ASKED = {
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "dataset"), "give --tokens, of the whole run"),
     **dict.fromkeys(
-        ("quantization", "quant", "quantize", "bits", "quant-bits"), "give --qlora, or --task generate --weight-format int4"
+        ("quantization", "quant", "quantize", "bits", "quant-bits"), "give --qlora, or --task generate --weight-format awq"
     ),
     **dict.fromkeys(("ema", "use-ema", "ema-decay"), "give --optimizer adamw:ema, or adamw:ema=host for one in host memory"),
     **dict.fromkeys(
@@ -104,9 +105,14 @@ _SHARED = {
     "zero2_offload": "--zero 2 --offload optimizer", "zero3_offload": "--zero 3 --offload all",
 }  # fmt: skip
 _METHODS = {"lora": "--adapter lora", "qlora": "--qlora", "dora": "--use-dora", "full": "", "fft": ""}
+_STORED = {
+    name: f"--weight-format {name}"
+    for name in ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
+}
 WORDED = {
     **dict.fromkeys(("deepspeed", "strategy", "distributed", "distributed-type", "sharding", "sharding-strategy", "fsdp"), _SHARED),
     **dict.fromkeys(("peft", "method", "finetuning-type", "train-type", "tuner-type", "mode"), _METHODS),
+    **dict.fromkeys(("quantization", "quant", "quantize"), _STORED),
 }  # fmt: skip
 """Flags with a word of a few, and the words here."""
 NUMBERED = {"lora": "--lora-rank"}
@@ -189,7 +195,7 @@ VALUES: dict[str, dict[str, str]] = {
     },
     "zero": {"stage0": "0", "stage1": "1", "stage2": "2", "stage3": "3", "zero2": "2", "zero3": "3"},
     "task": {"pretrain": "train", "finetune": "train", "diffusion": "train", "dreambooth": "train", "rlhf": "ppo",
-             "inference": "generate", "infer": "generate", "serve": "generate", "serving": "generate"},
+             "inference": "generate", "infer": "generate", "serve": "generate", "serving": "generate", "quantize": "quantise"},
     "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all"},
     "at": {"loading": "setup", "load": "setup", "init": "setup", "save": "saving", "eval": "evaluation", "optimizer": "step"},
     "find": {**dict.fromkeys(("context", "length", "sequence", "max-model-len", "seq_len"), "seq-len"), "card": "gpu",

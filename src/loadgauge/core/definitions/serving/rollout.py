@@ -132,6 +132,24 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         """GPUs of one replica."""
         return max(self.tp, self.ep) * self.pp
 
+    def cache_room(self, capacity: float, weights: float, profile: float, outside: float) -> float | None:
+        """Return the bytes that the engine leaves for the cache, as it means its share; None where it has none.
+
+        profile: all else that it takes in its first step; outside: what is there when it starts. vLLM's share is of the card and
+        holds everything; SGLang's is of what is free at the start, for weights and cache; TensorRT-LLM's of what weights and the
+        step leave.
+
+        >>> [Engine.parse(name, "engine").cache_room(80.0, 16.0, 4.0, 0.0) for name in ("vllm", "sglang", "trtllm", "hf")]
+        [52.0, 52.0, 54.0, None]
+        """
+        if self.utilization is not None:
+            return self.utilization * capacity - weights - profile
+        if self.static_fraction is None:
+            return None
+        if self.kind == "trtllm":
+            return self.static_fraction * (capacity - outside - weights - profile)
+        return self.static_fraction * (capacity - outside) - weights
+
     @classmethod
     @lru_cache(maxsize=256)
     def parse(cls, text: str, key: str = "rollout") -> Engine:

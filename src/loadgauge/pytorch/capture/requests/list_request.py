@@ -16,6 +16,7 @@ from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_li
 from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.training.optimizers import torch_optimizers
 from loadgauge.core.definitions.training.training import training
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import APART, PLACED, ROWS, reason, recorded, stopped_at
@@ -38,7 +39,7 @@ from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.device.patches import default_dtype
-from loadgauge.pytorch.trace.programs.own_loops import configured, spoken, takes_steps
+from loadgauge.pytorch.trace.programs.own_loops import configured, takes_steps
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized
@@ -291,6 +292,20 @@ def _configured(module: Any) -> str:
     """The optimizer that a LightningModule configures, "" of any other module and where it is not one alone that is known."""
     own = {spoken(optimizer) for optimizer in configured(module)} if takes_steps(module) else set()
     return own.pop() if len(own) == 1 else ""
+
+
+def spoken(optimizer: torch.optim.Optimizer) -> str:
+    """Return the word of `--optimizer` for one of PyTorch's; "" where it keeps or does something else.
+
+    >>> spoken(torch.optim.SGD([torch.zeros(2)], momentum=0.9, nesterov=True))
+    'sgd-momentum'
+    """
+    own, name = optimizer.defaults, type(optimizer).__name__.lower()
+    name = "adamw" if name == "adam" else "sgd-momentum" if name == "sgd" and own.get("momentum") else name
+    more = own.get("amsgrad") or own.get("centered") or (name == "rmsprop" and own.get("momentum"))
+    way = "fused" if own.get("fused") else "loop" if own.get("foreach") is False else ""
+    words = torch_optimizers().keys() if type(optimizer).__module__.startswith("torch.optim") and not more else ()
+    return next((word for word in (f"{name}-{way}", name) if word in words), "")
 
 
 def _dtype_of(module: torch.nn.Module) -> str:

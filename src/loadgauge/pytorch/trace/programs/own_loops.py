@@ -13,8 +13,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from loadgauge.core.definitions.training.optimizers import torch_optimizers
-
 BATCHES = frozenset({"batch", "data", "inputs", "sample", "samples", "pair", "pairs", "triplet", "views"})
 """Names of an argument that is a whole batch, and not the first tensor of one."""
 
@@ -131,20 +129,6 @@ def configured(module: Any) -> list[torch.optim.Optimizer]:
     trainer.lr_scheduler_configs = [mock.Mock(scheduler=leaf) for leaf in leaves if hasattr(leaf, "get_last_lr")]
     trainer.strategy = mock.Mock(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
     return optimizers
-
-
-def spoken(optimizer: torch.optim.Optimizer) -> str:
-    """Return the word of `--optimizer` for one of PyTorch's; "" where it keeps or does something else.
-
-    >>> spoken(torch.optim.SGD([torch.zeros(2)], momentum=0.9, nesterov=True))
-    'sgd-momentum'
-    """
-    own, name = optimizer.defaults, type(optimizer).__name__.lower()
-    name = "adamw" if name == "adam" else "sgd-momentum" if name == "sgd" and own.get("momentum") else name
-    more = own.get("amsgrad") or own.get("centered") or (name == "rmsprop" and own.get("momentum"))
-    way = "fused" if own.get("fused") else "loop" if own.get("foreach") is False else ""
-    words = torch_optimizers().keys() if type(optimizer).__module__.startswith("torch.optim") and not more else ()
-    return next((word for word in (f"{name}-{way}", name) if word in words), "")
 
 
 def takes_steps(module: Any) -> bool:

@@ -61,17 +61,6 @@ def anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
     return None if file is None else getattr(_executed(file), maker.__name__, None)
 
 
-def late(maker: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a script as the script has it when it is called, which may have run again since."""
-    name = getattr(maker, "__module__", "")
-
-    @functools.wraps(maker)
-    def call(*args: Any, **keywords: Any) -> Any:
-        return getattr(sys.modules.get(name), maker.__name__, maker)(*args, **keywords)
-
-    return call
-
-
 def _executed(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
