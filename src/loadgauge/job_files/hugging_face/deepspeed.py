@@ -28,9 +28,16 @@ OPTIMIZERS = {
 COMPRESSED = {"onebitadam": 1, "onebitlamb": 2, "zerooneadam": 2}
 """Tensors of 4 bytes that one-bit optimizers keep for a parameter beside Adam's, up to release 0.17."""
 UNSTAGED = (
-    "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
-    "max_reuse_distance", "gather_16bit_weights_on_model_save", "module_granularity_threshold",
-    "use_all_reduce_for_fetch_params", "allgather_sequential",)
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "model_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "gather_16bit_weights_on_model_save",
+    "module_granularity_threshold",
+    "use_all_reduce_for_fetch_params",
+    "allgather_sequential",
+)
 """Names of fields whose other name begins with `stage3_`, as both are taken (`DeepSpeedZeroConfig`, `populate_by_name`)."""
 
 

@@ -138,7 +138,9 @@ def announced(text: str) -> dict[str, Fact]:
     each, nodes, cards = (
         re.search(rf"{names}[ =](\d{{1,5}}(?:,\d+)*)\b", command[0])
         for names in (
-            "--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)", "--(?:nnodes|num[-_]nodes)", "CUDA_VISIBLE_DEVICES"
+            "--(?:nproc[-_]per[-_]node|num[-_]processes|num[-_]gpus)",
+            "--(?:nnodes|num[-_]nodes)",
+            "CUDA_VISIBLE_DEVICES",
         )
     )
     number = int(each[1]) * int(nodes[1] if nodes else 1) if each else int("_single_device" in command[0])
