@@ -346,6 +346,34 @@ def test_a_program_has_the_defaults_of_its_own_trainer(text: str, wanted: dict[s
     assert {key: getattr(job, key) for key in wanted} == wanted
 
 
+@pytest.mark.parametrize(
+    ("lines", "length"),
+    [
+        ("MAX = 2048\ntokens = tokenizer(text, truncation=True, max_length=MAX)\n", 2048),
+        (
+            "a = tok(x, truncation=True, max_length=256)\nb = tok(y, truncation=True, padding='max_length', max_length=2 * 192)\n",
+            384,
+        ),
+        ("block_size = 128\n", 128),
+        ("tokens = tokenizer(text, max_length=64)\n", None),  # cuts nothing
+        ("", None),
+    ],
+)
+def test_transformers_own_trainer_has_the_length_that_the_program_cuts_to(lines: str, length: int | None) -> None:
+    text = f"{LOADS % ''}{lines}Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=2))\n"
+    assert read(text, file="a.py", given={"gpus": 1}).job.seq_len == length
+    # TRL cuts by its own argument.
+    other = text.replace("Trainer(model", "SFTTrainer(model").replace("TrainingArguments", "SFTConfig")
+    assert read(other, file="a.py", given={"gpus": 1}).job.seq_len == 1024
+
+
+def test_a_length_that_is_not_known_is_named() -> None:
+    cut = "tokens = tokenizer(text, truncation=True, max_length=longest(data))\n"
+    text = f"{LOADS % ''}{cut}Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=2))\n"
+    assert named(read(text, file="a.py", given={"gpus": 1})) == {"max_length": "either"}
+    assert not named(read(text, file="a.py", given={"gpus": 1, "seq_len": 512}))
+
+
 COMMON = "--model_name_or_path gpt2 --dataset_name x --per_device_train_batch_size 2 --output_dir x"
 
 

@@ -540,7 +540,14 @@ TRANSFORMERS = Dialect(
         *BATCH,
         *METHOD,
         row(
-            "seq_len", "block_size", "max_seq_length", "model_max_length", "max_source_length", "max_length", add=False
+            "seq_len",
+            "block_size",
+            "max_seq_length",
+            "model_max_length",
+            "max_source_length",
+            "max_length",
+            add=False,
+            default=trl_tasks.cut_by_program,
         ),
         row("target_len", "max_target_length", add=False),
         row("head", "model_init_kwargs.num_labels", add=False),

@@ -81,6 +81,7 @@ DATA = words(
     """
 )
 """Arguments of a trainer that are objects of the program: its data, and functions that work on them."""
+LENGTHS = {"max_length", "max_seq_length", "block_size", "model_max_length", "max_source_length"}
 PRIMARY = words(
     """
     model_name_or_path max_length max_seq_length per_device_train_batch_size gradient_accumulation_steps num_generations
@@ -123,6 +124,8 @@ class Program:
     """
 
     syntax = "python"
+    cut = ""
+    """What it cuts texts to, where that is not known."""
 
     def __init__(self, text: str) -> None:
         self.source = text
@@ -215,6 +218,8 @@ class Program:
             self._take(name, node)
         for name, node in _assigned(self.calls.tree):
             self._take(name, node)
+        if not self.trainer and not LENGTHS & self.values.keys():
+            self._cut()
         called = {name.rpartition(".")[2] for name in self.calls.program}
         if (
             self.trainer
@@ -243,6 +248,17 @@ class Program:
             self.values |= {f"own.{name}": value for name, value in _values(command).items() if name not in self.values}
         if "reward_model_path" in self.values and self.trainer in NEAR:
             self.values["reward_model_name_or_path"] = self.values.pop("reward_model_path")
+
+    def _cut(self) -> None:
+        """Takes the length to which the program cuts its texts itself: transformers' own trainer has none."""
+        lengths = [*_cuts(self.calls.tree)]
+        known = [
+            value for node in lengths if isinstance(value := worked_out(node, self.calls.constants, self.options), int)
+        ]
+        if known:
+            self.values["max_length"] = max(known)
+        elif lengths:
+            self.cut = ast.unparse(lengths[0])[:100]
 
     def _plain(self, node: ast.expr) -> bool:
         return worked_out(node, self.calls.constants, self.options) is not UNKNOWN
@@ -401,6 +417,18 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
         if flags and value is not UNKNOWN:
             values[flags[0].lstrip("-").replace("-", "_")] = value
     return values
+
+
+def _cuts(tree: ast.Module) -> Iterator[ast.expr]:
+    """Yield what texts are cut to: `tokenizer(..., truncation=True, max_length=n)`, and the length of the blocks of a language
+    model's examples (`block_size = n`)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            words = {word.arg: word.value for word in node.keywords}
+            if {"truncation", "max_length"} <= words.keys():
+                yield words["max_length"]
+        elif isinstance(node, ast.Assign) and any(getattr(each, "id", "") == "block_size" for each in node.targets):
+            yield node.value
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

@@ -129,6 +129,12 @@ def longest(keys: Keys) -> int | None:
     return None
 
 
+def cut_by_program(keys: Keys) -> None:
+    """Notes a length that a program works out for its texts, which transformers' own trainer leaves to it; there is no default."""
+    if (source := getattr(keys.document, "cut", "")) and "seq_len" not in keys.given:
+        keys.note("max_length", f"{source} is not known here; add --seq-len", "either", "activations loss")
+
+
 def words_of_path(file: str, names: int = 3) -> frozenset[str]:
     """The words in the names of a file and of the folders around it, as many as asked for.
 
