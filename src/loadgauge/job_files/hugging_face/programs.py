@@ -125,7 +125,7 @@ class Program:
 
     syntax = "python"
     cut = ""
-    """What it cuts texts to, where that is not known."""
+    """The length that it cuts texts to, where that is not known."""
 
     def __init__(self, text: str) -> None:
         self.source = text
@@ -255,8 +255,8 @@ class Program:
         known = [
             value for node in lengths if isinstance(value := worked_out(node, self.calls.constants, self.options), int)
         ]
-        if known:
-            self.values["max_length"] = max(known)
+        if stated:
+            self.values["max_length"] = max(stated)
         elif lengths:
             self.cut = ast.unparse(lengths[0])[:100]
 

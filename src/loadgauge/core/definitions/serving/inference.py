@@ -21,9 +21,11 @@ WHOLE_FORMATS: dict[str, float] = {
     name: bits / 8 for family in read_table("whole_formats.toml").values() for name, bits in family.items()
 }
 """Bytes of an element of copies that are stored whole, embedding and head too (GGUF, MLX)."""
-WEIGHT_FORMATS: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "nvfp4": 0.5 + 1 / 16, **{
-    name: kept.nbytes for name, kept in BASE_FORMATS.items()
-}, **WHOLE_FORMATS}  # fmt: skip
+WEIGHT_FORMATS: dict[str, float] = (
+    {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "nvfp4": 0.5 + 1 / 16}
+    | {name: kept.nbytes for name, kept in BASE_FORMATS.items()}
+    | WHOLE_FORMATS
+)
 """Bytes of an element of a block's matrix, scales included. Embedding, head and vectors stay in 16 bits (fp32: 32), but for
 `WHOLE_FORMATS`."""
 CACHE_FORMATS: dict[str, float] = {
