@@ -20,7 +20,6 @@ from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import REST, step_time
 from loadgauge.core.post_training.sync import SHARE, transfer
 from loadgauge.core.resolve.posttrain import resolve_posttrain
-from loadgauge.core.serving.memory import pool
 
 with (Path(__file__).parents[2] / "data" / "posttrain" / "cases.csv").open(encoding="utf-8") as file:
     PRINTED = {row["id"]: float(row["printed"]) for row in csv.DictReader(file)}
@@ -51,7 +50,7 @@ def test_weights_in_an_engine_alone_and_over_two_ranks() -> None:
 def test_pool_of_an_engine_that_counts_what_lies_outside() -> None:
     """vLLM before its first release with V1 subtracted all that is outside PyTorch: 71.30 - 14.96 - 1.79 - 1.26."""
     engine = Engine.parse("vllm:utilization=0.9")
-    found = pool(engine, 79.22 * GIB, weights=14.96 * GIB, profile=(1.79 + 1.26) * GIB, outside=0)
+    found = engine.cache_room(79.22 * GIB, weights=14.96 * GIB, profile=(1.79 + 1.26) * GIB, outside=0)
     assert found / GIB == pytest.approx(PRINTED["vllm-10511-pool"], abs=0.01)
 
 

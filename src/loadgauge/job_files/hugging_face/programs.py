@@ -252,7 +252,7 @@ class Program:
     def _cut(self) -> None:
         """Takes the length to which the program cuts its texts itself: transformers' own trainer has none."""
         lengths = [*_cuts(self.calls.tree)]
-        known = [
+        stated = [
             value for node in lengths if isinstance(value := worked_out(node, self.calls.constants, self.options), int)
         ]
         if stated:

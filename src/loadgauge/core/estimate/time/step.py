@@ -287,10 +287,11 @@ class StepModel:
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
-        launched, times = 0, self.operation_times(layer)
+        ahead_launched, back_launched, times = 0, 0, self.operation_times(layer)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
-                launched += 1 + operation.gradients + (operation.name in again)
+                ahead_launched += 1
+                back_launched += operation.gradients + (operation.name in again)
             forward.add(operation, time.forward)
             backward.add(operation, time.backward)
             weight = weight + time.weight_gradient
@@ -298,10 +299,13 @@ class StepModel:
                 repeated.add(operation, time.forward)
         sent, returned = self.comm(layer, "forward"), self.comm(layer, "backward")
         whole = forward.all + backward.all + repeated.all
-        # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits.
-        waits = maximum(launched * self.machine.host - whole, 0)
-        ahead = {"forward": forward.all, "host": waits, **self.exposed(sent, *forward.parts)}
-        back = {"backward": backward.all, "recompute": repeated.all, **self.exposed(returned, *backward.parts)}
+        # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits, in each pass by
+        # what it launches there.
+        launched = ahead_launched + back_launched
+        waits = maximum(launched * self.machine.host - whole, 0) / max(1, launched)
+        ahead = {"forward": forward.all, "host": ahead_launched * waits, **self.exposed(sent, *forward.parts)}
+        back = {"backward": backward.all, "recompute": repeated.all, "host": back_launched * waits}
+        back |= self.exposed(returned, *backward.parts)
         beside_products = self.training.framework.sums_beside and self.overlap.prefetch and not self.overlap.tp
         if "tp" in back and beside_products and not self.layout.splits_backward:
             for collective, under in beside_gradients(layer, times):
