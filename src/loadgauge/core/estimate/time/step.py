@@ -1,7 +1,6 @@
 """The time of one optimizer step: compute, exposed communication, pipeline bubble and optimizer, which add up.
 
-Every component is on the critical path of the slowest pipeline stage; the bubble is the rest of the step. Overlapped
-communication counts by its exposed part only.
+Every component is on the slowest stage's critical path, overlapped communication by its exposed part; the bubble is the rest.
 """
 
 from __future__ import annotations
@@ -287,11 +286,11 @@ class StepModel:
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
-        ahead_launched, back_launched, times = 0, 0, self.operation_times(layer)
+        launches, times = [0, 0], self.operation_times(layer)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
-                ahead_launched += 1
-                back_launched += operation.gradients + (operation.name in again)
+                launches[0] += 1
+                launches[1] += operation.gradients + (operation.name in again)
             forward.add(operation, time.forward)
             backward.add(operation, time.backward)
             weight = weight + time.weight_gradient
@@ -299,12 +298,10 @@ class StepModel:
                 repeated.add(operation, time.forward)
         sent, returned = self.comm(layer, "forward"), self.comm(layer, "backward")
         whole = forward.all + backward.all + repeated.all
-        # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits, in each pass by
-        # what it launches there.
-        launched = ahead_launched + back_launched
-        waits = maximum(launched * self.machine.host - whole, 0) / max(1, launched)
-        ahead = {"forward": forward.all, "host": ahead_launched * waits, **self.exposed(sent, *forward.parts)}
-        back = {"backward": backward.all, "recompute": repeated.all, "host": back_launched * waits}
+        # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits, launch by launch.
+        waits = maximum(self.machine.host - whole / max(1, sum(launches)), 0)
+        ahead = {"forward": forward.all, "host": launches[0] * waits, **self.exposed(sent, *forward.parts)}
+        back = {"backward": backward.all, "recompute": repeated.all, "host": launches[1] * waits}
         back |= self.exposed(returned, *backward.parts)
         beside_products = self.training.framework.sums_beside and self.overlap.prefetch and not self.overlap.tp
         if "tp" in back and beside_products and not self.layout.splits_backward:
