@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from command_line import document
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.training.software import factor
@@ -70,3 +71,13 @@ def test_prepared_and_without_autocast_all_of_it_runs_in_float32():
     # Shards are one flat tensor of one dtype, so that nothing is prepared.
     sharded = {**pure, "gpus": 2, "zero": 3}
     assert step("huggingface", **sharded) == step("huggingface", **sharded, kbit_upcast="none")
+
+
+def test_a_base_of_few_bits_is_in_no_flat_unit_with_its_adapters() -> None:
+    """FSDP1 makes gradients of frozen weights that share a unit with trained ones (pytorch, `_flat_param.py`); PEFT's and
+    fsdp_qlora's policies wrap adapters apart."""
+    line = "estimate llama-3.1-8b --framework fsdp --gpu h100-sxm5-80gb --gpus 2 --zero 3 --recompute full"
+    plain, few = (document(f"{line} {method}")["memory"]["parts"] for method in ("--lora-rank 16", "--qlora"))
+    frozen = 7.5e9  # what the layers have, of which two are gathered at once
+    assert plain["gathered"] > 2 * frozen
+    assert few["gathered"] < frozen / 2

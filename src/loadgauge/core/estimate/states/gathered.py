@@ -218,7 +218,11 @@ def _fsdp_apart(memory: MemoryModel, point: At, gathered: Callable[[Key | None],
 
 def _flat(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
     """Gradients of frozen weights that are in one flat tensor with trained ones (FSDP1, source: pytorch,
-    `distributed/fsdp/_flat_param.py`, which warns of it for mixed `requires_grad`)."""
+    `distributed/fsdp/_flat_param.py`, which warns of it for mixed `requires_grad`); none with a base of few bits, whose adapters
+    are units of their own (peft, `utils/other.py`, `fsdp_auto_wrap_policy`; fsdp_qlora, `get_wrapping_policy`)."""
+    lora = memory.training.lora
+    if lora is not None and lora.stored is not None:
+        return {}
     reduced, compute = memory.training.precision.reduced, memory.training.precision.compute
 
     def frozen(key: Key) -> Size:
