@@ -477,7 +477,9 @@ def cheapest_gpu(
             continue
         cost = cost_per_billion_tokens(price, best)
         many = "" if timely is None else f"{best.layout.gpus:,} x "
-        answers.append(Answer(f"{many}{card.name} at {price:g}: {cost:,.2f} for a billion tokens", cost, best))
+        answers.append(
+            Answer(f"{many}{card.name} at {price:g} a GPU-hour: {cost:,.2f} for a billion tokens", cost, best)
+        )
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
     return sorted(answers, key=lambda answer: (RANK[answer.best.memory.verdict], answer.value)), rest

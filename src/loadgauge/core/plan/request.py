@@ -235,7 +235,10 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         elif self.export == FLAGS and self.onto is not None:
             raise ConfigError("flags are no file to patch", key="onto")
         if self.job.gpu is None:
-            raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
+            raise ConfigError(
+                "is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them); --find gpu compares them",
+                key="gpu",
+            )
 
 
 @cache
