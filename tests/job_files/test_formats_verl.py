@@ -99,7 +99,7 @@ def test_what_shares_the_gpus_is_said(tmp_path: Path) -> None:
 def test_offload_between_the_updates_is_no_offload_in_them() -> None:
     offloaded = VERL + f" {A}fsdp_config.param_offload=True {A}fsdp_config.optimizer_offload=True"
     assert run_of(offloaded).offload == "none"
-    assert run_of(offloaded).rollout_offload == "all"
+    assert run_of(offloaded).rollout_offload == "idle"
     assert run_of(VERL + f" {A}strategy=fsdp2 {A}fsdp_config.offload_policy=True").offload == "all"
 
 
@@ -124,7 +124,7 @@ def test_the_whole_step_of_a_grpo_script_is_that_of_its_flags(tmp_path: Path) ->
     flags = (
         "qwen3-8b --task grpo --prompts 1024 --samples 5 --prompt-len 1024 --answers 1024 --gpus 8 --zero 3 --recompute full"
         " --micro-batch 8 --global-batch 1280 --loss fused --rollout vllm:tp=2,utilization=0.6,sleep=2 --logprob-batch 32"
-        " --reference model --frozen-offload --frozen-weights float32 --rollout-offload all --framework huggingface"
+        " --reference model --frozen-offload --frozen-weights float32 --rollout-offload idle --framework huggingface"
         " --gradient-sync each"
     )
     same = document(f"estimate {flags} --gpu h100-sxm5-80gb")

@@ -93,6 +93,8 @@ def test_seconds_of_a_weight_sync_by_hand() -> None:
     assert parts["changing sides"] == pytest.approx(33 * WEIGHTS / 2 / 32e9)
     assert parts["sleep and wake"] == pytest.approx(1.7 + 0.28)
     assert moved_states(run) == pytest.approx((2 + 12) * WEIGHTS / 2 / 8)
+    # For the hand-over, old log-probabilities and the update, which has the states.
+    assert moved_states(run_of(rollout_offload="idle")) == pytest.approx((3 * 2 + 12) * WEIGHTS / 2 / 8)
     shards = transfer(run, "shard to shard")
     bandwidth = shards.rate / 0.4
     assert shards.parts["transfer"] == pytest.approx(0.4 + WEIGHTS / 2 / shards.rate)

@@ -154,3 +154,20 @@ def test_a_model_that_deepspeed_runs_returns_logits_of_16_bits(framework: str, n
     kept = phase(found, "reference").residents
     logits = next(one.nbytes for one in kept if one.part == "logits")
     assert logits == pytest.approx(nbytes * 2 * 1024 * 151_936, rel=0.03)
+
+
+def test_a_role_that_is_idle_leaves_the_card_to_the_others() -> None:
+    """Between its own passes a worker of verl or ROLL has nothing on the card (verl, `workers/engine_workers.py`: each method loads
+    what it needs and offloads it; ROLL, `state_offload_manager`); an update has all of its own role, and no reference."""
+    stays, leaves = of(rollout_offload="all"), of(rollout_offload="idle")
+    for one, other in zip(stays.phases, leaves.phases, strict=True):
+        assert one.name == other.name
+        states = sum(each.nbytes for each in one.residents if each.part == "optimizer")
+        if one.side == "rollout":
+            assert other.total == one.total
+        elif one.name == "update":
+            assert other.of("reference") == 0
+            assert other.of("actor") == one.of("actor")
+        else:
+            assert states > 0
+            assert other.total <= one.total - 0.99 * states

@@ -292,12 +292,13 @@ def _resting(
     """Return the tensors of all roles while one works.
 
     busy: the role whose pass it is, which holds its weights whatever is offloaded
-    offload: what the trainer has moved to the host
+    offload: what the trainer has moved to the host while answers are generated; idle: all that does not work
     """
     residents: list[Resident] = []
     for name, trainee in trained.items():
         weights, gradients, optimizer = trainee.states
-        gone_weights, gone_states = offload in ("weights", "all"), offload in ("optimizer", "all")
+        gone_states = offload in ("optimizer", "all", "idle")
+        gone_weights = offload in ("weights", "all", "idle") and name != busy
         residents.append(Resident(name, "weights", 0.0 if gone_weights else weights))
         residents.append(Resident(name, "gradients", 0.0 if gone_weights or gone_states else gradients))
         residents.append(Resident(name, "optimizer", 0.0 if gone_states else optimizer))
@@ -305,9 +306,9 @@ def _resting(
             residents.append(Resident(name, "ends of segments", trainee.segments.ends))
     rank = next(iter(trained.values())).rank
     for name, member in frozen.items():
-        if name == busy or not (member.offloaded or offload in ("weights", "all")):
+        if name == busy or not (member.offloaded or offload in ("weights", "all", "idle")):
             residents.append(Resident(name, "weights", weights_held(member, rank)))
-        if member.second and offload not in ("weights", "all"):
+        if member.second and offload not in ("weights", "all", "idle"):
             residents.append(Resident(name, "adapters", _second_adapters(member, rank)))
     return residents
 
@@ -390,11 +391,12 @@ def _phase(
     """A pass of the trainer: an update, or a forward. before: the passes before it"""
     main = next(iter(trained.values()))
     held = HELD * run.sequences.number / main.member.layout.dp * run.sequences.mean if run.task.rollout else 0.0
+    between = "none" if run_pass.within is not None else run.between
     if run_pass.does == "update":
         own = trained[run_pass.role]
         residents = [
             resident
-            for resident in _resting(trained, frozen, run_pass.role)
+            for resident in _resting(trained, frozen, run_pass.role, between)
             if resident.role != run_pass.role or resident.part == "ends of segments"
         ]
         parts = own.update.parts
@@ -412,7 +414,7 @@ def _phase(
             idle = unshared(own.update.moments, own.segments.small, forwards, beside)
         return _bounded(run, run_pass.phase, residents, own, asleep, idle)
     member = run.members[run_pass.role]
-    residents = _resting(trained, frozen, run_pass.role)
+    residents = _resting(trained, frozen, run_pass.role, between)
     rank = trained.get(run_pass.role, main).rank
     if run_pass.within is not None:
         # Its tensors come on top of what the pass in whose midst it is keeps for its backward.
@@ -505,7 +507,7 @@ def _sync(
 ) -> PhaseMemory:
     """The hand-over of weights: those of both sides and a bucket, the cache asleep."""
     main = next(iter(trained.values()))
-    residents = _resting(trained, frozen, "")
+    residents = _resting(trained, frozen, main.member.role.name, run.between)
     residents.append(Resident("engine", "bucket", min(BUCKET, card.weights)))
     if run.placement.colocated and run.engine is not None and run.engine.sleep:
         residents.append(Resident("engine", "weights", card.weights))
@@ -522,8 +524,8 @@ def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], car
         moved = 0.0
         for trainee in trained.values():
             weights, gradients, optimizer = trainee.states
-            moved += weights if run.rollout_offload in ("weights", "all") else 0.0
-            moved += optimizer + gradients if run.rollout_offload in ("optimizer", "all") else 0.0
+            moved += weights if run.rollout_offload in ("weights", "all", "idle") else 0.0
+            moved += optimizer + gradients if run.rollout_offload in ("optimizer", "all", "idle") else 0.0
         by_use["moved while answers are generated"] = moved * on_node
     by_use["frozen models"] = on_node * sum(
         weights_held(member, main.rank) for member in frozen.values() if member.offloaded

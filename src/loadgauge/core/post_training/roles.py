@@ -140,6 +140,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     uncounted: tuple[Uncounted, ...] = ()
 
     @property
+    def between(self) -> Offload:
+        """What a role has moved away while another has its turn, as in `rollout_offload`."""
+        return "idle" if self.rollout_offload == "idle" else "none"
+
+    @property
     def trained(self) -> Member:
         """The member that the task is about: policy or actor."""
         return next(iter(self.members.values()))

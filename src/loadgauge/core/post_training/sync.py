@@ -90,7 +90,13 @@ def moved_states(run: Run) -> float:
     layout, params = member.layout, member.params
     ranks = layout.tp * layout.pp * (layout.dp if layout.zero == 3 else 1)
     weights, optimizer = 2.0 * params / ranks, OPTIMIZER * params / (ranks if layout.zero == 0 else layout.gpus)
-    return float({"weights": weights, "optimizer": optimizer, "all": weights + optimizer}.get(run.rollout_offload, 0.0))
+    # A role that leaves when idle is loaded for the hand-over, each pass of its own, and the update, which alone has states.
+    own = (
+        each for each in run.task.passes if each.role == member.role.name and each.does not in ("generate", "update")
+    )
+    turns = 2 + sum(1 for _ in own)
+    of = {"weights": weights, "optimizer": optimizer, "all": weights + optimizer, "idle": turns * weights + optimizer}
+    return float(of.get(run.rollout_offload, 0.0))
 
 
 def sync(run: Run) -> Sync:

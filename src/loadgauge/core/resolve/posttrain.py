@@ -570,7 +570,7 @@ def _moves(job: Job, starved: bool = False) -> Moves:
         (
             "rollout_offload",
             ("optimizer", "all")[job.rollout_offload == "optimizer" :],
-            colocated and job.rollout_offload != "all",
+            colocated and job.rollout_offload not in ("all", "idle"),
         ),
         (
             "frozen_offload",

@@ -335,16 +335,13 @@ def _task(keys: Keys, at: Named) -> Facts:
     if options.get("context", length := _sequences.read(keys)["seq_len"]) < length:
         keys.note(f"{E}max_model_len", f"answers end at it, and are counted up to {length} tokens", "saves")
         del options["context"]
-    if task == "ppo":
-        keys.note(at.kind, "actor and critic leave the GPUs while the other runs, and are counted together", "saves",
-                  "weights gradients optimizer", 0.5)  # fmt: skip
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
     options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}
     return facts | {
         "task": task,
         "critic": keys.word(at.reward) if task == "ppo" and keys.word(at.reward) != keys.word("pretrain") else None,
         "rollout": served(chosen, options | {"ep": wide if wide > 1 else None}),
-        "rollout_offload": "none" if apart else "all",
+        "rollout_offload": "none" if apart else "idle",
         "old_logprobs": "none" if keys.flag(at.never) and task != "opd" else None,
         "logprob_batch": max((keys.whole(name) or 1 for name in at.scored), default=None),
     }
