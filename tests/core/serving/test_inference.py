@@ -291,3 +291,11 @@ def test_a_format_that_is_not_modelled_is_named() -> None:
     )
     assert "whose type is not said" in " ".join(typed("estimate unsloth/Qwen3-8B-GGUF --task generate").out.split())
     assert "says no model" in typed("estimate mine.gguf --task generate").err
+
+
+def test_experts_in_host_memory_need_a_node_that_holds_them() -> None:
+    line = "estimate deepseek-v3 --task generate --offload experts --gpu h100-sxm5-80gb --host-memory"
+    small, large = typed(f"{line} 512GiB"), typed(f"{line} 1TiB")
+    assert (small.code, large.code) == (1, 0)
+    assert "of 512GiB: DOES NOT FIT" in " ".join(small.out.split())
+    assert "is an option of training" in typed("estimate gpt2 --task generate --host-memory 1GiB").err

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.reason import Reason, summed
-from loadgauge.core.base import NotStated, exit_code
+from loadgauge.core.base import NO, NotStated, exit_code, host_holds
 from loadgauge.core.serving.result import Answer as Inferred
 
 TOPICS = ("memory", "first", "token")
@@ -16,6 +16,7 @@ TOPICS = ("memory", "first", "token")
 def served(inferred: Inferred, *, allow_tight: bool = False, **more: Any) -> Answer:
     """Return the answer that a result of inference is. more: what was assumed, and the keys of a job file that are not counted"""
     unread = {"unread": more["unread"]} if "unread" in more else {}
+    held = host_holds(inferred.on_host, inferred.host_memory)
     return Answer(
         form="estimate.inference",
         writer="loadgauge.core.text.inference:write",
@@ -25,7 +26,7 @@ def served(inferred: Inferred, *, allow_tight: bool = False, **more: Any) -> Ans
         shown=inferred,
         document=lambda: inferred.to_dict() | {"assumed": more.get("assumed", {})} | unread,
         verdict=inferred.memory.verdict,
-        code=exit_code(inferred.memory.verdict, allow_tight=allow_tight),
+        code=exit_code(inferred.memory.verdict, allow_tight=allow_tight) if held else NO,
         not_counted=inferred.not_counted,
         **more,
     )

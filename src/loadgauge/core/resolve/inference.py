@@ -54,7 +54,8 @@ def resolve_inference(
     """
     asked_for = flags
     for name in job.__struct_fields__:
-        if name not in TAKEN and getattr(job, name) is not None:
+        taken = name in TAKEN or (name == "host_memory" and job.offload == "experts")
+        if not taken and getattr(job, name) is not None:
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
             instead = f"; here it is {own}" if own else ""
             raise ConfigError(f"is an option of training; --task {task} only runs the model forward{instead}", key=name)
@@ -121,6 +122,7 @@ def resolve_inference(
         whole=whole,
         draft=draft,
     )
+    answer = msgspec.structs.replace(answer, host_memory=job.host_memory)
     layout_stated = any(getattr(job, name) is not None for name in AXES_OF)
     if card is None or layout_stated or job.gpus in (None, 1) or answer.memory.verdict == "fits":
         return answer, assumed

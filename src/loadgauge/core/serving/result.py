@@ -62,6 +62,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Gpu | None = None
     untimed: str = ""
     price: float | None = None
+    host_memory: str | None = None
     served: Steady | None = None
     pool: tuple[float, int] | None = None
     draft: Draft | None = None
@@ -139,6 +140,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         if self.asked.task == "quantise":
             return ("time, embedding and head, which stay in 16 bits off the card, and what is read of the disk",)
         return NOT_COUNTED if self.served is None else (OF_SERVER,)
+
+    @property
+    def on_host(self) -> float:
+        """Bytes that a replica's ranks on one node have in its host memory."""
+        return self.memory.host * min(self.asked.replica, 8)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `estimate --task --json`: bytes, seconds, FLOP."""

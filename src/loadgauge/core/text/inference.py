@@ -14,7 +14,7 @@ from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
-from loadgauge.core.text.verdict import WORDS, left_out_words, verdict_words
+from loadgauge.core.text.verdict import WORDS, host_words, left_out_words, verdict_words
 
 
 def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
@@ -94,9 +94,8 @@ def _beside(answer: Inferred) -> list[str]:
             f"Quantised layer by layer: one block is on the card, and the model in 16 bits, {gib(memory.host)}, in host memory."
         )
     elif memory.host:
-        node = memory.host * min(asked.replica, 8)
         lines.append(
-            f"Host memory: {gib(memory.host)} of experts per rank, {gib(node)} of a replica on a node, read at"
+            f"Host memory: {gib(memory.host)} of experts per rank, {host_words(answer.on_host, answer.host_memory)}; read at"
             f" {asked.experts_from / 1e9:.3g} GB/s a rank."
         )
     return lines
