@@ -175,7 +175,7 @@ def test_the_wheel_alone_answers_the_readme(built: dict[str, Path], tmp_path: Pa
             assert f"'loadgauge[{extra}]'" in error, line
         else:
             assert code in (0, 1), (line, error)
-            assert printed > 200, line
+            assert printed > (40 if " lint " in line else 200), line  # a sound file is one line
 
 
 def test_the_version_is_said_everywhere_alike() -> None:

@@ -260,7 +260,9 @@ class Workings:
         counts = dict(memory.counts(stage, stage.start, stage.stop))
         if stage.last and (more := memory.prediction) is not None:
             counts[more.key] = counts.get(more.key, 0) + more.modules
-        return [(ledger.kind(key), count, self.step.layers[key].forward["host"]) for key, count in counts.items()]
+        times = {key: self.step.layers[key] for key in counts}
+        waits = {key: time.forward["host"] + time.backward["host"] for key, time in times.items()}
+        return [(ledger.kind(key), count, waits[key]) for key, count in counts.items()]
 
     def layers(self, stage: Stage) -> Iterator[tuple[str, Layer, Recompute, Size]]:
         """Yield the layers that a micro-batch passes on a stage: name, operations, what is recomputed, how many."""

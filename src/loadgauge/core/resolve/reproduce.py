@@ -117,6 +117,7 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
         "precision": framework.precision.name,
         "loss": spell_loss(framework),
         "overlap": kind.framework.overlap.alone(),
+        "zero": kind.framework.scripts_zero * (layout.dp * layout.cp > 1),
     }
     if kind.lora is not None and kind.lora.stored is not None and file == {}:
         defaults["recompute"] = "full"
@@ -225,7 +226,7 @@ def layout_flags(result: Estimate) -> str:
     """The layout alone as flags, to tell it from other layouts of a job; `completer` writes all flags."""
     layout = result.layout
     words = [f"--{name} {value}" for name in DEGREES if (value := getattr(layout, name)) > 1]
-    words += [f"--zero {layout.zero}"] if layout.zero else []
+    words += [f"--zero {layout.zero}"] if layout.zero or result.training.framework.scripts_zero else []
     words += [f"--replicas {layout.replicas}"] if layout.replicas > 1 else []
     words += ["--sequence-parallel"] if layout.sequence_parallel else []
     if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
