@@ -141,7 +141,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def between(self) -> Offload:
-        """What a role has moved away while another has its turn, as in `rollout_offload`."""
+        """The states that a role has moved away while another has its turn, as in `rollout_offload`."""
         return "idle" if self.rollout_offload == "idle" else "none"
 
     @property
