@@ -50,7 +50,7 @@ FILES = [
      "FSDP2|Sizes|Pipeline|Scheduler|MoE"),
     ("open-instruct", "python open_instruct/dpo_tune_cache.py --max_seq_length 2048\n", "open-instruct"),
     ("slime", "python3 train.py --colocate --actor-num-gpus-per-node 8 --rollout-batch-size 32 --n-samples-per-prompt 8"
-     " --global-batch-size 256 --rollout-max-response-len 8192 --micro-batch-size 1 --hf-checkpoint /root/Qwen3-4B\n", "slime"),
+     " --global-batch-size 256 --rollout-max-response-len 8192 --micro-batch-size 1 --hf-checkpoint /models/Qwen3-4B\n", "slime"),
     ("gpt-neox", "num_layers: 4\nhidden_size: 64\nnum_attention_heads: 4\n"
      "train_micro_batch_size_per_gpu: 4\nseq_length: 128\n", "NeoX"),
     ("qwen-vl-finetune", "deepspeed src/train/train_sft.py --bf16 True\n", "Qwen-VL"),

@@ -76,3 +76,18 @@ def test_a_large_batch_hides_the_host():
     # The GPU works longer than the host: eight times the tokens take eight times as long, to what a launch takes.
     assert step(micro_batch=256, seq_len=1024) == pytest.approx(8 * step(micro_batch=32, seq_len=1024), rel=0.025)
     assert host_seconds("graphs") == 0
+
+
+def test_a_pass_that_waits_for_its_launches_takes_their_time() -> None:
+    """Of a small model the host is the slower one all the way: each pass takes its launches, whatever the GPU computes."""
+    job = Job(model="gpt2", gpu="h100-sxm5-80gb", gpus=1, seq_len=64, micro_batch=1, global_batch=4, recompute="none")
+    result = resolve_job(job.replace(framework="huggingface", precision="bf16")).estimate()
+    time, step = result.time, result.workings.step
+    assert time is not None
+    ((key, facts),) = result.workings.memory.facts.items()
+    work = [operation for operation in facts.layer if operation.kind != "view"]
+    ahead, back = len(work), sum(operation.gradients for operation in work)
+    passes = sum(time.parts[lane] for lane in ("forward", "backward", "host"))
+    assert passes == pytest.approx(12 * 4 * (ahead + back) * step.machine.host, rel=1e-9)
+    waits = step.layers[key]
+    assert waits.forward["host"] * back == pytest.approx(waits.backward["host"] * ahead, rel=1e-9)

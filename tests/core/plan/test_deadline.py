@@ -147,3 +147,14 @@ def test_what_does_not_go_together_is_said(words: str, said: str) -> None:
     found = typed(f"{BASE} {words}")
     assert found.code == 2
     assert said in found.err
+
+
+@pytest.mark.slow
+def test_a_card_on_given_gpus_is_in_time_to_the_second() -> None:
+    """What rules a card out before its plan is a bound that no layout beats."""
+    line = "plan llama-3.1-8b --find gpu --gpus 8 --tokens 10B --prices h100-sxm5-80gb=2"
+    best = document(f"{line} --days 30")["answers"][0]["best"]
+    days = 10e9 / (best["time"]["tokens_per_second_per_gpu"] * 8) / 86400
+    late, timely = (typed(f"{line} --days {days * factor:.6f}") for factor in (0.999, 1.001))
+    assert (late.code, timely.code) == (1, 0)
+    assert "takes 1.4" in late.err

@@ -171,3 +171,11 @@ def test_a_role_that_is_idle_leaves_the_card_to_the_others() -> None:
         else:
             assert states > 0
             assert other.total <= one.total - 0.99 * states
+            # What works holds its weights, and what does not has none.
+            working = "reference" if one.name == "reference" else "actor"
+            held = {
+                each.role
+                for each in other.residents
+                if each.part == "weights" and each.nbytes > 0 and each.role != "engine"
+            }
+            assert held == {working}

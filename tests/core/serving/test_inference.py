@@ -290,7 +290,7 @@ def test_a_format_that_is_not_modelled_is_named() -> None:
         typed("estimate turboderp/Llama-3.1-8B-4.0bpw --task generate").out.split()
     )
     assert "whose type is not said" in " ".join(typed("estimate unsloth/Qwen3-8B-GGUF --task generate").out.split())
-    assert "says no model" in typed("estimate mine.gguf --task generate").err
+    assert "names no model" in typed("estimate mine.gguf --task generate").err
 
 
 def test_experts_in_host_memory_need_a_node_that_holds_them() -> None:

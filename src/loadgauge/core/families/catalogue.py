@@ -280,7 +280,7 @@ def _unknown(text: str) -> ConfigError:
 
     if text.lower().endswith(".gguf"):
         return ConfigError(
-            f"the name of {shown(text)} says no model: give the model's, and --weight-format q4_k_m or its like"
+            f"{shown(text)} names no model: give the model's name, and the file's format as --weight-format q4_k_m"
         )
     repository_of = repositories()
     going = goes_on(text, repository_of)

@@ -128,7 +128,11 @@ class Program:
     """The length that it cuts texts to, where that is not known."""
 
     def __init__(self, text: str) -> None:
-        self.source = text
+        self._read(text)
+
+    def _read(self, text: str) -> None:
+        """Reads a text, the program's own or one with a changed argument."""
+        self.source, self.cut = text, ""
         self.skipped: list[str] = []
         self.bases: dict[str, str] = {}
         calls = Calls(text, self._section, FIRST, ONCE)
@@ -324,7 +328,7 @@ class Program:
         if key in self.options or path.partition(".")[0] not in self.calls.calls or path[5:] in OF_MODELS:
             raise ConfigError("is no argument of a call of the program; write it where the program has it", key=key)
         self.calls.put(path, value)
-        self.__init__(self.calls.text())  # type: ignore[misc]
+        self._read(self.calls.text())
 
     def drop(self, key: str) -> None:
         """Takes an argument out of its call. Raises `ConfigError` where it is none of a call's."""
@@ -333,7 +337,7 @@ class Program:
         if (path := self._path(key)) not in self.calls.values:
             raise ConfigError("is no argument of a call of the program; change it where the program has it", key=key)
         self.calls.drop(path)
-        self.__init__(self.calls.text())  # type: ignore[misc]
+        self._read(self.calls.text())
 
     def _path(self, key: str) -> str:
         """Return an argument's call and name there: where it stands, else of the call that has its like, else the trainer's."""
