@@ -20,7 +20,6 @@ from loadgauge.core.definitions.training.precision import ALIASES, PRECISIONS, P
 from loadgauge.core.definitions.training.stacks import (
     ADAPTER_WEIGHTS,
     BRANCHING,
-    EXPERTS_QUANTISED,
     KEPT_INPUT,
     NEWEST_STACK,
     SHARED_KEYS,
@@ -264,7 +263,7 @@ def training(
             lora, keeps_inputs=KEPT_INPUT.at(stack).value == "yes", branching=BRANCHING.at(stack).value == "yes"
         )
     if lora is not None and lora.quantised in (True, "nf4", "nf4-single", "fp4", "int8") and chosen.peft:
-        lora = msgspec.structs.replace(lora, experts_stay=EXPERTS_QUANTISED.at(stack).value == "no")
+        lora = msgspec.structs.replace(lora, experts_stay=chosen.quantises_experts.at(stack).value == "no")
     if lora is not None and chosen.peft:
         cast = recipe.autocast and (recipe.casts or chosen.casts) == "autocast"
         lora = lora.under_peft(
