@@ -271,7 +271,7 @@ def training(
             wide=lora.stored is not None or ADAPTER_WEIGHTS.at(stack).value == "float32",
         )
         # Without autocast what float32 norms make stays so, attention and 4-bit layers too (bitsandbytes, Linear4bit.forward).
-        wide = recipe.name == "bf16-pure" and lora.upcast == "all" and lora.stored is not None
+        wide = recipe.name.endswith("-pure") and lora.upcast == "all" and lora.stored is not None
         recipe = PRECISIONS["fp32"] if wide else recipe
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)
