@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgauge.core.base.errors import ConfigError, NotStated
-from loadgauge.core.base.files import read_table
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.hardware.hardware import card_of, gpu, gpu_ids, with_memory
