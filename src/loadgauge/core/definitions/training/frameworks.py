@@ -241,7 +241,7 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="torchtitan",
-            kernels=Kernels(keep_gathered=True, views_pin_storage=True), flash=TORCHTITAN_ATTENTION,
+            kernels=Kernels(keep_gathered=True, views_pin_storage=True, experts="scattered"), flash=TORCHTITAN_ATTENTION,
             precision="bf16-autocast", stack="FSDP", low_precisions=tuple(TORCHAO.items()), casts="fsdp",
             gradients_persist=False, fully_shards=True, reduces_by_layer=True,
             optimizer_step=Habit.always("fused", "torchtitan 0.2: components/optimizer.py"),
@@ -405,7 +405,7 @@ _like(
     # weights, which are read in bfloat16, over the `fsdp` axis.
     "maxtext",
     "torchtitan",
-    kernels=with_compile(Kernels(keep_gathered=True)),
+    kernels=with_compile(Kernels(keep_gathered=True)),  # and experts as transformers groups them
     overlap=Overlap(tp=True, dp=True),
     stack="pretraining",
     expandable=False,

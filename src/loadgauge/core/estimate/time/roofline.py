@@ -199,7 +199,7 @@ def _one_kernel(gpu: Gpu, training: Training) -> bool:
     if training.overlap.launch:
         return True
     older = gpu.vendor == "nvidia" and float(gpu.compute_capability or 0) < GROUPED_SINCE
-    return training.kernels.experts == "grouped" and not older
+    return training.kernels.experts in ("grouped", "scattered") and not older
 
 
 class OperationTime(msgspec.Struct, frozen=True):
