@@ -55,7 +55,7 @@ def grid() -> Iterator[Case]:
             for ranks in (1, 2, 4):
                 yield Case.of("megatron", way, model, ranks=ranks)
     for model in ("mixtral", "qwen3_moe"):
-        yield Case.of("megatron", "grouped", model, chosen=1, ranks=4)
+        yield Case.of("megatron", "grouped", model, chosen=4, ranks=4)
         yield Case.of("megatron", "grouped", model, tokens=32768, ranks=4)
     yield Case.of("megatron", "grouped", "mixtral", ranks=8)
 

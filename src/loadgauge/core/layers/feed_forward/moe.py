@@ -97,7 +97,7 @@ def _shared(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
 
 
 def _gated(build: Builder, x: Tensor, shared: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
-    """What the shared experts give, weighted by a gate of each token where they have one."""
+    """The shared experts' output, weighted by a gate of each token where they have one."""
     if not spec.shared_gate:
         return shared
     local = build.local_tokens
@@ -152,9 +152,8 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
         scores = Tensor("mlp.router_aux_loss.scores", every, 4 if fused else logits.itemsize)
         build.elementwise("mlp.router_aux_loss", (logits,), build.float32("mlp.router_aux_loss", 1), keeps=(scores,))
     # Where each copy goes, and which of the flat weights is its own.
-    places = {"looped": 2, "batched": 0}.get(
-        build.kernels.experts, 1
-    )  # of a loop, both numbers of a place in the choice
+    # Of a loop, both numbers of a place in the choice.
+    places = {"looped": 2, "batched": 0}.get(build.kernels.experts, 1)
     order = Tensor("mlp.order", rows.own, places * index, "index")
     each = 4 if fused or (spec.weights_float32 and weights.itemsize == 4) else build.dtypes.activation
     flat = Tensor("mlp.order.weights", rows.own, each)
@@ -359,11 +358,11 @@ def _unsorted(
     build.operations.append(Operation(summed.name, "elementwise", (added,), (summed,), **held))
     if looped:
         own = {tensor.name: tensor.nbytes for each in build.operations[start:] for tensor in each.keeps}
-        one = sum(own.values()) - order.nbytes - weights.nbytes
-        for place, many in ((start, experts - 2), (-1, 1)):
-            others = Tensor(f"{build.operations[place].name}.others", many * one, 1)
-            operation = build.operations[place]
-            build.operations[place] = msgspec.structs.replace(operation, keeps=(*operation.keeps, others))
+        expert = sum(own.values()) - order.nbytes - weights.nbytes
+        for at, many in ((start, experts - 2), (-1, 1)):
+            others = Tensor(f"{build.operations[at].name}.others", many * expert, 1)
+            operation = build.operations[at]
+            build.operations[at] = msgspec.structs.replace(operation, keeps=(*operation.keeps, others))
     return summed
 
 
@@ -405,7 +404,8 @@ def _inner(
 ) -> Tensor:
     """The first matrix of the experts (gate and up are one) and their activation."""
     numel, itemsize = rows.at_once * width, source.itemsize
-    if build.kernels.experts == "scattered" and build.view.lora is None and spec.gated:
+    apart = spec.gated and not spec.activation.startswith("clamped") and build.view.lora is None
+    if build.kernels.experts == "scattered" and apart:
         # Two products, the second after the activation of the first.
         gate, up = Tensor("mlp.gate", numel, itemsize), Tensor("mlp.up", numel, itemsize)
         _grouped(build, gate.name, source, spec, rows, hidden_size, width, gate)
