@@ -240,12 +240,18 @@ def _expert_tp(facts: Facts) -> Knob:
 
 def _expert_ranks(facts: Facts) -> Knob:
     run = facts.run
-    sent = run.ep is None and run.moe_experts and run.gpus and facts.flags.says("DeepEP")
-    widest = gcd(run.moe_experts, run.gpus // ((run.tp or 1) * (run.pp or 1))) if sent else 1
+    sent = run.ep is None and facts.flags.says("DeepEP")
+    ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
+    widest = gcd(run.moe_experts or 1, ranks) if sent else 1
     return _first(
         "ep",
         (not sent, run.ep or 1),
-        (True, widest, (gcd(widest, run.gpus_per_node or 8),), "DeepEP sends tokens between ranks; all that share them evenly"),
+        (
+            True,
+            widest,
+            (gcd(widest, run.gpus_per_node or 8),),
+            "DeepEP sends tokens between ranks; all that share them evenly",
+        ),
     )
 
 

@@ -25,6 +25,8 @@ from loadgauge.core.layers.feed_forward.mlp import activate, gated, mlp, multipl
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
 
+LOOPS = "looped", "modules"
+"""Forms in which experts run one after another (`Kernels.experts`)."""
 OFFSET_BYTES = 4
 """Of the row at which an expert's rows end: a 32-bit number, neglected where indices are."""
 
@@ -45,7 +47,7 @@ class Rows:
             self.own = fair * minimum(1, spec.capacity_factor)
             self.received = fair * minimum(view.imbalance, spec.capacity_factor)
         self.computed = view.etp * self.received
-        self.at_once = self.computed / spec.num_experts if build.kernels.experts == "looped" else self.computed
+        self.at_once = self.computed / spec.num_experts if build.kernels.experts in LOOPS else self.computed
 
 
 def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor | None = None) -> Tensor:
@@ -153,13 +155,13 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
         build.elementwise("mlp.router_aux_loss", (logits,), build.float32("mlp.router_aux_loss", 1), keeps=(scores,))
     # Where each copy goes, and which of the flat weights is its own.
     # Of a loop, both numbers of a place in the choice.
-    places = {"looped": 2, "batched": 0}.get(build.kernels.experts, 1)
+    places = {**dict.fromkeys(LOOPS, 2), "batched": 0}.get(build.kernels.experts, 1)
     order = Tensor("mlp.order", rows.own, places * index, "index")
     each = 4 if fused or (spec.weights_float32 and weights.itemsize == 4) else build.dtypes.activation
     flat = Tensor("mlp.order.weights", rows.own, each)
     # Megatron sorts all T E places, takes the first T K and so keeps them all.
     indices = Tensor("mlp.order.place", every if fused else rows.own, index, "index")
-    sorts = build.kernels.experts not in ("looped", "batched")
+    sorts = build.kernels.experts not in (*LOOPS, "batched")
     build.operations.append(
         Operation("mlp.order", "elementwise", (weights,), (flat, order), keeps=(indices,) if sorts else ())
     )
@@ -206,7 +208,7 @@ def _experts(
     build: Builder, x: Tensor, weights: Tensor, order: Tensor, spec: Moe, hidden_size: Size, rows: Rows
 ) -> Tensor:
     """Dispatch, the experts' MLPs, and the way back."""
-    if build.kernels.experts in ("looped", "batched"):
+    if build.kernels.experts in (*LOOPS, "batched"):
         return _unsorted(build, x, weights, order, spec, hidden_size, rows)
     view, fused = build.view, build.kernels.experts == "fused"
     # transformers' grouped product is not on autocast's list: it runs in the dtype of its weights.
@@ -320,7 +322,8 @@ def _unsorted(
     backward comes to first, which are gone when gradients of the matrices, made whole for each expert, are added to what is there
     (source: transformers 5.23, `integrations/moe.py` and the experts' own `forward`).
     """
-    looped, itemsize, experts = build.kernels.experts == "looped", build.dtypes.activation, spec.num_experts
+    how, itemsize, experts = build.kernels.experts, build.dtypes.activation, spec.num_experts
+    looped, slices = how in LOOPS, how == "looped"
     tokens = itemsize * build.local_tokens * hidden_size
     width, start = shard(spec.moe_intermediate_size, build.view.etp, "moe_intermediate_size"), len(build.operations)
     source = Tensor("mlp.dispatch", rows.at_once * hidden_size, itemsize)
@@ -343,7 +346,7 @@ def _unsorted(
                 "keeps": (*operation.keeps, copies),
             }
             if looped:
-                changes = {"backward_workspace": matrices * (1 + 1 / experts) + 2 * tokens}
+                changes = {"backward_workspace": (matrices * (1 + 1 / experts) if slices else 0) + 2 * tokens}
             build.operations[index] = msgspec.structs.replace(operation, **changes)
     wide = maximum(itemsize, weights.itemsize)
     weighted = Tensor("mlp.weighted", output.numel, wide)
@@ -359,10 +362,18 @@ def _unsorted(
     if looped:
         own = {tensor.name: tensor.nbytes for each in build.operations[start:] for tensor in each.keeps}
         expert = sum(own.values()) - order.nbytes - weights.nbytes
+        matrices = sum(weight.numel for each in build.operations[start:] for weight in each.weights if weight.trainable)
         for at, many in ((start, experts - 2), (-1, 1)):
             others = Tensor(f"{build.operations[at].name}.others", many * expert, 1)
-            operation = build.operations[at]
-            build.operations[at] = msgspec.structs.replace(operation, keeps=(*operation.keeps, others))
+            # Rows are read and written; backward adds to all tokens' gradients, and writes zeros for all of a slice's matrices and
+            # adds those.
+            rows_moved = 2 * itemsize * rows.at_once * hidden_size
+            back = rows_moved + 4 * tokens + (4 * 2 * matrices if slices and at == start else 0)
+            changed = {"keeps": (*build.operations[at].keeps, others), "moves": (rows_moved, back)}
+            build.operations[at] = msgspec.structs.replace(build.operations[at], **changed)
+        build.operations[start:] = [
+            each if each.gemms else msgspec.structs.replace(each, calls=experts) for each in build.operations[start:]
+        ]
     return summed
 
 
