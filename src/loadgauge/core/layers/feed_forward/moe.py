@@ -261,7 +261,8 @@ def _experts(
     if held is not None:
         if spec.expert_bias:
             product = _biased(build, product)
-        # Sorted back, and exchanged.
+        # Sorted back, and exchanged; rows that came from several ranks for several experts were sorted before as well.
+        sorts = where(spec.num_experts > view.ep, 2, 0) if build.kernels.dispatch == "all_to_all" else 0
         combined = Tensor("mlp.return", output.numel, itemsize)
         build.operations.append(
             Operation(
@@ -271,7 +272,7 @@ def _experts(
                 (combined,),
                 forward_comm=returned,
                 backward_comm=returning,
-                moves=(0, 0),
+                moves=(2 * sorts * gathered, 2 * sorts * gathered),
             )
         )
     elif build.kernels.experts == "scattered":
