@@ -40,7 +40,7 @@ from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.device.patches import default_dtype
 from loadgauge.pytorch.trace.programs.own_loops import configured, takes_steps
-from loadgauge.pytorch.trace.programs.script import function
+from loadgauge.pytorch.trace.programs.script import cuda_is, function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized
 from loadgauge.pytorch.trace.subprocess import Request
@@ -182,8 +182,9 @@ SIZES = frozenset({ONE, LENGTH, SECOND})
 def _of_script(
     target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime, rows: str
 ) -> Document:
-    make = function(target)
-    job = module_of(make, inputs_of(make, target, inputs), run)
+    with cuda_is("cpu", target.rpartition(":")[0]):
+        make = function(target)
+        job = module_of(make, inputs_of(make, target, inputs), run)
     names = tuple(name for name in job.names if name in (ONE, LENGTH) or name not in job.usual)
     if unknown := sorted(set(names) - SIZES):
         raise ConfigError(
@@ -483,8 +484,11 @@ def capture_request(
     }
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | own_sizes)[ONE])).accumulate
-    target: Any = function(job.model) if is_script(job.model) else job.model
-    beside, own = (inputs_of(target, job.model, expression) if expression else None for expression in (inputs, step))
+    with cuda_is("cpu", job.model.rpartition(":")[0]):
+        target: Any = function(job.model) if is_script(job.model) else job.model
+        beside, own = (
+            inputs_of(target, job.model, expression) if expression else None for expression in (inputs, step)
+        )
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
     captures = capture(
         target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
@@ -49,16 +50,44 @@ def function(target: str) -> Callable[[], Any]:
     if not callable(attribute):
         raise ConfigError(f"has no function {name!r}", file=str(file))
     if isinstance(attribute, nn.Module):
-        return lambda: getattr(_executed(file), name)
-    result: Callable[[], Any] = attribute
-    return result
+        result: Any = functools.partial(_made, file, name)
+        result.__name__ = name
+        return result  # type: ignore[no-any-return]
+    result = attribute
+    return result  # type: ignore[no-any-return]
+
+
+def _made(file: Path, name: str) -> Any:
+    return getattr(_executed(file), name)
+
+
+def file_of(maker: Any) -> str:
+    """Return the file of what makes a module; "" where it has none.
+
+    >>> file_of(file_of).endswith("script.py"), file_of(len)
+    (True, '')
+    """
+    if isinstance(maker, functools.partial) and maker.func is _made:
+        return str(maker.args[0])
+    try:
+        return inspect.getsourcefile(inspect.unwrap(maker)) or ""
+    except TypeError:
+        return ""
 
 
 def anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return a function of a script that is run again, where it hands out what the script made; None of any other function."""
     spec = getattr(maker, "__globals__", {}).get("__spec__")
-    file = None if spec is None or not spec.origin or not _is_own_file(spec.origin) else Path(spec.origin)
+    file = None if spec is None or not spec.origin or not is_own_file(spec.origin) else Path(spec.origin)
     return None if file is None else getattr(_executed(file), maker.__name__, None)
+
+
+@contextlib.contextmanager
+def cuda_is(device: str, file: str) -> Iterator[None]:
+    """A context in which `cuda` is another device, where a script's file names it at all, with gradient scalers that step."""
+    named = bool(file) and Path(file).is_file() and b"cuda" in Path(file).read_bytes()
+    with redirect_cuda(device) if named else contextlib.nullcontext(), always_step():
+        yield
 
 
 def _executed(file: Path) -> ModuleType:
@@ -194,11 +223,12 @@ _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 def is_program(frame: Any) -> bool:
     """Return whether a frame of Python's stack belongs to the traced program, not to a library or to loadgauge."""
-    return _is_own_file(frame.f_code.co_filename)
+    return is_own_file(frame.f_code.co_filename)
 
 
 @functools.cache
-def _is_own_file(path: str) -> bool:
+def is_own_file(path: str) -> bool:
+    """Return whether a file of Python is a program's, not a library's or Python's own."""
     return not path.startswith((OWN, STANDARD, "<frozen")) and not any(part in path for part in LIBRARIES)
 
 

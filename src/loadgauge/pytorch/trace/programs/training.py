@@ -45,7 +45,7 @@ class Sized(msgspec.Struct, frozen=True):
     With a `step`, `build` may make anything (modules, optimizers), and `step(made, *inputs)` trains it once; `loss` and `run` are
     left alone then. rows: those that data chooses, by line (`StatedRows`); notes: what is taken for granted, of the answer;
     usual: sizes that have a default; placed: a tensor that is made without a device lies on the card;
-    configured: a LightningModule's own optimizer is taken
+    configured: a LightningModule's own optimizer is taken; file: of the script that it is
     """
 
     build: Callable[[str], Any]
@@ -59,6 +59,7 @@ class Sized(msgspec.Struct, frozen=True):
     usual: Mapping[str, int] = {}
     placed: bool = False
     configured: bool = False
+    file: str = ""
 
 
 class Training:
