@@ -181,12 +181,14 @@ def module_of(
     """The training of a module of one's own. target, inputs, loss, step: as for `capture`"""
     import torch
 
-    from loadgauge.pytorch.capture.inputs.target import ALSO
+    from loadgauge.pytorch.capture.inputs.target import ALSO, MANY, ONE
     from loadgauge.pytorch.trace.programs.script import anew, cuda_is, file_of
     from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 
     taken, file = inspect.signature(inputs).parameters, file_of(target)
     short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}
+    if ONE not in taken and ONE not in short.values():
+        short |= {name: ONE for name in [name for name in taken if MANY.search(name)][:1]}
     own = {short.get(name, name): name for name in taken}
     usual = {name: taken[long].default for name, long in own.items() if isinstance(taken[long].default, int)}
 

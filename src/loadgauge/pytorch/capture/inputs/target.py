@@ -25,6 +25,8 @@ ALSO = {
     LENGTH: ("seq_len", "seq_length", "length", "block_size", "T", "L"),
 }
 """Other names of sizes, as functions of inputs have them."""
+MANY = re.compile("batch|bsz|rays|samples|examples|rows|images|pairs|envs|clips|graphs|molecules")
+"""Words in other names of the number of sequences, of which the first is it."""
 USUAL = ("batch", "inputs", "example_inputs", "get_batch")
 """Names of the function of a script that makes what its module is called with."""
 AS = {SECOND: LENGTH}
