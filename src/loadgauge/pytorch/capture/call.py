@@ -188,7 +188,7 @@ def module_of(
     taken, file = inspect.signature(inputs).parameters, file_of(target)
     short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}
     if ONE not in taken and ONE not in short.values():
-        short |= {name: ONE for name in [name for name in taken if MANY.search(name)][:1]}
+        short |= dict.fromkeys([name for name in taken if MANY.search(name)][:1], ONE)
     own = {short.get(name, name): name for name in taken}
     usual = {name: taken[long].default for name, long in own.items() if isinstance(taken[long].default, int)}
 

@@ -79,7 +79,11 @@ def check_script(target: str, inputs: str) -> str:
     file = target.rpartition(":")[0]
     if not inputs:
         text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
-        names = [name for name in USUAL if re.search(rf"^(def {name}\(|{name} *= *lambda )", text, re.MULTILINE)]
+        names = [
+            name
+            for name in USUAL
+            if re.search(rf"^(def {name}\(|{name} *= *(lambda |[A-Za-z_]+$))", text, re.MULTILINE)
+        ]
         inputs = f"{file}:{names[0]}" if names else ""
     if not (is_script(inputs) or "(" in inputs):
         raise ConfigError(

@@ -301,7 +301,9 @@ def _samples(job: Sized, module: Any, sizes: Mapping[str, int]) -> str:
     given: Any = ()
     with contextlib.suppress(Exception):  # whatever the function of inputs does with values
         given = job.inputs("meta", module, **sized(job.names, {}, {SECOND: sizes[LENGTH], **sizes}))
-    return samples_of(leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point())
+    return samples_of(
+        leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    )
 
 
 def samples_of(tensors: Iterable[torch.Tensor]) -> str:

@@ -19,7 +19,7 @@ BATCHES = frozenset({"batch", "data", "inputs", "sample", "samples", "pair", "pa
 """Names of an argument that is a whole batch, and not the first tensor of one."""
 
 BESIDE = re.compile("mask|bias|^hx$|hidden|state|cache|past|return|output|pos")
-"""Words in names of arguments that may be left out, for which the next tensor of a batch is not meant."""
+"""Words in names of arguments for which a number of each sample, such as its label, is not meant."""
 
 
 STANDS_FOR: dict[str, Any] = {
@@ -48,7 +48,8 @@ def fitted(
             bound = takes.bind(*before, *batch, **keywords).arguments
         except TypeError:
             return False
-        return not any(BESIDE.search(name) and takes.parameters[name].default is None for name in bound.keys() - keywords)
+        beside = [bound[name] for name in bound.keys() - keywords if BESIDE.search(name)]
+        return not any(isinstance(value, torch.Tensor) and value.dim() < 2 for value in beside)
 
     first = next(iter(takes.parameters.values()), None)
     whole_too = before or first is None or first.name in BATCHES or _of_several(first.annotation)

@@ -53,8 +53,7 @@ def function(target: str) -> Callable[[], Any]:
         result: Any = functools.partial(_made, file, name)
         result.__name__ = name
         return result  # type: ignore[no-any-return]
-    result = attribute
-    return result  # type: ignore[no-any-return]
+    return attribute  # type: ignore[no-any-return]
 
 
 def _made(file: Path, name: str) -> Any:
