@@ -182,10 +182,10 @@ def module_of(
     import torch
 
     from loadgauge.pytorch.capture.inputs.target import ALSO, MANY, ONE
-    from loadgauge.pytorch.trace.programs.script import anew, cuda_is, file_of
+    from loadgauge.pytorch.trace.programs.script import made
     from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 
-    taken, file = inspect.signature(inputs).parameters, file_of(target)
+    taken = inspect.signature(inputs).parameters
     short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}
     if ONE not in taken and ONE not in short.values():
         short |= dict.fromkeys([name for name in taken if MANY.search(name)][:1], ONE)
@@ -193,13 +193,7 @@ def module_of(
     usual = {name: taken[long].default for name, long in own.items() if isinstance(taken[long].default, int)}
 
     def build(device: str) -> Any:
-        with torch.device(device), cuda_is(device, file if device == "meta" else ""):
-            target_result = target()
-            parameter = (
-                next(parameters(), None) if callable(parameters := getattr(target_result, "parameters", None)) else None
-            )
-            if getattr(parameter, "device", None) not in (None, torch.empty(0).device) and (again := anew(target)):
-                target_result = again()  # what the script made when it was read
+        target_result = made(target, device)
         if step is not None:
             return target_result
         if not isinstance(target_result, torch.nn.Module):
@@ -219,7 +213,7 @@ def module_of(
             return (), arguments
         return (arguments if isinstance(arguments, tuple) else (arguments,)), {}
 
-    return Sized(build, call_arguments, loss or mean_loss, run, tuple(own), step, usual=usual, file=file)
+    return Sized(build, call_arguments, loss or mean_loss, run, tuple(own), step, usual=usual, maker=target)
 
 
 def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:

@@ -26,7 +26,6 @@ from loadgauge.pytorch.record.allocations import Stream
 from loadgauge.pytorch.record.recording import Op, Recording, recording
 from loadgauge.pytorch.trace import no_compiler
 from loadgauge.pytorch.trace.programs.own_loops import by_batch, configured, fitted, manual_step, takes_steps
-from loadgauge.pytorch.trace.programs.script import cuda_is, is_own_file
 from loadgauge.pytorch.trace.programs.training import Around, Sized, Training
 from loadgauge.pytorch.trace.transformers_api import subject
 
@@ -94,7 +93,7 @@ class Watched(Training):
         """The context and the step of `Training`, with what is known of values."""
         read = mode.read
         arrays = replaced((FakeTensor, "numpy", lambda tensor, **how: read.array(tensor, **how)))
-        with KeptValues(), assigned(), arrays, casting_on(device), cuda_is(device, self.job.file):
+        with KeptValues(), assigned(), arrays, casting_on(device):
             stated = mode.facts.stated = StatedRows(self.job.rows, mode.facts.assumed)
             with super().prepared(mode, device) as train:
 
@@ -152,7 +151,7 @@ def record(
         if job.step is None and (name := unheard(watched.module, keywords)):
             result.unheard = name
             result.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
-        if any(map(is_own_file, no_compiler.asked)):
+        if no_compiler.asked:
             result.assumed += (COMPILED,)
         if (tally := tally_of(watched.module)) is not None:
             result.of_sound = tally.of_sound

@@ -109,7 +109,7 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one optimizer step: `step` is the sum of `parts`, `low` and `high` bound it.
 
     tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU [FLOP/s], the base of MFU and HFU; that of
-    float32 where products run in it, of TF32 where most are convolutions in it
+    float32 where products run in it, of TF32 where most are convolutions
     stage: the slowest pipeline stage; tdp: of one GPU [W]; scale: measured over predicted seconds, by a run of the user's
     """
 
@@ -589,21 +589,6 @@ def step_tokens(layout: Layout) -> float:
     return float(layout.tokens * layout.num_microbatches * layout.dp)
 
 
-def _peak(model: StepModel) -> float:
-    """The dense peak of one GPU in the format of most of a step's products [FLOP/s]: of float32's, convolutions run in TF32."""
-    machine = model.machine
-    if not (machine.plain and machine.tf32):
-        return machine.peak
-    operations = [operation for facts in model.memory.facts.values() for operation in facts.layer.operations]
-    convolved = sum(
-        operation.forward_flops
-        for operation in operations
-        if operation.implicit is not None and same(operation.turns, 0)
-    )
-    whole = sum(operation.forward_flops for operation in operations)
-    return machine.peak * (machine.tf32 if 2 * convolved > whole else 1.0)
-
-
 def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1.0) -> tuple[Time, tuple[Traffic, ...]]:
     """Return the time of one step [s] and its traffic.
 
@@ -626,7 +611,7 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
         stage=step.stage,
         tokens=step_tokens(model.layout),
         gpus=model.layout.gpus,
-        peak_flops=_peak(model),
+        peak_flops=machine.peak_of(facts.layer for facts in model.memory.facts.values()),
         model_flops=flops.model,
         hardware_flops=flops.hardware,
         tdp=None if gpu.power.tdp is None else gpu.tdp,

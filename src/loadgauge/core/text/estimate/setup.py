@@ -42,7 +42,7 @@ def unit(model: ModelSpec) -> str:
     >>> unit(model("gpt2"))
     'tokens'
     """
-    return model.own.unit if model.own.has_length else model.own.sample
+    return str(model.own.unit if model.own.has_length else model.own.sample)
 
 
 def rate(value: float) -> str:

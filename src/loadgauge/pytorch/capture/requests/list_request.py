@@ -42,7 +42,7 @@ from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.device.patches import default_dtype
 from loadgauge.pytorch.trace.programs.own_loops import configured, takes_steps
-from loadgauge.pytorch.trace.programs.script import cuda_is, function
+from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized
 from loadgauge.pytorch.trace.subprocess import Request
@@ -184,9 +184,8 @@ SIZES = frozenset({ONE, LENGTH, SECOND})
 def _of_script(
     target: str, inputs: str, run: TorchRun, sizes: Mapping[str, int], regime: Regime, rows: str
 ) -> Document:
-    with cuda_is("cpu", target.rpartition(":")[0]):
-        make = function(target)
-        job = module_of(make, inputs_of(make, target, inputs), run)
+    make = function(target)
+    job = module_of(make, inputs_of(make, target, inputs), run)
     names = tuple(name for name in job.names if name in (ONE, LENGTH) or name not in job.usual)
     if unknown := sorted(set(names) - SIZES):
         raise ConfigError(
@@ -297,12 +296,12 @@ def _of_module(
 
 
 def _samples(job: Sized, module: Any, sizes: Mapping[str, int]) -> str:
-    """What a batch has so many of, in the plural, by the shape of the first tensor of numbers that the module is called with."""
-    given: Any = ()
+    """A word for the samples of a batch, by the shape of the first tensor of numbers that the module is called with."""
+    batch: Any = ()
     with contextlib.suppress(Exception):  # whatever the function of inputs does with values
-        given = job.inputs("meta", module, **sized(job.names, {}, {SECOND: sizes[LENGTH], **sizes}))
+        batch = job.inputs("meta", module, **sized(job.names, {}, {SECOND: sizes[LENGTH], **sizes}))
     return samples_of(
-        leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     )
 
 
@@ -522,11 +521,8 @@ def capture_request(
     }
     if job.global_batch is not None:
         fields["global_batch"] = TorchRun.of(job.replace(micro_batch=(defaults | own_sizes)[ONE])).accumulate
-    with cuda_is("cpu", job.model.rpartition(":")[0]):
-        target: Any = function(job.model) if is_script(job.model) else job.model
-        beside, own = (
-            inputs_of(target, job.model, expression) if expression else None for expression in (inputs, step)
-        )
+    target: Any = function(job.model) if is_script(job.model) else job.model
+    beside, own = (inputs_of(target, job.model, expression) if expression else None for expression in (inputs, step))
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
     captures = capture(
         target,
