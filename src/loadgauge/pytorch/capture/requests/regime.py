@@ -203,7 +203,7 @@ class Document(msgspec.Struct):
     optimizer: str = ""
     """The word of `--optimizer` for the one that a LightningModule configures."""
     sample: str = "samples"
-    """What a batch has so many of, where it has no sequences."""
+    """The word for samples of a batch, where it has no sequences."""
     files: dict[str, str] = {}
     """Of a script: the files of its own that it read, with what must not change of them (`store.seals`)."""
 
