@@ -106,6 +106,8 @@ def test_a_frozen_base_in_16_bits_beside_adapters_in_float32(script: Path) -> No
     base, adapters = 4 * WIDTH * WIDTH, 2 * RANK * WIDTH
     largest = {part: narrow["memory"]["largest"][part]["bytes"] for part in ("weights", "gradients", "optimizer")}
     assert largest == {"weights": 2 * base + 4 * adapters, "gradients": 4 * adapters, "optimizer": 8 * adapters}
+    asked = said(script, "narrow", "rows", "--precision bf16", rows=4096)["memory"]["largest"]
+    assert asked["weights"]["bytes"] == largest["weights"]
     assert wide["memory"]["largest"]["weights"]["bytes"] == 4 * (base + adapters)
     assert narrow["time"]["parts"]["forward"] < 0.5 * wide["time"]["parts"]["forward"]  # 312 TFLOP/s in place of 19.5
 

@@ -473,6 +473,17 @@ def road(job: Job, why: str) -> Found:
     elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32
         usual = (("precision", f"{job.precision}-autocast"),)
         job = job.replace(**dict(usual))
+    try:
+        return _road(job, why, inputs, usual, beside)
+    except ConfigError as error:  # of a module whose own weights have 16 bits
+        if error.key != "precision" or not usual or not is_script(job.model):
+            raise
+    usual = tuple((name, value.replace("-autocast", "-pure")) for name, value in usual)
+    return _road(job.replace(**dict(usual)), why, inputs, usual, beside)
+
+
+def _road(job: Job, why: str, inputs: str, usual: tuple[tuple[str, str], ...], beside: Encoders) -> Found:
+    """The same with what is usual of such models in the job."""
     tuned = Tuned.of(job)
     key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside
     if key not in _FAMILIES:
