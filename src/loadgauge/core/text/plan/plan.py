@@ -22,11 +22,11 @@ from loadgauge.core.plan.search import (
 from loadgauge.core.plan.space.axis_values import out_of_reach
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.estimate.setup import print_assumed
+from loadgauge.core.text.estimate.setup import batch_words, print_assumed, rate, unit
 from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
-LEAST = ("net GB/s", "tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
+LEAST = ("net GB/s", "tok/s/GPU", "per s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
@@ -130,12 +130,17 @@ def headline(result: SearchResult) -> list[str]:
     gpus = f" --gpus {best.layout.gpus}" if len({case.space.gpus for case in result.cases}) > 1 else ""
     return [
         f"BEST  {layout_flags(best)}{gpus}",
-        f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
-        f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {time.tokens_per_second_per_gpu:,.0f}"
-        f" tokens/s/GPU, MFU {time.mfu:.1%}; {in_gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
+        f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {_batch(best)} takes"
+        f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {rate(time.tokens_per_second_per_gpu)}"
+        f" {unit(best.model)}/s/GPU, MFU {time.mfu:.1%}; {in_gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         f"{longest}, {WORDS[memory.verdict][0]}.",
         *tighter(result),
     ]
+
+
+def _batch(best: Estimate) -> str:
+    rows = best.layout.global_batch
+    return f"{rows:,} sequences" if best.model.own.has_length else batch_words(best.model, rows, 1)
 
 
 def tighter(result: SearchResult) -> list[str]:
@@ -168,11 +173,12 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
     times = [result.time for result in results if result.time is not None]
     degrees = [n for n in ("dp", *DEGREES, "zero") if any(getattr(layout, n) > int(n != "zero") for layout in every)]
     own_schedule = any(layout.schedule not in ("1f1b", "interleaved") for layout in every)
+    speed = "tok/s/GPU" if all(result.model.own.has_length for result in results) else "per s/GPU"
     cells: dict[str, list[str]] = {
         "#": [str(number) for number in range(1, len(every) + 1)],
         "GPUs": [f"{layout.gpus:,}" for layout in every] if len({layout.gpus for layout in every}) > 1 else [],
         "step": [seconds(time.step) for time in times],
-        "tok/s/GPU": [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times],
+        speed: [rate(time.tokens_per_second_per_gpu) for time in times],
         "MFU": [f"{time.mfu:.1%}" for time in times],
         "GiB": [in_gib(memory.total, 1) for memory in memories],
         "net GB/s": [f"{carried(result) / 1e9:.3g}" for result in results] if any(map(carried, results)) else [],
