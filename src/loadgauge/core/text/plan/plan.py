@@ -13,6 +13,7 @@ from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.replan import Replanned
 from loadgauge.core.plan.answer import Plan
+from loadgauge.core.plan.batch.best import SLOWEST
 from loadgauge.core.plan.request import file_estimate
 from loadgauge.core.plan.search import (
     SearchResult,
@@ -94,7 +95,8 @@ def show(
     if refused:
         heading(target, f"Why not {request.why_not}")
         points(target, refused)
-    table(target, _thinned(result.pareto), "Pareto front: memory vs. step time", price=price)
+    until = f", up to {SLOWEST:g} x the fastest's" if plan.case.space.narrowed else ""
+    table(target, _thinned(result.pareto), f"Pareto front: memory vs. step time{until}", price=price)
     if changes:
         change_table(target, changes, "Single changes, each re-planned")
     beyond = out_of_reach(plan.case.space)
