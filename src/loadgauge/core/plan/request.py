@@ -31,7 +31,7 @@ from loadgauge.core.resolve.setup import Setup
 
 Find = Literal[
     "seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens",
-    "checkpoint-interval", "spares", "oversubscription", "sites", "answers",
+    "checkpoint-interval", "spares", "oversubscription", "sites", "answers", "samples", "utilization",
 ]  # fmt: skip
 FINDS = {
     "seq-len": ("seq_len", "lengths"),
@@ -41,6 +41,8 @@ FINDS = {
     "batch": ("global_batch",),
 }
 """Quantities that `find` looks for, and the fields that would state each already."""
+OF_TASKS = ("answers", "samples", "utilization")
+"""Of these, what only a task after pre-training has."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
 JOB_FIELDS = tuple(name for name in fields() if name not in ("model", *AROUND, *WHOLE_RUN, *POSTTRAIN))
@@ -95,7 +97,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         " GPUs (by a date with --tokens and --days), the cheapest kind of GPU (--prices), the slowest sufficient network adapter"
         " or link inside a node (--exposed), the largest model (MODEL: any, or a prefix of names), the days of --tokens, the"
         " tokens of --days; of a fleet's whole run (--tokens, --fleet) the best interval between checkpoints, the best number"
-        " of spares, the most oversubscription of its --topology, the most sites.",
+        " of spares, the most oversubscription of its --topology, the most sites; with --task the longest answers, the most"
+        " samples, the largest share of a card for the engine (utilization).",
         choices=get_args(Find),
     )] = None
     tokens: Annotated[str | None, _question(
