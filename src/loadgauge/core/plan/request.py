@@ -6,7 +6,7 @@ values narrow it down. The questions of a plan are fields of `PlanRequest`, with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -17,6 +17,7 @@ from loadgauge.core.definitions.hardware.prices import usual_prices
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL
+from loadgauge.core.definitions.layout.layout import UNSPLIT
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import default_framework
 from loadgauge.core.estimate.result import Estimate
@@ -25,6 +26,7 @@ from loadgauge.core.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.core.plan.space.axis_values import ALL, space_for
 from loadgauge.core.plan.space.space import Space
 from loadgauge.core.resolve.model import found_model
+from loadgauge.core.resolve.recompute_words import LEAST, offload_words
 from loadgauge.core.resolve.rescale import is_run
 from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -352,6 +354,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     locks = _of_the_file(locks, request.export)
     setup: Setup | None = None
     searches = []
+    mixed = job.activation_offload == LEAST
+    job = job.replace(activation_offload=None) if mixed else job
     for gpus in sizes or (1,):
         # How cp ranks exchange keys and values goes with cp, which is open.
         setup = resolve_job(job.replace(gpus=gpus, cp_comm=None), model)
@@ -385,6 +389,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 overlap_open=setup.overlap_open,
             )
         )
+    if mixed:
+        searches += [other for case in searches for other in _offloaded(case)]
     assert setup is not None
     hidden = {f"--{name.replace('_', '-')}" for name in OPEN_AXES}
     hidden |= {"seq-len": {"--seq-len"}, "micro-batch": {"--global-batch"}}.get(request.find or "", set())
@@ -394,6 +400,27 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     if assumed_framework is not None:
         assumed["--framework"] = assumed_framework
     return msgspec.structs.replace(setup, assumed=assumed), searches
+
+
+def _offloaded(case: Case) -> Iterator[Case]:
+    """Yield a case with each kind of tensors off the card: checkpoints, of layers that run again; all; what one module keeps,
+    where not all layers run again.
+
+    A schedule that splits the backward has nothing off the card.
+    """
+    space, kind = case.space, case.training
+    again = tuple(policy for policy in space.recompute if policy.mode == "full")
+    some = tuple(policy for policy in space.recompute if policy not in again or policy.layers or policy.every > 1)
+    usual = tuple(word for word in space.schedule if word in UNSPLIT)
+    for word in offload_words(space.model, kind):
+        policies = {"checkpoints": again, "all": space.recompute}.get(word, some)
+        if policies and usual:
+            host = msgspec.structs.replace(kind.host, activations=word)
+            yield msgspec.structs.replace(
+                case,
+                space=msgspec.structs.replace(space, recompute=policies, schedule=usual),
+                training=msgspec.structs.replace(kind, host=host),
+            )
 
 
 def fleet_finds() -> tuple[str, ...]:

@@ -358,8 +358,10 @@ def seconds(estimate: Estimate) -> float:
 
 
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
-    """Return the case of the search that has as many GPUs as an estimate."""
-    return next(case for case in cases if case.space.gpus == exact.layout.gpus)
+    """Return the case of the search that has as many GPUs as an estimate, and as much off the card."""
+    hosted = exact.training.host.activations
+    same = (case for case in cases if case.space.gpus == exact.layout.gpus)
+    return next(case for case in same if case.training.host.activations == hosted)
 
 
 def _tighter(

@@ -79,6 +79,8 @@ MODULES = {
 }
 """Megatron's `--offload-modules`, each as the operations whose kept tensors leave the card (source: megatron-core,
 user-guide/features/fine_grained_activation_offloading)."""
+OF_EXPERTS = ("expert_fc1", "moe_act")
+"""Of these, what only layers of experts have."""
 
 
 class Leaving(NamedTuple):
@@ -100,20 +102,27 @@ def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str
     chosen = set(words.split(",")) - {"none"}
     if not chosen:
         return STAYS
+    if "least" in chosen:
+        raise ConfigError("least: needs `loadgauge plan`, which chooses what is off the card", key="activation_offload")
     kept = {tensor.name: tensor.nbytes for tensor in layer.kept(recompute)}
     if "all" in chosen or ("checkpoints" in chosen and recompute):
         return Leaving(frozenset(kept), sum(kept.values()))
     named: set[str] = set()
     for word in chosen - {"checkpoints"}:
-        own = {name for name in MODULES.get(word, {word}) if _named(name.partition("@")[0], model)}
+        own = hosted(word, model)
         if not own and word not in MODULES:
             accepted = ", ".join(("none", "checkpoints", "all", *MODULES))
             raise ConfigError(f"no module or operation {word[:40]!r} (known: {accepted})", key="activation_offload")
         named |= own
-    hosted = applied(RecomputePolicy(mode="ops", ops=frozenset(named)), layer, model).discarded if named else set()
-    holders = {name: set(layer.keepers(name, recompute)) for name in kept} if hosted else {}
-    names = frozenset(name for name, by in holders.items() if by <= hosted)
-    return Leaving(names, sum(kept[name] for name, by in holders.items() if by & hosted))
+    moved = applied(RecomputePolicy(mode="ops", ops=frozenset(named)), layer, model).discarded if named else set()
+    holders = {name: set(layer.keepers(name, recompute)) for name in kept} if moved else {}
+    names = frozenset(name for name, by in holders.items() if by <= moved)
+    return Leaving(names, sum(kept[name] for name, by in holders.items() if by & moved))
+
+
+def hosted(word: str, model: frozenset[str]) -> set[str]:
+    """Return the operations that a word of `--activation-offload` means, of those that a model has; none of another's."""
+    return {name for name in MODULES.get(word, {word}) if _named(name.partition("@")[0], model)}
 
 
 def _named(name: str, operations: frozenset[str]) -> set[str]:

@@ -169,6 +169,7 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
     every, memories = [result.layout for result in results], [result.memory for result in results]
     times = [result.time for result in results if result.time is not None]
     degrees = [n for n in ("dp", *DEGREES, "zero") if any(getattr(layout, n) > int(n != "zero") for layout in every)]
+    hosted = [result.training.host.activations for result in results]
     own_schedule = any(layout.schedule not in ("1f1b", "interleaved") for layout in every)
     cells: dict[str, list[str]] = {
         "#": [str(number) for number in range(1, len(every) + 1)],
@@ -185,12 +186,17 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
         **{name: [_degree(layout, name) for layout in every] for name in degrees},
         "micro": [str(layout.micro_batch) for layout in every],
         "recompute": [str(layout.recompute) for layout in every],
+        "off the card": hosted if any(word != "none" for word in hosted) else [],
         "schedule": [layout.schedule if layout.pp > 1 else "" for layout in every] if own_schedule else [],
     }
     cells = {name: column for name, column in cells.items() if column}
     rank = {name: len(LEAST) - index for index, name in enumerate(LEAST)}
     columns = [
-        Column(name, "left" if name in ("verdict", "recompute", "schedule") else "right", rank=rank.get(name, 0))
+        Column(
+            name,
+            "left" if name in ("verdict", "recompute", "off the card", "schedule") else "right",
+            rank=rank.get(name, 0),
+        )
         for name in cells
     ]
     draw(target, columns, list(zip(*cells.values(), strict=True)), title)
