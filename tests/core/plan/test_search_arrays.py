@@ -126,7 +126,7 @@ def test_no_layout_needs_less_than_the_bounds_of_its_class(name: str, monkeypatc
                     low, least = bounds.low, bounds.least
                     pipeline = batch.structure.pp, batch.structure.vpp, batch.structure.schedule
                     every = part.whole.stages(*pipeline, batch.structure.stage_layers)
-                    if filling := Filling.of(every, batch.structure.schedule, classes.kinds):
+                    if filling := Filling.of(every, batch.structure.schedule, classes.blocks):
                         more = filling.nbytes(bounds.batches, batch.structure.pp, bounds.kept)
                         low = np.maximum(low, bounds.first + more)
                         least = np.maximum(least, filling.seconds(bounds.batches, bounds.layers, bounds.head))

@@ -384,9 +384,9 @@ def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str) -> Value
     >>> find_value(Job("qwen3-0.6b", task="dpo", gpu="rtx4090", gpus=1), {}, "seq_len") % 256
     0
     """
-    known = sought_of(job.task or "")
-    words = [each.replace("_", "-") for each in known]
-    if name not in known:
+    every = sought_of(job.task or "")
+    words = [each.replace("_", "-") for each in every]
+    if name not in every:
         raise ConfigError(f"with --task {job.task} it is {', '.join(words[:-1])} or {words[-1]}", key="find")
     engine = Space.of(job, {}).share if name == "utilization" else ()
     if name in stated or getattr(job, name, None) is not None or len(engine) == 1:
@@ -438,7 +438,7 @@ CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("adapters on a frozen base", {"lora_rank": 16}),
     ("adapters on a frozen base in 4 bits", {"qlora": True}),
 )
-"""What is tried where no layout fits, before more GPUs: a plan has tried ZeRO, recomputation, sleep, shares and micro-batches."""
+"""Changes that are tried where no layout fits, before more GPUs: ZeRO, recomputation, sleep, shares and micro-batches have been."""
 
 
 def remedies(job: Job, stated: dict[str, tuple[Any, ...]]) -> list[Remedy]:

@@ -17,16 +17,16 @@ from loadgauge.core.definitions.hardware.prices import usual_prices
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL
-from loadgauge.core.definitions.layout.layout import UNSPLIT
+from loadgauge.core.definitions.layout.layout import LEAST, UNSPLIT
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import default_framework
+from loadgauge.core.estimate.memory.recompute import offload_words
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import models as catalogue
 from loadgauge.core.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.core.plan.space.axis_values import ALL, space_for
 from loadgauge.core.plan.space.space import Space
 from loadgauge.core.resolve.model import found_model
-from loadgauge.core.resolve.recompute_words import LEAST, offload_words
 from loadgauge.core.resolve.rescale import is_run
 from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
 from loadgauge.core.resolve.setup import Setup

@@ -7,10 +7,9 @@ from itertools import chain, combinations
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.layout.layout import RecomputePolicy
+from loadgauge.core.definitions.layout.layout import LEAST, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.estimate.memory.recompute import MODULES as HOSTED, OF_EXPERTS, hosted
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.operations.operations import Layer, Recompute
@@ -22,8 +21,6 @@ KEPT |= {"mlp.gate", "mlp.down", "mlp.gate_up"}
 LATENT = {"attention.query_up", "attention.key_value_up", "attention.rotary_q", "attention.rotary_k"}
 LATENT |= {"attention.query_joined", "attention.key_joined", "attention.value"}
 ACTIVATION = {"mlp.activation", "mlp.multiply", "mlp.split", "mlp.gate_clamped", "mlp.up_clamped", "mlp.clamped"}
-LEAST = "least"
-"""In the place of what runs again, or is off the card: as little as fits."""
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 SAID = {
     **dict.fromkeys(("norm", "norms", "rmsnorm", "rms_norm", "layer_norm"), "layernorm"),
@@ -140,19 +137,6 @@ def every_policy(model: ModelSpec, training: Training) -> tuple[str, ...]:
     for word in ("none", *parts, *whole, "full"):
         by_meaning.setdefault(resolve_recompute(word, model, training), word)
     return tuple(by_meaning.values())
-
-
-def offload_words(model: ModelSpec, training: Training) -> tuple[str, ...]:
-    """Return what may be off the card between forward and backward: checkpoints, all, what one of Megatron's modules keeps.
-
-    >>> from loadgauge.core.families.reference import llama_model
-    >>> from loadgauge.core.definitions.training.training import training
-    >>> offload_words(llama_model(2, 64, 4, 100), training("megatron"))[:3]
-    ('checkpoints', 'all', 'attn_norm')
-    """
-    names = frozenset(name for layer in _layers(model, training) for name in layer.names)
-    own = (word for word in HOSTED if hosted(word, names) and (model.has_experts or word not in OF_EXPERTS))
-    return ("checkpoints", "all", *own)
 
 
 def taken_for(word: str, training: Training) -> str:

@@ -28,9 +28,9 @@ def grams(text: str) -> tuple[float, str]:
     >>> grams("Norway")[0] < 50 < grams("POL")[0], grams("400"), grams("380 gCO2/kWh"), grams("0.38kg/kWh")
     (True, (400.0, 'as stated'), (380.0, 'as stated'), (380.0, 'as stated'))
     """
-    said = STATED.fullmatch(text.strip())
-    if said is not None:
-        return positive_number(said["number"]) * (1000 if said["kilo"] else 1), "as stated"
+    stated = STATED.fullmatch(text.strip())
+    if stated is not None:
+        return positive_number(stated["number"]) * (1000 if stated["kilo"] else 1), "as stated"
     country = _countries().get(text.strip().lower())
     if country is None:
         raise ConfigError(

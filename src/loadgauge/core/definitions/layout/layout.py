@@ -27,6 +27,8 @@ from loadgauge.core.definitions.model.model import (
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 CpComm = Literal["ring", "all_gather", "all_to_all"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+LEAST = "least"
+"""In the place of what runs again, or is off the card: as little as fits."""
 UNSPLIT = ("1f1b", "gpipe", "interleaved")
 """Schedules that do not split the backward."""
 V_SHAPED = ("zb-v", "dualpipev")

@@ -102,14 +102,14 @@ class Filling(NamedTuple):
     fewest: int = 0
 
     @classmethod
-    def of(cls, every: list[Stage], schedule: Schedule, kinds: Sequence[int]) -> Filling | None:
-        """Count the layers of a pipeline's stages. kinds: of the model's layers"""
+    def of(cls, every: list[Stage], schedule: Schedule, blocks: Sequence[int]) -> Filling | None:
+        """Count the layers of a pipeline's stages. blocks: the kinds of the model's layers"""
         if schedule not in ("1f1b", "gpipe", "interleaved") or len(every) < 2:
             return None
 
         def counted(patterns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
             each = list(itertools.chain.from_iterable(patterns))
-            return tuple(each.count(kind) for kind in kinds)
+            return tuple(each.count(kind) for kind in blocks)
 
         firsts = [stage.pattern[: stage.chunks[0].stop - stage.chunks[0].start] for stage in every]
         last, before = counted([every[-1].pattern]), counted([every[-2].pattern])

@@ -87,7 +87,7 @@ class Classes:
         import numpy
 
         self.grid, self.numpy = grid, numpy
-        self.kinds = sorted(set(grid.space.model.pattern))
+        self.blocks = sorted(set(grid.space.model.pattern))
         self.structures = structures
         self.of: dict[Key, Bounded] = {}
         self.valid = valid
@@ -118,7 +118,7 @@ class Classes:
             pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
             if pipeline not in of_pipelines:
                 every = stages_of(*pipeline)
-                filling = Filling.of(every, structure.schedule, self.kinds)
+                filling = Filling.of(every, structure.schedule, self.blocks)
                 of_pipelines[pipeline] = filling, every[0], every[-1]
             own, *ends = of_pipelines[pipeline]
             mine = lines.setdefault(key_of(structure), Lines(own, {}, {}))

@@ -311,7 +311,7 @@ class GridEvaluator:
         if not len(some.rows):
             return nothing
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
-        if filling := Filling.of(self.whole.stages(*pipeline), structure.schedule, classes.kinds):
+        if filling := Filling.of(self.whole.stages(*pipeline), structure.schedule, classes.blocks):
             low = numpy.maximum(some.low, some.first + filling.nbytes(some.batches, structure.pp, some.kept))
             least = numpy.maximum(some.least, filling.seconds(some.batches, some.layers, some.head))
             some = some.at(may(low, least))
