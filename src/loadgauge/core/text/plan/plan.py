@@ -13,6 +13,7 @@ from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.replan import Replanned
 from loadgauge.core.plan.answer import Plan
+from loadgauge.core.plan.batch.best import SLOWEST
 from loadgauge.core.plan.request import file_estimate
 from loadgauge.core.plan.search import (
     SearchResult,
@@ -94,7 +95,8 @@ def show(
     if refused:
         heading(target, f"Why not {request.why_not}")
         points(target, refused)
-    table(target, _thinned(result.pareto), "Pareto front: memory vs. step time", price=price)
+    until = f", up to {SLOWEST:g} x the fastest's" if plan.case.space.narrowed else ""
+    table(target, _thinned(result.pareto), f"Pareto front: memory vs. step time{until}", price=price)
     if changes:
         change_table(target, changes, "Single changes, each re-planned")
     beyond = out_of_reach(plan.case.space)
@@ -172,6 +174,7 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
     every, memories = [result.layout for result in results], [result.memory for result in results]
     times = [result.time for result in results if result.time is not None]
     degrees = [n for n in ("dp", *DEGREES, "zero") if any(getattr(layout, n) > int(n != "zero") for layout in every)]
+    hosted = [result.training.host.activations for result in results]
     own_schedule = any(layout.schedule not in ("1f1b", "interleaved") for layout in every)
     speed = "tok/s/GPU" if all(result.model.own.has_length for result in results) else "per s/GPU"
     cells: dict[str, list[str]] = {
@@ -189,12 +192,17 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
         **{name: [_degree(layout, name) for layout in every] for name in degrees},
         "micro": [str(layout.micro_batch) for layout in every],
         "recompute": [str(layout.recompute) for layout in every],
+        "off the card": hosted if any(word != "none" for word in hosted) else [],
         "schedule": [layout.schedule if layout.pp > 1 else "" for layout in every] if own_schedule else [],
     }
     cells = {name: column for name, column in cells.items() if column}
     rank = {name: len(LEAST) - index for index, name in enumerate(LEAST)}
     columns = [
-        Column(name, "left" if name in ("verdict", "recompute", "schedule") else "right", rank=rank.get(name, 0))
+        Column(
+            name,
+            "left" if name in ("verdict", "recompute", "off the card", "schedule") else "right",
+            rank=rank.get(name, 0),
+        )
         for name in cells
     ]
     draw(target, columns, list(zip(*cells.values(), strict=True)), title)
