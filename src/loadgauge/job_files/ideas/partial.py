@@ -184,6 +184,28 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
     return Idea(keys=(layers, modules, others, spread), facts=("train",), read=read, write=write)
 
 
+DROPOUT = ("hidden_dropout", "attention_dropout")
+RATES = {
+    "gpt2": ("resid_pdrop embd_pdrop", "attn_pdrop"), "starcoder2": ("residual_dropout embedding_dropout", "attention_dropout"),
+    "stablelm": ("hidden_dropout", "attention_dropout"), "gpt_neox": ("hidden_dropout", "attention_dropout"),
+}  # fmt: skip
+"""What families call the two rates of dropout; others have none of the first."""
+
+
+def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str, Any]:
+    """A model's config with the dropout that Megatron's words say; `usual`: the rate that a tool has where a file says none.
+
+    Masks of a family that has no dropout of its own are named, a byte for each of two outputs of 34 bytes a layer
+    (source: korthikanti2022), and not counted.
+    """
+    outputs, scores = (usual if (rate := keys.real(key)) is None else rate for key in DROPOUT)
+    names, inner = RATES.get(config["model_type"], ("", "attention_dropout"))
+    if outputs and not names:
+        why = f"drops {outputs:g} of the outputs of each half of a layer, whose masks are not counted"
+        keys.note(DROPOUT[0], why, "costs", "activations transient", 0.1)
+    return config | dict.fromkeys(names.split(), outputs) | {inner: scores}
+
+
 def _listed(keys: Keys, key: str) -> list[str]:
     value = keys.raw(key)
     values = value if isinstance(value, list) else [] if value is None else [value]

@@ -323,6 +323,10 @@ def precision(keys: Keys, at: Named) -> Facts:
             keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
         name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
         primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
+        if name == "mxfp8" and primary and not keys.flag(at.owned[8]):
+            keys.note(
+                at.owned[6], f"gathers weights in a buffer of its own without {at.owned[8]}", "costs", "gradients", 0.5
+            )
         return {"precision": f"{name}-primary" if primary else name}
     if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
         return {"precision": "bf16-mixed-16"}
@@ -416,6 +420,9 @@ OPTIMIZER_NAMES = {
 }
 
 
+AWARE = "use_precision_aware_optimizer"
+
+
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     name, _, moments = facts["optimizer"].partition(":moments=")
     theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
@@ -423,7 +430,7 @@ def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {}
     values: dict[str, Any] = {"optimizer": theirs}
     if moments:
-        values |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
+        values |= {AWARE: True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
     if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
         values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
     return values
@@ -433,7 +440,7 @@ def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     "optimizer",
     "exp_avg_dtype",
     "exp_avg_sq_dtype",
-    "use_precision_aware_optimizer",
+    AWARE,
     "sgd_momentum",
     facts="optimizer",
     write=_optimizer_written,
@@ -450,6 +457,9 @@ def optimizer(keys: Keys) -> Facts:
         keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
     if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
         name = "sgd"
+    if keys.flag(AWARE):
+        why = "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted"
+        keys.note(AWARE, why, "saves", "optimizer", 1 / 6)
     return {"optimizer": name}
 
 
