@@ -64,7 +64,7 @@ def _usual(idea: Idea, key: str, facts: Callable[[Keys], Facts], *also: str) -> 
     )
 
 
-@writes(_usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}))
+@writes(recompute(otherwise="selective"))
 def _recompute(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
     """The core of attention, unless it is said that there is none (`recompute_granularity` has that word)."""
     none = {"recompute_granularity": "none"} if facts.get("recompute") == "none" else {}
@@ -153,7 +153,7 @@ MEGATRON_SWIFT = Dialect(
         overlap(),
         offload(),
         row("attention", "attention_backend", words=KERNELS, default="fa2"),
-        _usual(loss(), "cross_entropy_loss_fusion", lambda keys: {"loss": "jit" if keys.since(4, 0) else None}),
+        loss(usual=lambda keys: keys.since(4, 0)),
         adapters("full"),
         dropout("lora_dropout", lambda keys: None if tuner(keys, "full") == "full" else 0.05),
         frozen_share,

@@ -180,10 +180,10 @@ def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: 
     return ",".join(str(count) for count in counts)
 
 
-def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> Idea:
+def recompute(prefix: str = "", switch: str = "", usual: str | None = None, otherwise: str = "none") -> Idea:
     """The idea of recomputation: `full` with a method and a number of layers, or `selective` with a list of modules.
 
-    usual: the method where none is given; None: `full` needs one
+    usual: the method where none is given; None: `full` needs one; otherwise: the tool's own granularity
     """
     granularity, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
@@ -196,19 +196,18 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
     owned: tuple[str, ...] = (granularity, how, count, modules, *([switch] if switch else []), *older)
 
     def read(keys: Keys) -> Facts:
-        kind = keys.choice(granularity, {"full": "full", "selective": "selective", "none": "none"}) or "none"
+        kind = keys.choice(granularity, {"full": "full", "selective": "selective", "none": "none"}) or otherwise
         if older and keys.flag(older[0]):
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
-        if older and keys.flag(older[2]) and kind == "none":
-            return {"recompute": "modules:core_attn,moe"}
-        if switch and keys.flag(switch):
+        routed = bool(older) and bool(keys.flag(older[2])) and kind != "full"
+        if routed or (switch and keys.flag(switch)):
             kind = "selective"
         method, number = how, count
         if older and keys.has(named[0]):
             kind, (method, number) = "full", named
         if kind == "selective":
-            chosen = keys.words(modules) or ["core_attn"]
+            chosen = [*dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])]
             for name in chosen:
                 if name not in MODULES:
                     keys.note(modules, f"{name} is recomputed too, and is not read", "saves", "activations")
@@ -463,14 +462,13 @@ def optimizer(keys: Keys) -> Facts:
     return {"optimizer": name}
 
 
-def loss(prefix: str = "") -> Idea:
-    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's."""
+def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -> Idea:
+    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's; `usual`: where none is said."""
     switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
     forms = {"native": "jit", "te": "fused"}
 
     def read(keys: Keys) -> Facts:
-        chosen = keys.choice(kind, forms) if keys.flag(switch) else None
-        return {"loss": (chosen or "jit") if keys.flag(switch) else None}
+        return {"loss": (keys.choice(kind, forms) or "jit") if keys.flag(switch, usual(keys)) else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["loss"]
