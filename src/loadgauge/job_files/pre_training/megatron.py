@@ -5,7 +5,7 @@ Ideas that other dialects share take the names of their keys, or a prefix. The s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -463,7 +463,7 @@ def optimizer(keys: Keys) -> Facts:
 
 
 def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -> Idea:
-    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's; `usual`: where none is said."""
+    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's; `usual`: if nothing is said."""
     switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
     forms = {"native": "jit", "te": "fused"}
 
