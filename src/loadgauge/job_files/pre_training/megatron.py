@@ -200,7 +200,7 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         if older and keys.flag(older[0]):
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
-        routed = bool(older) and bool(keys.flag(older[2])) and kind != "full"
+        routed = not prefix and bool(keys.flag("moe_layer_recompute")) and kind != "full"
         if routed or (switch and keys.flag(switch)):
             kind = "selective"
         method, number = how, count
@@ -463,7 +463,7 @@ def optimizer(keys: Keys) -> Facts:
 
 
 def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -> Idea:
-    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's; `usual`: if nothing is said."""
+    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's; `usual`: if unsaid."""
     switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
     forms = {"native": "jit", "te": "fused"}
 
