@@ -60,6 +60,8 @@ BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_fi
 """Keys that name a DeepSpeed configuration in a file of its own."""
 STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
+UNSAID = ("hidden_dropout", "moe_grouped_gemm")
+"""Switches of a command line that do something where they are not there."""
 STATE = ("weights", "gradients", "optimizer", "gathered")
 """Parts of the memory that a stage of ZeRO shares out."""
 LAUNCHED_WITH = "config_file"
@@ -348,8 +350,11 @@ def _read_alone(
     texts = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))
     # A tool's default stops nothing.
+    unsaid = {keys.document.shown(name) for name in UNSAID} - texts.keys()
     doubts = [
-        item for item in noted if item.effect and (item.key in (*texts, *absent) or keys.document.syntax == "argv")
+        item
+        for item in noted
+        if item.effect and item.key not in unsaid and (item.key in (*texts, *absent) or keys.document.syntax == "argv")
     ]
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)

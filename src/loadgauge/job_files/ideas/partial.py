@@ -30,6 +30,7 @@ def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters", usual
     """Return the idea of a tower of pictures: the keys that freeze it and its projection, and the largest size of a picture.
 
     adapters: what a tower that is not frozen has beside adapters of the language model; usual: whether both are frozen unless said
+    The size is also that of the variable `MAX_PIXELS`, which `qwen_vl_utils` and ms-swift's templates read.
     """
 
     def read(keys: Keys) -> Facts:
@@ -40,7 +41,8 @@ def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters", usual
         if not still:
             method = next((keys.word(name) for name in METHODS if keys.has(name)), "lora")
             how = "trained" if method == "full" else adapters
-        return {"tower": how, "max_pixels": keys.whole(pixels)}
+        told = str(getattr(keys.document, "variables", {}).get("MAX_PIXELS", ""))
+        return {"tower": how, "max_pixels": keys.whole(pixels) or (int(told) if told.isdecimal() else None)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         how, most = facts.get("tower"), facts.get("max_pixels")
