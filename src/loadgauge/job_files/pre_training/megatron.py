@@ -292,7 +292,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Arguments of a precision."""
 FORMATS |= {f"{name}-primary": FORMATS[name] | {"fp8_param_gather": True} for name in FP8.values()}
-FORMATS["mxfp8-primary"] |= {"reuse_grad_buf_for_mxfp8_param_ag": True}
+REUSED = "reuse_grad_buf_for_mxfp8_param_ag"
+FORMATS["mxfp8-primary"] |= {REUSED: True}
 FORMATS["nvfp4-primary"] = FORMATS["nvfp4"] | {"fp4_param_gather": True}
 
 
@@ -322,9 +323,13 @@ def precision(keys: Keys, at: Named) -> Facts:
             keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
         name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
         primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
-        if name == "mxfp8" and primary and not keys.flag(at.owned[8]):
+        if name == "mxfp8" and primary and not keys.flag(REUSED):
             keys.note(
-                at.owned[6], f"gathers weights in a buffer of its own without {at.owned[8]}", "costs", "gradients", 0.5
+                "fp8_param_gather",
+                f"gathers weights in a buffer of its own without {REUSED}",
+                "costs",
+                "gradients",
+                0.5,
             )
         return {"precision": f"{name}-primary" if primary else name}
     if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":

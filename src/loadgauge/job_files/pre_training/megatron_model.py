@@ -8,7 +8,7 @@ from typing import Any
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.families.catalogue import find, keys as keys_of
-from loadgauge.job_files.ideas.partial import dropped
+from loadgauge.job_files.ideas.partial import DROPOUT, dropped
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 SIZES = {
@@ -294,6 +294,8 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
     if routed:
         values |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
     values |= {
+        **dict.fromkeys(DROPOUT, 0.0),
+        "moe_grouped_gemm": True if routed else None,
         "normalization": "RMSNorm",
         "position_embedding_type": "rope",
         "swiglu": True,
