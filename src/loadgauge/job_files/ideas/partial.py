@@ -191,7 +191,7 @@ RATES = {
     "gpt2": ("resid_pdrop embd_pdrop", "attn_pdrop"), "starcoder2": ("residual_dropout embedding_dropout", "attention_dropout"),
     "stablelm": ("hidden_dropout", "attention_dropout"), "gpt_neox": ("hidden_dropout", "attention_dropout"),
 }  # fmt: skip
-"""What families call the two rates of dropout; others have none of the first."""
+"""Names of the two rates of dropout by family; others have none of the first."""
 
 
 def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str, Any]:

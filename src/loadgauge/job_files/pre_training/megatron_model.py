@@ -49,7 +49,7 @@ OTHER_NAMES = {
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
     "moe_ffn_hidden_size": ("moe_intermediate_size", "intermediate_size"),
 }
-"""What families call the sizes of experts."""
+"""Names of the sizes of experts in families."""
 NAMED = ("HF_MODEL_CKPT", "HF_MODEL", "TOKENIZER_MODEL")
 """Variables of scripts that name a model on the hub."""
 

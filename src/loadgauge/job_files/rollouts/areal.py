@@ -28,7 +28,7 @@ A, G, M, V, S = "actor.", "gconfig.", "actor.megatron.", "vllm.", "sglang."
 OWN, THEIRS, OLD = f"{A}backend", "rollout.backend", "allocation_mode"
 COLOCATED = ("rollout.scheduling_strategy.type", f"{A}scheduling_strategy.type")
 LEFT = (f"{A}offload", "ref.offload", "enable_offload")
-"""What leaves the GPUs between its passes, and the switch without which nothing does."""
+"""Roles that leave the GPUs between their passes, and the switch without which nothing does."""
 COMPONENT = re.compile(r"[+|](?![^(]*\))")
 """Between engines of `allocation_mode`, and not between attention and experts of one."""
 FRAMEWORKS = {"megatron": "megatron", "archon": "torchtitan"}
