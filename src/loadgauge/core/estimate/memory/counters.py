@@ -55,6 +55,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
     held: share of what is handed out by which a card with room usually shows more: what the allocator holds idle, times what
         measured cards of this class show beyond (`Spread.middle`)
+    beyond: the same factor of the stack's class, where pools are counted apart
     """
 
     outside: Assumed
@@ -65,6 +66,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     more: float = 0.0
     pools: Pools = MAIN_ONLY
     held: float = 0.0
+    beyond: float = 1.0
 
     @classmethod
     def of(
@@ -76,6 +78,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         adapters: bool = False,
         split: Any = False,
         gathers: bool = False,
+        sharded: bool = False,
         expandable: bool = False,
         pools: Pools = MAIN_ONLY,
     ) -> Margins:
@@ -84,12 +87,16 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
         split: whether it is tensor-parallel, an array where the degree is one
         gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that cards show as much more as where lengths change
+            that cards show as much more as where lengths change; sharded: by PyTorch's FSDP
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         measured = memory_range()
-        whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
-        factors = {name: where(split, getattr(parts, name), getattr(whole, name)) for name in ("middle", "low", "high")}
+        stack = spread(framework.stack, adapters=adapters, card=True)
+        whole, parts = (
+            spread(framework.stack, adapters=adapters, card=True, split=each, sharded=sharded) for each in (False, True)
+        )
+        ends = ("middle", "low", "high", "floor")
+        factors = {name: where(split, getattr(parts, name), getattr(whole, name)) for name in ends}
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
         idle = (measured.dynamic if gathers else fragmentation).reserved.usual
@@ -111,6 +118,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
             held=(1 + idle) * factors["middle"] - 1,
+            beyond=stack.middle,
         )
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -138,7 +146,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         needed, beside = self.needed(allocated), self.outside
         return Reading(
             max(needed.low, held.low),
-            held.value * self.spread.middle + beside.value,
+            held.value * self.beyond + beside.value,
             max(needed.high, held.high + beside.high),
         )
 
@@ -151,10 +159,25 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """
         spread, tensors = self.spread, max(0.0, allocated - self.fewer)
         return Reading(
-            tensors * (1 + self.fragmentation.needed.low) * spread.low + self.outside.low,
+            tensors * (1 + self.fragmentation.needed.low) * spread.floor + self.outside.low,
             self.shown(allocated) + self.outside.value,
             self.shown(allocated + self.more) * spread.high + self.outside.high,
         )
+
+    def on_card(self, allocated: float, capacity: float | None) -> Reading:
+        """Return what a card of this capacity shows of a run, and its range [bytes].
+
+        Idle blocks are given back where a card is full, and on no other: where the low end of what is shown is on the card, it is
+        the range's; else the range begins at what is needed. capacity: None where no card is given
+
+        >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+        >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
+        >>> own.on_card(1e10, 8e10).low > own.on_card(1e10, 9e9).low == own.needed(1e10).low
+        True
+        """
+        needed = self.needed(allocated)
+        low = max(needed.low, self.shown(max(0.0, allocated - self.fewer)) * self.spread.low + self.outside.low)
+        return needed if capacity is not None and low > capacity else msgspec.structs.replace(needed, low=low)
 
     def shown(self, allocated: Any) -> Any:
         """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""

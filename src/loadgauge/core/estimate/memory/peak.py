@@ -39,8 +39,8 @@ class Rank(msgspec.Struct, frozen=True):
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the worst rank at its peak moment. `total` is the sum of `parts`.
 
-    Between `low` and `high` lies what a card must have, in 80 % of published runs that the range was not made from
-    (docs/accuracy.md); `margins` are what it is made of.
+    Between `low` and `high` lies what a card shows, in 80 % of published runs that the range was not made from (docs/accuracy.md),
+    from what it must have where the rest is beyond it (`Margins.on_card`); `margins` are what it is made of.
     """
 
     total: float
@@ -110,7 +110,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def widened(self, fewer: float, more: float, flag: str) -> Memory:
         """Return the memory of a run that may need `fewer` or `more` bytes. flag: of what, or the key of a job file"""
         margins = self.margins.widened(fewer, more)
-        needed = margins.needed(self.allocated)
+        needed = margins.on_card(self.allocated, self.capacity)
         nearby = {**self.nearby, flag: fewer + more}
         return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high, nearby=nearby)
 
@@ -123,21 +123,21 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     def range_with(self, change: float) -> Reading:
         """Return the memory a card must have where the peak is higher by `change` [bytes]."""
-        return self.margins.needed(self.allocated + change)
+        return self.margins.on_card(self.allocated + change, self.capacity)
 
     @property
     def widest(self) -> Reading:
         """Return the memory a card must have whatever is unspecified: each open choice at its least and at its most [bytes]."""
         fewer, more = (sum(getattr(each, end) for each in self.unsaid) for end in ("fewer", "more"))
-        return self.margins.widened(fewer, more).needed(self.allocated)
+        return self.margins.widened(fewer, more).on_card(self.allocated, self.capacity)
 
     @property
     def verdict(self) -> Verdict:
         """Return whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
         fewer = sum(thing.fewer for thing in self.unsaid if thing.eases)
-        least = self.margins.widened(fewer, 0.0).needed(self.allocated).low
+        low, least = (self.margins.widened(less, 0.0).needed(self.allocated).low for less in (0.0, fewer))
         endless = any(thing.endless for thing in self.unsaid)
-        return judge(self.low, self.high, self.capacity, math.inf if endless else self.widest.high, least)
+        return judge(low, self.high, self.capacity, math.inf if endless else self.widest.high, least)
 
     @property
     def fits(self) -> bool | None:
@@ -145,8 +145,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.capacity is None else self.verdict == "fits"
 
     def exceeds(self, times: float) -> bool:
-        """Return whether even the lower end is more than so many times what the card holds."""
-        return self.capacity is not None and self.low > times * self.capacity
+        """Return whether even what is needed at least is more than so many times what the card holds."""
+        return self.capacity is not None and self.margins.needed(self.allocated).low > times * self.capacity
 
     @property
     def roomy(self) -> bool:
@@ -211,17 +211,19 @@ class Worst(msgspec.Struct, frozen=True):
             adapters=self.rank.memory.training.lora is not None,
             split=layout.tp > 1,
             gathers=framework.engine is not None and layout.zero == 3,
+            sharded=framework.engine is None and layout.zero == 3,
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
         )
-        needed = margins.needed(peak.total + workspaces)
+        capacity = None if gpu is None else gpu.capacity
+        needed = margins.on_card(peak.total + workspaces, capacity)
         fixed = needed.value - peak.total
         elsewhere = off_card(self.rank.memory, self.rank.stage)
         return Memory(
             total=needed.value,
             low=needed.low,
             high=needed.high,
-            capacity=None if gpu is None else gpu.capacity,
+            capacity=capacity,
             rank=Rank(self.rank.stage.index),
             moment=peak.name,
             parts={**peak.parts, "outside": fixed},

@@ -425,8 +425,11 @@ class GridEvaluator:
         """Return the margins of a layout, without what lies outside PyTorch's allocator."""
         ragged, adapters = layout.tokens is not None, self.training.lora is not None
         framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
-        gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
-        return Margins.of(nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers)
+        owned, full = framework.engine is not None, layout.zero == 3
+        gathers, sharded, split = owned and full, full and not owned, layout.tp > 1
+        return Margins.of(
+            nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers, sharded=sharded
+        )
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
