@@ -92,7 +92,10 @@ def test_a_range_is_made_of_the_other_sources() -> None:
 
 def test_who_tuned_a_run_moves_its_middle_as_far_as_its_sources_agree() -> None:
     def of(errors: tuple[float, ...], kind: str = "recipe") -> float:
-        left = [Left(row(source, "a", 0.0), error) for source, error in zip(("KOR", "DG", "MB", "NEMO"), errors, strict=True)]
+        left = [
+            Left(row(source, "a", 0.0), error)
+            for source, error in zip(("KOR", "DG", "MB", "NEMO"), errors, strict=True)
+        ]
         return class_of(left, kind, (0.1, 0.1)).middle
 
     assert of((0.2,) * 4) == pytest.approx(-0.2)

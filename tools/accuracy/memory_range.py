@@ -145,7 +145,9 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             training = estimate.training
             adapters, layout = training.lora is not None, estimate.layout
             sharded = training.framework.engine is None and layout.zero == 3
-            stack = class_of(training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1, sharded=sharded)
+            stack = class_of(
+                training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1, sharded=sharded
+            )
             if card:
                 margins = memory.margins
                 usual = margins.shown(memory.allocated) / margins.spread.middle
@@ -224,7 +226,7 @@ def scaled(found: Sequence[Residual], by: dict[str, float], stack: str) -> list[
 def floor_of(found: Sequence[Residual]) -> float:
     """Return the factor on what the tensors of a card need, with the least of all else, below which `RARE` of the rows lie.
 
-    >>> round(floor_of([Residual("A", "FSDP, card", 0.1 * step, 1.0, "FSDP, card", floor=0.5) for step in range(11)]), 3)
+    >>> round(floor_of([Residual("A", "FSDP, card", 0.1 * step, 1.0, "FSDP, card", floor=0.5) for step in range(21)]), 3)
     0.67
     """
     below = sorted(one.value - one.floor for one in found if one.card)
@@ -276,6 +278,23 @@ def pool(found: Sequence[Residual], stack: str) -> list[Residual]:
     return [one for one in found if one.stack.endswith(CARD) == card and (card or one.stack != "adapters")]
 
 
+def voting(used: Sequence[Residual], stack: str) -> list[Residual]:
+    """Return what PyTorch's allocator counts, from `pool`, as votes of this class.
+
+    Where several classes are pooled each source has one, for they are what a new one is like.
+
+    >>> rows = [Residual(source, "FSDP", 0.1, 1.0) for source in "AAAAB"]
+    >>> [one.weight for one in voting(rows, "pretraining")] == [0.25] * 4 + [1.0], voting(rows, "FSDP") == rows
+    (True, True)
+    """
+    if {one.stack for one in used} == {stack}:
+        return list(used)
+    votes: dict[str, float] = {}
+    for one in used:
+        votes[one.source] = votes.get(one.source, 0.0) + one.weight
+    return [one._replace(stack=stack, weight=one.weight / votes[one.source]) for one in used]
+
+
 class Left(NamedTuple):
     """A source that was left out: the range from the others, as factors, and which share of its rows lies in it."""
 
@@ -298,8 +317,7 @@ def left_out(found: Sequence[Residual], level: float) -> list[Left]:
         if not pool(rest, stack):
             continue
         low, high = factors(centred(rest, by), stack, level)
-        inside = sum(one.weight for one in own if within(one, low, high))
-        votes = sum(one.weight for one in own)
+        inside, votes = sum(one.weight for one in own if within(one, low, high)), sum(one.weight for one in own)
         result.append(Left(source, stack, len(own), low, high, inside / votes, votes))
     return result
 
@@ -332,7 +350,7 @@ def ranges(found: Sequence[Residual]) -> list[Made]:
     shared, floor = calibrated_level(cards, COVERAGE) if cards else 1.0, floor_of(centred(found, by))
     for stack in CLASSES:
         card = stack.endswith(CARD)
-        used = pool(found, stack) if card else [one._replace(stack=stack) for one in pool(found, stack)]
+        used = pool(found, stack) if card else voting(pool(found, stack), stack)
         if not used:
             continue
         own = {one.source for one in found if one.stack == stack}

@@ -254,8 +254,8 @@ others, by the spread of measured over predicted beyond what is known to differ.
 and the reports of users (`raw/reported_memory.csv`); a configuration has one vote. *Card* is what the driver shows,
 the rest what PyTorch's allocator does; a class with fewer than {FEWEST} sources is pooled with all others of its counter.
 Of a card both ends are factors on what is predicted, in which the *middle* is, as wide as the rows of its class lie apart; where
-the range would begin beyond the card it begins at {known.spread[-1].floor:.3f} of what the step's tensors need with the least of what
-lies beside them, which is what a verdict compares. `make range` makes it again.
+the range would begin beyond the card it begins at {known.spread[-1].floor:.3f} of what the step's tensors need with the least of
+what lies beside them, which is what a verdict compares. `make range` makes it again.
 
 {table(head, rows)}
 

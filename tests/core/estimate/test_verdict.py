@@ -37,7 +37,9 @@ def test_the_range_is_made_of_what_is_stated() -> None:
     assert MEMORY.high == pytest.approx(shown * known.high + outside.high)
 
 
-@pytest.mark.parametrize("flags", [{"gpus": 8, "zero": 3}, {"qlora": True}, {"framework": "megatron", "gpus": 8, "tp": 8}])
+@pytest.mark.parametrize(
+    "flags", [{"gpus": 8, "zero": 3}, {"qlora": True}, {"framework": "megatron", "gpus": 8, "tp": 8}]
+)
 def test_idle_blocks_are_given_back_by_a_full_card_alone(flags: dict[str, object]) -> None:
     """The range begins at what a card with room shows, unless that is beyond the card; either way the verdict is the same."""
     memory = estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", **flags).memory
