@@ -29,8 +29,8 @@ CLASSES = (
     *(f"{runs}{CARD}" for runs in (SPLIT, SHARDED)),
 )
 """Classes of runs and of what is read, for each of which a spread is known: a stack's, adapters of any stack, and what a card
-holds where tensors are split, whose collectives leave more idle, or gathered for each layer by PyTorch's FSDP, whose streams have
-pools of their own."""
+holds where tensors are split, whose collectives leave more idle, or, in fine-tuning, gathered for each layer by PyTorch's FSDP,
+whose streams have pools of their own."""
 COVERAGE = 0.8
 """Share of runs whose memory lies in the range."""
 
@@ -119,7 +119,9 @@ def spread(
 
 
 def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False, sharded: bool = False) -> str:
-    """Return the name of a class in `CLASSES`. split: by tensor parallelism; sharded: weights are gathered by PyTorch's FSDP
+    """Return the name of a class in `CLASSES`.
+
+    split: by tensor parallelism; sharded: weights are gathered by PyTorch's FSDP in fine-tuning
 
     >>> class_of("FSDP", adapters=False, card=True), class_of("FSDP", adapters=True, card=False)
     ('FSDP, card', 'adapters')

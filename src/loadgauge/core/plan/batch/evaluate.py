@@ -21,7 +21,7 @@ from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
-from loadgauge.core.estimate.memory.counters import Margins
+from loadgauge.core.estimate.memory.counters import Margins, gathered
 from loadgauge.core.estimate.memory.in_flight import works
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory, workspaces
@@ -425,8 +425,8 @@ class GridEvaluator:
         """Return the margins of a layout, without what lies outside PyTorch's allocator."""
         ragged, adapters = layout.tokens is not None, self.training.lora is not None
         framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
-        owned, full = framework.engine is not None, layout.zero == 3
-        gathers, sharded, split = owned and full, full and not owned, layout.tp > 1
+        gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
+        sharded = gathered(framework, layout)
         return Margins.of(
             nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers, sharded=sharded
         )
