@@ -44,10 +44,10 @@ def test_idle_blocks_are_given_back_by_a_full_card_alone(flags: dict[str, object
     """The range begins at what a card with room shows, unless that is beyond the card; either way the verdict is the same."""
     memory = estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", **flags).memory
     margins, allocated = memory.margins, memory.allocated
-    least, roomy = margins.needed(allocated).low, margins.on_card(allocated, None).low
+    least, roomy = margins.needed(allocated).low, margins.needed(allocated, None).low
     assert least < roomy < memory.total
     for capacity, low in ((roomy * 1.001, roomy), (roomy * 0.999, least), (least * 0.999, least)):
-        assert margins.on_card(allocated, capacity).low == low
+        assert margins.needed(allocated, capacity).low == low
         told = msgspec.structs.replace(memory, capacity=capacity).verdict
         assert (told == "does not fit") == (capacity < least) or told == "depends"
 

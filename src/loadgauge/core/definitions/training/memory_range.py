@@ -128,5 +128,5 @@ def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False, sha
     >>> class_of("pretraining", adapters=False, card=True, split=True)
     'tensor parallel, card'
     """
-    own = SPLIT if split else SHARDED if sharded else stack
-    return f"{'adapters' if adapters else own if card else stack}{CARD if card else ''}"
+    own = SPLIT if split and card else SHARDED if sharded and card else stack
+    return f"{'adapters' if adapters else own}{CARD if card else ''}"

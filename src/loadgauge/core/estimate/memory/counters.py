@@ -110,31 +110,27 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         measured = memory_range()
-        whole, parts, streams = (
+        whole, parts, units = (
             spread(framework.stack, adapters=adapters, card=True, split=tensors, sharded=shards)
             for tensors, shards in ((False, False), (True, False), (False, True))
         )
         factors = {
-            name: where(split, getattr(parts, name), where(sharded, getattr(streams, name), getattr(whole, name)))
+            name: where(split, getattr(parts, name), where(sharded, getattr(units, name), getattr(whole, name)))
             for name in ("middle", "low", "high", "floor")
         }
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
         idle = (measured.dynamic if gathers else fragmentation).reserved.usual
         fragmentation = measured.dynamic if ragged else fragmentation
-        if pools.most and framework.engine is None:
-            fragmentation = msgspec.structs.replace(
-                fragmentation, reserved=(measured.expandable if expandable else measured.sharded).reserved
-            )
+        streams = measured.expandable if expandable else measured.sharded
+        reserved = (streams if pools.most and framework.engine is None else fragmentation).reserved
         if not ragged and framework.stack == "fine-tuning":
             # Data are padded to the longest of each batch unless something packs them; what is left idle then is reserved.
-            reserved = msgspec.structs.replace(
-                fragmentation.reserved, high=max(measured.fixed.reserved.high, measured.dynamic.reserved.high)
-            )
-            fragmentation = msgspec.structs.replace(fragmentation, reserved=reserved)
+            most = max(measured.fixed.reserved.high, measured.dynamic.reserved.high)
+            reserved = msgspec.structs.replace(reserved, high=most)
         return cls(
             outside=outside,
-            fragmentation=fragmentation,
+            fragmentation=msgspec.structs.replace(fragmentation, reserved=reserved),
             spread=msgspec.structs.replace(whole, **factors),
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
@@ -171,34 +167,28 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             max(needed.high, held.high + beside.high),
         )
 
-    def needed(self, allocated: float) -> Reading:
-        """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows.
+    def needed(self, allocated: float, card: float | None = 0.0) -> Reading:
+        """Return the memory of a run [bytes]; the value is what a card with room usually shows.
 
-        The upper end is above that value by what cards of other runs show more. What lies beside the tensors is never less than
-        nothing: the low end is what they need with the least of it (blocks that no request fits, the context, NCCL's
-        buffers), and less by as much as tensors of other runs are below what is predicted.
-        """
-        spread, tensors = self.spread, max(0.0, allocated - self.fewer)
-        return Reading(
-            tensors * (1 + self.fragmentation.needed.low) * spread.floor + self.outside.low,
-            self.shown(allocated) + self.outside.value,
-            self.shown(allocated + self.more) * spread.high + self.outside.high,
-        )
-
-    def on_card(self, allocated: float, capacity: float | None) -> Reading:
-        """Return what a card of this capacity shows of a run, and its range [bytes].
-
-        Idle blocks are given back where a card is full, and on no other: where the low end of what is shown is on the card, it is
-        the range's; else the range begins at what is needed. capacity: None where no card is given
+        The upper end is above that value by what cards of other runs show more. Idle blocks are given back where a card is full,
+        and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what the run must
+        have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the context,
+        NCCL's buffers), and less by as much as tensors of other runs are below what is predicted.
+        card: its capacity [bytes], by default that of one that is full in any case; None where no card is given
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
         >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
-        >>> own.on_card(1e10, 8e10).low > own.on_card(1e10, 9e9).low == own.needed(1e10).low
+        >>> own.needed(1e10, 8e10).low > own.needed(1e10, 9e9).low == own.needed(1e10).low
         True
         """
-        needed = self.needed(allocated)
-        low = max(needed.low, self.shown(max(0.0, allocated - self.fewer)) * self.spread.low + self.outside.low)
-        return needed if capacity is not None and low > capacity else msgspec.structs.replace(needed, low=low)
+        spread, tensors, outside = self.spread, max(0.0, allocated - self.fewer), self.outside
+        least = tensors * (1 + self.fragmentation.needed.low) * spread.floor + outside.low
+        roomy = max(least, self.shown(tensors) * spread.low + outside.low)
+        return Reading(
+            least if card is not None and roomy > card else roomy,
+            self.shown(allocated) + outside.value,
+            self.shown(allocated + self.more) * spread.high + outside.high,
+        )
 
     def shown(self, allocated: Any) -> Any:
         """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""

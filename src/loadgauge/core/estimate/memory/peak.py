@@ -40,7 +40,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the worst rank at its peak moment. `total` is the sum of `parts`.
 
     Between `low` and `high` lies what a card shows, in 80 % of published runs that the range was not made from (docs/accuracy.md),
-    from what it must have where the rest is beyond it (`Margins.on_card`); `margins` are what it is made of.
+    from what it must have where the rest is beyond it (`Margins.needed`); `margins` are what it is made of.
     """
 
     total: float
@@ -110,7 +110,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def widened(self, fewer: float, more: float, flag: str) -> Memory:
         """Return the memory of a run that may need `fewer` or `more` bytes. flag: of what, or the key of a job file"""
         margins = self.margins.widened(fewer, more)
-        needed = margins.on_card(self.allocated, self.capacity)
+        needed = margins.needed(self.allocated, self.capacity)
         nearby = {**self.nearby, flag: fewer + more}
         return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high, nearby=nearby)
 
@@ -123,21 +123,21 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     def range_with(self, change: float) -> Reading:
         """Return the memory a card must have where the peak is higher by `change` [bytes]."""
-        return self.margins.on_card(self.allocated + change, self.capacity)
+        return self.margins.needed(self.allocated + change, self.capacity)
 
     @property
     def widest(self) -> Reading:
         """Return the memory a card must have whatever is unspecified: each open choice at its least and at its most [bytes]."""
         fewer, more = (sum(getattr(each, end) for each in self.unsaid) for end in ("fewer", "more"))
-        return self.margins.widened(fewer, more).on_card(self.allocated, self.capacity)
+        return self.margins.widened(fewer, more).needed(self.allocated, self.capacity)
 
     @property
     def verdict(self) -> Verdict:
         """Return whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
         fewer = sum(thing.fewer for thing in self.unsaid if thing.eases)
         low, least = (self.margins.widened(less, 0.0).needed(self.allocated).low for less in (0.0, fewer))
-        endless = any(thing.endless for thing in self.unsaid)
-        return judge(low, self.high, self.capacity, math.inf if endless else self.widest.high, least)
+        widest = math.inf if any(thing.endless for thing in self.unsaid) else self.widest.high
+        return judge(low, self.high, self.capacity, widest, least)
 
     @property
     def fits(self) -> bool | None:
@@ -160,10 +160,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return ask(self.unsaid, self.verdict, self.range_with, self.capacity)
 
 
-def _nothing(rank: StageAtWork) -> tuple[Moment, ...]:
-    return ()
-
-
 class Worst(msgspec.Struct, frozen=True):
     """The rank that needs the most, the phases of its step, and the peak of each stage, all without the overhead [bytes]."""
 
@@ -173,7 +169,10 @@ class Worst(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, memory: MemoryModel, stages: Sequence[Stage], around: Callable[[StageAtWork], Iterable[Moment]] = _nothing
+        cls,
+        memory: MemoryModel,
+        stages: Sequence[Stage],
+        around: Callable[[StageAtWork], Iterable[Moment]] = lambda rank: (),
     ) -> Worst:
         """Find the rank with the highest peak among all stages; stages with equal needs are computed once.
 
@@ -215,15 +214,14 @@ class Worst(msgspec.Struct, frozen=True):
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
         )
-        capacity = None if gpu is None else gpu.capacity
-        needed = margins.on_card(peak.total + workspaces, capacity)
+        needed = margins.needed(peak.total + workspaces, None if gpu is None else gpu.capacity)
         fixed = needed.value - peak.total
         elsewhere = off_card(self.rank.memory, self.rank.stage)
         return Memory(
             total=needed.value,
             low=needed.low,
             high=needed.high,
-            capacity=capacity,
+            capacity=None if gpu is None else gpu.capacity,
             rank=Rank(self.rank.stage.index),
             moment=peak.name,
             parts={**peak.parts, "outside": fixed},

@@ -426,10 +426,10 @@ class GridEvaluator:
         ragged, adapters = layout.tokens is not None, self.training.lora is not None
         framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
         gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
-        sharded = gathered(framework, layout)
         return Margins.of(
-            nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers, sharded=sharded
-        )
+            nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers,
+            sharded=gathered(framework, layout),
+        )  # fmt: skip
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
