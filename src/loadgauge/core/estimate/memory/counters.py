@@ -53,7 +53,7 @@ def gathered(framework: Framework, layout: Layout) -> Any:
     reserves is 15 to 22 % above what it hands out, no more than is said of its stack (rows TT and AO).
 
     >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
-    >>> [gathered(FRAMEWORKS["trl"], Layout(dp=dp, zero=3, seq_len=1)) for dp in (1, 2)]
+    >>> [gathered(FRAMEWORKS["huggingface"], Layout(dp=dp, zero=3, seq_len=1)) for dp in (1, 2)]
     [False, True]
     """
     return (
