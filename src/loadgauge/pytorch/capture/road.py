@@ -339,6 +339,10 @@ class OnDemand(Written):
             yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
         if layout.pp > 1 and "t" in self.names:
             yield f"pp = {layout.pp}: what the first layers send to all of a decoder's is not modelled"
+        if layout.pp > 1 and any(
+            operation.borrows for block in self.any_listing.blocks for operation in block.operations
+        ):
+            yield f"pp = {layout.pp}: blocks that share their weights are not modelled on several stages"
         yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
 
     def within_experts(self, tp: int, ep: int) -> int:
