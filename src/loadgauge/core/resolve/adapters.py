@@ -244,7 +244,9 @@ def _by_name(
         for operation, target in kind.items()
         if any(f".{module}".endswith(ending) for module in modules_of(operation, block))
     }
-    if any(target.endswith(".output") and not target.startswith("convolution") for target in matched):
+    if name.endswith("out_proj") and any(
+        target.endswith(".output") and not target.startswith("convolution") for target in matched
+    ):
         matched.discard("output")  # which has another name in models with such mixers
     meant = TARGETS.get(name, "")
     if not matched and meant in possible:

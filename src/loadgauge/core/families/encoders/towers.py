@@ -72,8 +72,9 @@ QWEN: dict[str, Any] = {"fused": True, "rotary": True}
 WHISPER: dict[str, Any] = {
     "hooked": True, "key_bias": False, "act": "activation_function|gelu",
     "keys": {
-        "w": "d_model", "d": "encoder_layers", "a": "encoder_attention_heads", "g2": "encoder_attention_heads",
-        "i": "encoder_ffn_dim", "c": "num_mel_bins|128", "p": "max_source_positions|1500", "o": "output_dim", "k": "2",
+        "w": "d_model|hidden_size", "d": "encoder_layers|num_hidden_layers", "a": "encoder_attention_heads|num_attention_heads",
+        "g2": "encoder_attention_heads|num_attention_heads", "i": "encoder_ffn_dim|intermediate_size", "c": "num_mel_bins|128",
+        "p": "max_source_positions|1500", "o": "output_dim", "k": "2",
     },
 }  # fmt: skip
 FRAMES = "sound c w +, gelu, halve w w +, gelu"
@@ -107,6 +108,10 @@ MADE = {
         stem=TABLE, **QWEN, end="layernorm w, " + MERGED, deep="layernorm q, " + MERGED, act="hidden_act|gelu_pytorch_tanh",
         keys={"p": "num_position_embeddings"},
     ),
+    "llama4_vision_model": Made(
+        stem="conv v w, vector w, positions p w, layernorm w", rotary=True, spare=1, end="layernorm w",
+        keys={"e": "projector_input_dim", "n": "projector_output_dim", "r": "vision_output_dim"},
+    ),
     "whisper": Made(stem=f"{FRAMES}, fixed p w", **WHISPER),
     "whisper_in_chunks": Made(stem=FRAMES, **WHISPER),
 }  # fmt: skip
@@ -136,6 +141,8 @@ JOINED = {
         made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
         merge="config.spatial_merge_size|2",
     ),
+    "llama4": Joined(made="llama4_vision_model", end="linear y e, gelu, linear n n, gelu, linear r t", rule="fit", merge="2",
+                     tile="image_size", high="16", marks=3),
     "idefics3": Joined(**SPLIT, marks=3),
     "smolvlm": Joined(**SPLIT, marks=3),
     "qwen2_vl": OLD,
@@ -298,7 +305,9 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         layers.append(unused if index > last else near if side and index not in whole else block)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
-    layers.append(of_steps(", ".join(text for text in (shape.end, joined.end) if text), projects=True))
+    # What ends the tower is the projector's own where nothing else joins it.
+    layers += [of_steps(shape.end, projects=True, own=bool(joined.end))] if shape.end else []
+    layers += [of_steps(joined.end, projects=True)] if joined.end else []
     grids = sizes.config.get("image_grid_pinpoints") or () if joined.rule == "anyres" else ()
     edge = joined.rule == "fixed" and _named(sizes.tower, joined) == "pixtral"
     rule = Rule(

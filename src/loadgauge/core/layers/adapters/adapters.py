@@ -376,6 +376,7 @@ def _dora(
             (),
             (product, copy, identity, scale),
             (magnitude,),
+            keeps=tuple(Tensor(f"{name}.dora_{part}", shape.o, held) for part in ("length", "scale", "less_one")),
             workspace=scratch,
             gemms=(Gemm(shape.i, shape.o, lora.rank),),
             forward_flops=flops,
