@@ -221,8 +221,10 @@ def with_pictures(
                 "reached": reached and not block.tower.unused,
             }
             layers.append(msgspec.structs.replace(block, tower=part, **changes))
-            reached = reached or whole or tuned
-        tokens, anywhere = tokens + own, anywhere or reached
+            anywhere = anywhere or whole or tuned
+            # What lies beside the next layer hands nothing on to it.
+            reached = reached or ((whole or tuned) and not block.tower.beside)
+        tokens += own
         words.append(f"{each['patches']:,} {'frames' if key == 'audio' else 'patches'}, {own:,} tokens")
         counted.append(section)
     before = _before(model, layers, anywhere, adapts)

@@ -46,7 +46,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it
+    """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
+    semicolon where others before them are the tower's own
 
     rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys
     """
@@ -94,7 +95,7 @@ MADE = {
         keys={"i": "out_hidden_size", "j": "intermediate_size"},
     ),
     "gemma4_vision": Made(
-        stem="linear v w, positions p2 w", norm=GEMMA, placement="sandwich", gated=True, bias=False,
+        stem="rescale v, linear v w, positions p2 w", norm=GEMMA, placement="sandwich", gated=True, bias=False,
         qkv_bias=False, rotary=True, own_norms=True, act="hidden_activation",
     ),
     "qwen2_vl": Made(
@@ -154,8 +155,8 @@ JOINED = {
 
 
 HEARD = {
-    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w, linear w t +", rule="padded", merge="2", tile="3000"),
-    "voxtral": Joined(made="whisper", end="layernorm w, linear 4w t, gelu, linear t t", rule="windows", merge="4", tile="3000"),
+    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w; linear w t +", rule="padded", merge="2", tile="3000"),
+    "voxtral": Joined(made="whisper", end="layernorm w; linear 4w t, gelu, linear t t", rule="windows", merge="4", tile="3000"),
     "qwen2_5_vl": Joined(made="whisper_in_chunks", end="pool 2, layernorm w, linear w o +, idle 2o", rule="chunks", merge="2",
                            tile="n_window|100"),
 }  # fmt: skip
@@ -271,7 +272,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         output_bias=shape.bias,
         fused_qkv=shape.fused,
         rotary=shape.rotary,
-        heads_first=shape.fused,  # each picture is attended to by itself, and what comes out is joined
+        # Each picture is attended to by itself, and what comes out is joined; Whisper lays its heads out one after another.
+        heads_first=shape.fused or not shape.key_bias,
         causal=False,
         qk_norm=own,
         value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
@@ -305,9 +307,9 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         layers.append(unused if index > last else near if side and index not in whole else block)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
-    # What ends the tower is the projector's own where nothing else joins it.
-    layers += [of_steps(shape.end, projects=True, own=bool(joined.end))] if shape.end else []
-    layers += [of_steps(joined.end, projects=True)] if joined.end else []
+    *own_ends, joins = "; ".join(text for text in (shape.end, joined.end) if text).split("; ")
+    layers += [of_steps(text, projects=True, own=True) for text in own_ends]
+    layers.append(of_steps(joins, projects=True))
     grids = sizes.config.get("image_grid_pinpoints") or () if joined.rule == "anyres" else ()
     edge = joined.rule == "fixed" and _named(sizes.tower, joined) == "pixtral"
     rule = Rule(
