@@ -233,7 +233,7 @@ def _resized(text: str) -> Found:
             if name.endswith("pattern") and isinstance(each, str):
                 changes[name] = (each * (number // len(each) + 1))[:number]
             elif isinstance(each, list) and len(each) == own[key]:
-                changes[name] = [each[place % len(each)] for place in range(number)]
+                changes[name] = [each[layer % len(each)] for layer in range(number)]
         changes[key] = number
     spec = from_dict(names.changed(content, changes), text, text)
     return Found(msgspec.structs.replace(spec, defaults=(), source="sizes given"), f"{base} but for {words}")
