@@ -18,7 +18,7 @@ from loadgauge.job_files.exchange import read, write
 from loadgauge.job_files.ideas.facts import Extra
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 
-JOB = "plan llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --global-batch 16 --seq-len 4096 --pp 1 --cp 1 --replicas 1 --recompute none"
+JOB = "plan llama-3.1-8b --gpu h200-sxm-141gb --gpus 8 --global-batch 16 --seq-len 4096 --pp 1 --cp 1 --replicas 1 --recompute none"
 AXOLOTL = """\
 # my run
 base_model: NousResearch/Meta-Llama-3.1-8B
