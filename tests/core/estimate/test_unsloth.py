@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from loadgauge import Layout, Lora, model
+from loadgauge import Job, Layout, Lora, model
+from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.training.training import Training, training
 from loadgauge.core.estimate.memory.liveness import backward_peak
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
@@ -13,6 +14,7 @@ from loadgauge.core.estimate.states.gathered import shared_matrix
 from loadgauge.core.estimate.workings import view_of
 from loadgauge.core.layers.block import block_layer
 from loadgauge.core.layers.operations.operations import Layer
+from loadgauge.core.resolve.resolve import resolve_job
 
 LLAMA = model("llama-3.1-8b")
 H, F, HEADS, KV, S = 4096, 14336, 32, 1024, 2048
@@ -67,3 +69,20 @@ def test_one_matrix_in_16_bits_stays_beside_a_quantised_base() -> None:
     """The buffer is as large as the largest matrix, and has a float32 scale for each block of 64."""
     kind = trained()
     assert shared_matrix(MemoryModel(LLAMA, LAYOUT, kind, view_of(LAYOUT, kind))) == pytest.approx(H * F * (2 + 4 / 64))
+
+
+def test_experts_are_quantised_whatever_transformers_does() -> None:
+    """24 layers of 32 experts of 3 x 2,880 x 2,880 in 4 bits and a scale for each block; transformers 5 leaves them in 16 bits.
+
+    The shared buffer holds the largest matrix of attention: an expert's are made in 16 bits by the layer.
+    """
+    mixture = model("gpt-oss-20b")
+    experts = 24 * 32 * 3 * 2880 * 2880
+    job = Job("gpt-oss-20b", qlora=True, gpu="h100", seq_len=S, kbit_upcast="none")
+    kept = [
+        resolve_job(job.replace(framework=framework)).estimate().memory.parts["weights"]
+        for framework in ("huggingface", "unsloth")
+    ]
+    assert kept[0] - kept[1] == pytest.approx(experts * (2 - BASE_FORMATS["nf4"].nbytes), rel=0.01)
+    kind, mixture = trained(), model("gpt-oss-20b")
+    assert shared_matrix(MemoryModel(mixture, LAYOUT, kind, view_of(LAYOUT, kind))) == 2880 * 4096 * (2 + 4 / 64)

@@ -29,6 +29,16 @@ def test_layers_that_differ_in_their_mask_alone_are_two_kinds() -> None:
     assert found(config) == {"model.layers": (0, 1, 0, 1)}
 
 
+def test_a_block_that_shares_an_earlier_ones_weights_is_another_kind() -> None:
+    """Zamba2 has two blocks of attention for all its hybrid layers, in turns: the first two layers own them."""
+    config = transformers.Zamba2Config(
+        num_hidden_layers=7, layer_types=["linear_attention", *5 * ["hybrid"], "linear_attention"], num_mem_blocks=2,
+        hidden_size=64, mamba_headdim=16, n_mamba_heads=8, num_attention_heads=4, num_key_value_heads=4,
+        intermediate_size=128, vocab_size=128, mamba_d_state=16, mamba_ngroups=1, adapter_rank=8, chunk_size=16,
+    )  # fmt: skip
+    assert found(config)["model.layers"] == (0, 1, 2, 3, 4, 3, 0)
+
+
 def test_encoder_and_decoder_are_two_lists() -> None:
     config = transformers.T5Config(num_layers=3, num_decoder_layers=4)
     # The first block of each has the table of relative positions.

@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from loadgauge import Job  # noqa: E402
+from loadgauge.core.resolve.resolve import resolve_job  # noqa: E402
 from loadgauge.pytorch.capture.inputs.libraries import library_keys, published  # noqa: E402
 
 PUBLISHED = {
@@ -16,6 +18,10 @@ PUBLISHED = {
     "wav2vec2-base": 94.4e6, "clip-vit-base-patch32": 151e6, "siglip-base": 203e6, "dinov2-base": 87e6,
     "zaya1-8b": 8.84e9, "laguna-xs.2": 33e9, "lfm3-1.7b": 1.7e9, "xlstm-7b": 6.9e9,
     "glm-ocr": 0.8e9, "got-ocr-2.0": 560e6,
+    "deberta-v3-small": 141e6, "deberta-v3-base": 184e6, "deberta-v3-large": 435e6, "mbart-large-50": 611e6,
+    "nllb-200-distilled-600m": 615e6, "nllb-200-1.3b": 1.37e9, "nllb-200-3.3b": 3.35e9, "esm2-150m": 150e6, "esm2-650m": 650e6,
+    "esm2-3b": 2.84e9, "detr-resnet-50": 41.3e6, "segformer-b0": 3.8e6, "swin-tiny": 28.3e6, "swin-base": 87.8e6,
+    "convnext-tiny": 28.6e6, "convnext-base": 88.6e6,
 }  # fmt: skip
 """As the publishers' cards, papers and names state them."""
 
@@ -33,3 +39,13 @@ def test_parameters_are_those_published(name: str) -> None:
 def test_repositories_stand_for_their_names() -> None:
     assert published("nyrahealth/CrisperWhisper") == "whisper-large-v3"
     assert published("zai-org/GLM-OCR") == "glm-ocr"
+
+
+@pytest.mark.parametrize("name", ["deberta-v3-small", "nllb-200-distilled-600m", "segformer-b0"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.thorough
+def test_names_of_every_kind_answer_in_either_16_bits(name: str, precision: str) -> None:
+    """Labels chosen by their values, layers that are dropped at random, a class for each pixel; gradients scaled for fp16."""
+    found = resolve_job(Job(name, gpu="v100", precision=precision)).estimate()
+    assert found.params == pytest.approx(PUBLISHED[name], rel=0.025)
+    assert found.memory.parts["weights"] == found.params * (4 if precision == "fp16" else 2)

@@ -15,6 +15,7 @@ from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.time.roofline import Machine, OperationTime, operation_seconds
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor
+from loadgauge.pytorch.measure.benchmarks import FlopCounter
 from loadgauge.pytorch.trace.programs.own_loops import fitted, manual_step
 
 ROWS, WIDTH, FRAMES = 64, 512, 48
@@ -192,6 +193,27 @@ def test_a_convolution_takes_the_time_of_its_product() -> None:
         assert found.backward == pytest.approx(2 * found.forward, rel=0.05)
         assert seconds(precision, strided=True).forward > found.forward
     assert seconds("fp32", "v100-sxm2-32gb").forward > flops / 15.7e12  # no TF32
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.Conv2d(8, 8, 7, padding=3, groups=8),
+        nn.ConvTranspose2d(8, 16, 4, stride=2, groups=4),
+    ],
+)
+def test_each_gradient_of_a_convolution_takes_what_forward_does(layer: nn.Module) -> None:
+    """2 FLOPs for each weight at each place: of the result, or of the input where that is the smaller picture."""
+    x = torch.randn(2, 8, 10, 12, requires_grad=True)
+    with FlopCounter() as forward:
+        out = layer(x)
+    with FlopCounter() as backward:
+        out.sum().backward()
+    places = x if isinstance(layer, nn.ConvTranspose2d) else out
+    weights = next(layer.parameters()).numel()
+    assert forward.hardware == 2 * weights * 2 * places[0, 0].numel()
+    assert backward.hardware == 2 * forward.hardware
 
 
 def test_a_recurrence_waits_for_each_of_its_turns() -> None:

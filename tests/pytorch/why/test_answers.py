@@ -200,6 +200,9 @@ def test_texts_without_figures_have_a_cause_of_their_own(text: str, cause: str, 
     document = json.loads(why(text, tmp_path, "--json"))
     assert (document["cause"].startswith(cause), document["tried"]) == (True, None)
     assert typed(["why", text]).out.startswith(f"CAUSE  {cause}")  # the text itself, without a file
+    assert typed(["why", f"{text}\n{300 * chr(45)}"]).out.startswith(
+        f"CAUSE  {cause}"
+    )  # longer than a file can be named
 
 
 def test_what_a_kernel_kills_has_no_place_of_its_launcher() -> None:

@@ -20,6 +20,7 @@ from loadgauge.job_files.ideas import (
 
 RECIPES = {
     "bf16-true": "bf16-pure", "bf16-mixed": "bf16-autocast", "32-true": "fp32", "16-mixed": "fp16-autocast",
+    "16-true": "fp16-pure",
 }  # fmt: skip
 """`precision` of Lightning's Fabric; without one it is bf16-mixed on a GPU that has bfloat16."""
 BASES = {"bnb.nf4": "nf4-single", "bnb.nf4-dq": "nf4", "bnb.fp4": "fp4", "bnb.fp4-dq": "nf4"}

@@ -339,6 +339,10 @@ class OnDemand(Written):
             yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
         if layout.pp > 1 and "t" in self.names:
             yield f"pp = {layout.pp}: what the first layers send to all of a decoder's is not modelled"
+        if layout.pp > 1 and any(
+            operation.borrows for block in self.any_listing.blocks for operation in block.operations
+        ):
+            yield f"pp = {layout.pp}: blocks that share their weights are not modelled on several stages"
         yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
 
     def within_experts(self, tp: int, ep: int) -> int:
@@ -471,11 +475,13 @@ def road(job: Job, why: str) -> Found:
 def taken(job: Job, family: OnDemand, why: str) -> Found:
     """The captured model of a family, as a job trains it. Raises as `road`, and `NotYet` where this process makes no captures."""
     tuned, attention = family.tuned, "eager" if job.attention == "eager" else "flash"
-    precision = job.precision or ("fp32" if family.script else "bf16")
+    card, _ = resolve.named_card(job)
+    usual = "fp32" if family.script else "bf16" if card is None or card.bf16 else "fp16"
+    precision = job.precision or usual
     regime = {
         "fp32": Regime(4, False, attention),
         "bf16": Regime(2, True, attention),
-        "fp16": Regime(2, True, attention),
+        "fp16": Regime(2 if tuned.adapts else 4, True, attention),  # scaled gradients are of float32 weights
         "bf16-autocast-8": Regime(2, True, attention),
         "bf16-autocast": Regime(4, True, attention),
         "fp16-autocast": Regime(4, True, attention),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,9 @@ def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
 
 def _read(file: str, gpu_index: int) -> Diagnosis:
     """Return what a file says, or the text of an error in place of its name."""
-    path = Path(file)
-    if not path.exists() and tells_of_memory(file):
+    if tells_of_memory(file) and not os.path.exists(file):  # which a text too long for a name does not upset
         return answer(file)
+    path = Path(file)
     if file == "-":
         return answer(read_stdin())
     if is_pickle(path):

@@ -69,12 +69,21 @@ def _deformed_backward(grad: Any, x: Any, weight: Any, offset: Any, *_: Any, **_
     return 2 * _deformed(x, weight, offset)
 
 
+def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any, **__: Any) -> Any:
+    """For each gradient that is asked for, of the input and of the weights, what forward takes; PyTorch's formula counts the
+    weights' as if each channel met all others, whatever the groups."""
+    transposed, mask = rest[4], rest[7]
+    batch, _, *pixels = x if transposed else grad
+    return whole(2 * batch * math.prod(pixels) * math.prod(weight) * sum(mask[:2]))
+
+
 def _more() -> dict[Any, Formula]:
     """Return what the registry of PyTorch counts as nothing, or refuses in some release, where this release has it."""
     wanted: dict[str, Formula] = {
         "_grouped_mm": _grouped_mm,
         **{f"_scaled_dot_product_{kernel}": _attention for kernel in FUSED},
         **{f"_scaled_dot_product_{kernel}_backward": _attention_backward for kernel in FUSED},
+        "convolution_backward": _convolution_backward,
         "mv": _mv,
         "dot": _dot,
         "vdot": _dot,

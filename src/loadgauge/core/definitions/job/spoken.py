@@ -171,6 +171,7 @@ VALUES: dict[str, dict[str, str]] = {
     "precision": {
         "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "torch.bfloat16": "bf16", "16": "fp16",
         "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16", "float8": "fp8", "bf16-true": "bf16-pure",
+        "16-true": "fp16-pure", "fp16-true": "fp16-pure",
         "fp16-mixed": "fp16", **dict.fromkeys(("fp8-hybrid", "fp8-e4m3", "e4m3"), "fp8"), "fp8-block": "fp8-blockwise",
     },
     "weights": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "torch.bfloat16": "bfloat16", "half": "float16"},

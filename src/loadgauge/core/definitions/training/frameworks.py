@@ -26,6 +26,8 @@ from loadgauge.core.definitions.training.precision import ALIASES, TORCHAO, TRAN
 from loadgauge.core.definitions.training.stacks import (
     ADAMW_STEP,
     END_UNITS,
+    EXPERTS_QUANTISED,
+    EXPERTS_QUANTISED_UNSLOTH,
     LOADED_DTYPE,
     LOADED_DTYPE_UNSLOTH,
     NEWEST_STACK,
@@ -63,6 +65,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         `utils/operations.py`, `convert_to_fp32`)
     prepares: its adapters' base is prepared as PEFT does unless said otherwise: what is not quantised becomes float32
     peft: adapters are PEFT's, in float32 beside 16-bit weights, and run under autocast (Trainer's `bf16` and `fp16`)
+    quantises_experts: routed experts of a base in 4 or 8 bits are quantised too, by its releases
     fused_adapters: it runs the adapters of attention and MLP inside the function of the layer (Unsloth), which keeps the layer's
         input and what the activation reads, and makes the rest again in backward
     joint_adapters: its adapters, and its quantised base, are LitGPT's (`Lora.joint`); one card recomputes nothing unless told to
@@ -123,6 +126,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     unit_gradients: bool = False
     reruns: Habit = Habit.always("whole", "its own function of autograd")
     peft: bool = False
+    quantises_experts: Habit = EXPERTS_QUANTISED
     returns_float32: bool = False
     prepares: bool = True
     fused_adapters: bool = False
@@ -287,7 +291,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 norm="fused", norm_kernel="fused", activation="fused", activation_in_place=True, loss="chunked",
             ),
             precision="bf16-mixed-16", gradients_persist=False, ddp_copies=True, fully_shards=True, peft=True,
-            loaded=LOADED_DTYPE_UNSLOTH, sharded="bf16-fsdp-16",
+            loaded=LOADED_DTYPE_UNSLOTH, quantises_experts=EXPERTS_QUANTISED_UNSLOTH, sharded="bf16-fsdp-16",
             optimizer_step=ADAMW_STEP, own_optimizers=("transformers",), embeddings_32bit=True, host=FSDP_HOST,
             overlap=DDP,
             fused_adapters=True, shared_matrix=True, offloads_checkpoints=True, prepares=False, reduces_once=True,

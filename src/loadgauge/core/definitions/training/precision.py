@@ -87,6 +87,7 @@ PRECISIONS: dict[str, Precision] = {
             source="transformers",
         ),
         Precision(name="bf16-pure", weight=2, compute=2, gradient=2, moment=2, source="pytorch"),
+        Precision(name="fp16-pure", weight=2, compute=2, gradient=2, moment=2, source="pytorch"),
     )
 }
 

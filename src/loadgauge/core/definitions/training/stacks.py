@@ -211,6 +211,11 @@ EXPERTS_QUANTISED = Habit(
 )
 """Releases in which bitsandbytes quantises routed experts: those before transformers 5, which has no `nn.Linear` of an expert."""
 
+EXPERTS_QUANTISED_UNSLOTH = Habit.always(
+    "yes", "unsloth_zoo 2026.10.9: temporary_patches/moe_utils_bnb4bit.py and gpt_oss.py, GptOssExpertsBnb4bit"
+)
+"""The same of Unsloth, which quantises experts in one tensor, and has a class of its own where that cannot be done."""
+
 BEFORE_ONE_TENSOR = "transformers=4.57"
 """The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
 

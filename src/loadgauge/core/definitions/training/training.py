@@ -20,7 +20,6 @@ from loadgauge.core.definitions.training.precision import ALIASES, PRECISIONS, P
 from loadgauge.core.definitions.training.stacks import (
     ADAPTER_WEIGHTS,
     BRANCHING,
-    EXPERTS_QUANTISED,
     KEPT_INPUT,
     NEWEST_STACK,
     SHARED_KEYS,
@@ -264,7 +263,7 @@ def training(
             lora, keeps_inputs=KEPT_INPUT.at(stack).value == "yes", branching=BRANCHING.at(stack).value == "yes"
         )
     if lora is not None and lora.quantised in (True, "nf4", "nf4-single", "fp4", "int8") and chosen.peft:
-        lora = msgspec.structs.replace(lora, experts_stay=EXPERTS_QUANTISED.at(stack).value == "no")
+        lora = msgspec.structs.replace(lora, experts_stay=chosen.quantises_experts.at(stack).value == "no")
     if lora is not None and chosen.peft:
         cast = recipe.autocast and (recipe.casts or chosen.casts) == "autocast"
         lora = lora.under_peft(
@@ -272,7 +271,7 @@ def training(
             wide=lora.stored is not None or ADAPTER_WEIGHTS.at(stack).value == "float32",
         )
         # Without autocast what float32 norms make stays so, attention and 4-bit layers too (bitsandbytes, Linear4bit.forward).
-        wide = recipe.name == "bf16-pure" and lora.upcast == "all" and lora.stored is not None
+        wide = recipe.name.endswith("-pure") and lora.upcast == "all" and lora.stored is not None
         recipe = PRECISIONS["fp32"] if wide else recipe
         # The optimizer has no float32 copies of 16-bit weights.
         recipe = msgspec.structs.replace(recipe, master=0, main_gradient=0, moment=recipe.weight)

@@ -91,7 +91,7 @@ def shared_matrix(memory: MemoryModel) -> Size:
     largest: Size = 0
     for facts in memory.facts.values():
         for weight in facts.layer.weights:
-            if weight.base:
+            if weight.base and not weight.expert:  # theirs are made in 16 bits by the layer
                 largest = maximum(largest, weight.numel)
     return largest * (memory.training.precision.compute + 4 / 64)
 

@@ -275,14 +275,14 @@ def _meaning(result: Estimate) -> dict[str, str]:
         return f", sharded over {layout.zero_ranks} ranks" if layout.zero >= stage and layout.zero_ranks > 1 else ""
 
     stored = f"{precision.weight} B per parameter"
+    stage = result.workings.stages[result.memory.rank.stage]
+    trained = count(result.workings.memory.weighed(stage)[1].all.trainable)
     if result.model.trained is not None:
-        memory = result.workings.memory
-        trained = memory.weighed(result.workings.stages[result.memory.rank.stage])[1].all.trainable
-        stored += f", {count(trained)} of them trained"
+        stored += f", {trained} of them trained"
     if (lora := training.lora) is not None:
         base = "" if lora.stored is None else f" in {lora.stored.words}"
         stays = lora.experts_stay and result.model.has_experts
-        stored = f"frozen base{base}{' but for routed experts' if stays else ''} and {lora.words}"
+        stored = f"frozen base{base}{' but for routed experts' if stays else ''} and {lora.words}, {trained} trained"
     if (
         (low := precision.products) is not None
         and low.weights != "within"

@@ -53,9 +53,10 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 
     size = usual_picture(config)
     of_sound = hears(config, taken)
-    for part in (config, *_parts(config)) if of_sound else ():  # which layers are skipped is drawn at random
-        if getattr(part, "layerdrop", 0):
-            part.layerdrop = 0.0
+    for part in (config, *_parts(config)):  # which layers are skipped is drawn at random
+        for key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+            if getattr(part, key, 0):
+                setattr(part, key, 0.0)
     sounds = functools.cache(lambda samples: sound_of(config, taken, samples))
     usual = pictures or (processed(config, [size]) if size else Pictures())
 

@@ -1,7 +1,8 @@
 """The blocks of a module: children of a `ModuleList` that repeat, told apart by kind, not by number.
 
 Two blocks are of one kind where their modules have the same classes, plain attributes (a layer's type, a window, ...), and
-parameters of the same shapes and dtypes; numbers that only count the blocks, such as `layer_idx`, are left out.
+parameters of the same shapes and dtypes, of which the same ones are an earlier block's; numbers that only count the blocks, such as
+`layer_idx`, are left out.
 """
 
 from __future__ import annotations
@@ -113,8 +114,12 @@ def _pattern(children: list[nn.Module], entries: list[tuple[Hashable, ...]]) -> 
     numbers: dict[Hashable, int] = {}
     own = [values for values in entries if len(values) == len(children)]
     pattern = []
+    owned: set[int] = set()
     for index, child in enumerate(children):
-        kind = (signature(child, counting), tuple(values[index] for values in own))
+        weights = dict(child.named_parameters())
+        borrowed = tuple(path for path, weight in weights.items() if id(weight) in owned)
+        owned |= {id(weight) for weight in weights.values()}
+        kind = (signature(child, counting), tuple(values[index] for values in own), borrowed)
         pattern.append(numbers.setdefault(kind, len(numbers)))
     return tuple(pattern)
 

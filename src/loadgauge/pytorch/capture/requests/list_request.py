@@ -24,7 +24,17 @@ from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
 from loadgauge.pytorch.capture.inputs.small import shallow
-from loadgauge.pytorch.capture.inputs.target import LENGTH, ONE, SECOND, SOUND, config_keys, longest_of, rows_of, sized
+from loadgauge.pytorch.capture.inputs.target import (
+    LENGTH,
+    ONE,
+    SECOND,
+    SOUND,
+    config_keys,
+    longest_of,
+    rows_of,
+    sized,
+    usual_of_heads,
+)
 from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
 from loadgauge.pytorch.capture.lists.compose import Shown, in_order
 from loadgauge.pytorch.capture.lists.listed import Listing
@@ -162,6 +172,9 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
 
 def _of_config(config: Any, run: TorchRun, regime: Regime) -> Sized:
     job = of_config(config, run)
+    usual = {name: size for name, size in usual_of_heads().items() if name in job.names}
+    names = tuple(name for name in job.names if name not in usual)
+    job = msgspec.structs.replace(job, inputs=partial(job.inputs, **usual), names=names) if usual else job
     return cast_by_fsdp(job) if regime.buffer else job
 
 
@@ -267,12 +280,7 @@ def _of_module(
         )
     stacks = blocks(module) if shown is None else shown.few
     splits = _splits(module, regime, {})
-    try:
-        listings, _ = _listings(_split(job, regime, {}), target, stacks, regime, sizes)
-    except ConfigError as error:
-        if ROWS not in str(error) or job.rows:
-            raise
-        listings, _ = _listings(_split(with_rows(job, "most"), regime, {}), target, stacks, regime, sizes)
+    listings, _ = _listings(_split(job, regime, {}), target, stacks, regime, sizes)
     return Document(
         name=target,
         model_type=type(module).__name__,
@@ -332,7 +340,13 @@ def _listings(
 ) -> tuple[list[Listing], dict[str, str]]:
     """The list at some sizes, and on the other side of one sequence, which PyTorch treats apart; and matrices that can be split."""
     fixed = {"t": sizes["s"], **sizes}
-    first, pairs = _listing(job, target, stacks, regime, fixed, around)
+    try:
+        first, pairs = _listing(job, target, stacks, regime, fixed, around)
+    except ConfigError as error:
+        if ROWS not in str(error) or job.rows:
+            raise
+        job = with_rows(job, "most")
+        first, pairs = _listing(job, target, stacks, regime, fixed, around)
     listings = [first]
     if not listings[0].plain and job.names != (
         ONE,
