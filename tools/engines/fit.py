@@ -7,7 +7,8 @@ its figures fitted without it; then each card, and each
 engine, whose figures are then those that all start from.
 
 A server's queue is followed request by request (`serving/loop.py`). To fit, it is followed once for some times of a prompt around
-each point's own (`SCALES`), and read between them; a step's part of a token is taken as it is.
+that by the figures of before (`SCALES`), and read between them; a step's part of a token is taken as it is. Run again, until the
+figures stay.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
-from loadgauge.core.base.algebra import both_count
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.serving.serving import EngineRates, Serving, serving
 from loadgauge.core.serving.decode import Card, Kernels, Work, beside, lanes, load_of, reading
@@ -36,21 +36,21 @@ SHARED = {
     "prompt_experts": 2.5, "prompt_attention": 1.0, "prompt_rest": 1.0, "sent": 0.8, "blackwell": 1.0, "read": 3e-6, "apart": 1.0,
 }  # fmt: skip
 OWN = {
-    "kernel": 2e-6, "host": 0.7e-3, "sequence": 1e-5, "collective": 8e-6, "prefill": 1.0, "steps": 3.0, "first": 2e-2,
-    "request": 1e-3,
+    "kernel": 2e-6, "host": 0.7e-3, "sequence": 1e-5, "collective": 8e-6, "prefill": 1.0, "launch": 5e-6, "mixture": 2e-3,
+    "steps": 3.0, "first": 2e-2, "request": 1e-3,
 }  # fmt: skip
 KINDS = {
     "vllm": (True, 0.5), "sglang": (False, 0.5), "trtllm": (True, 1.0), "hf": (False, 1.0),
 }  # fmt: skip
 """Of each engine, whether a step reads prompts and makes tokens, and the share of an answer whose cache is held from its start on:
 vLLM takes blocks as answers grow, TensorRT-LLM's usual scheduler takes them all so that none is evicted (`GUARANTEED_NO_EVICT`)."""
-LOOSE = ("steps", "first", "request", "read", "apart")
+LOOSE = ("steps", "first", "request", "read", "apart", "launch", "mixture")
 """Figures of first tokens alone, of which little is known beforehand."""
 SOFT, HOLD, HOLD_LOOSE = 0.15, 3.0, 0.3
 FIRST = 0.7
 """Weight of a first token beside a token."""
 SCALES = (0.35, 0.55, 0.8, 1.15, 1.7, 2.6)
-"""Times of a prompt at which queues are followed, over that of its kernels."""
+"""Times of a prompt at which queues are followed, over that by the figures of before."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -81,18 +81,19 @@ def table() -> Table:
             one = server(point)
         except Error:
             continue
-        load = load_of(one, point.asked.batch, point.prompt, point.answer, slots(point, one))
+        load = load_of(one, point.asked.batch, point.prompt, point.answer, slots(point, one), point.launched)
         running = max(1, round(min(load.slots, load.requests) / load.ranks))
         work = one.work(running, point.prompt + point.answer / 2)
         rows.append((point, work, one.card, one.kernels(point.prompt), load, load.idle + load.each * running))
     kernels = structs(Kernels, [row[3] for row in rows])
-    bare = np.array([bare_of(row[3]) for row in rows])
+    bare = np.array([row[4].reading for row in rows])
     known: dict[Load, tuple[float, float]] = {}
     queues, tokens = np.zeros((len(rows), len(SCALES))), np.zeros((len(rows), len(SCALES)))
     for place, row in enumerate(rows):
         for column, scale in enumerate(SCALES):
-            more = scale * bare[place] * (row[4].more or row[4].reading) / row[4].reading
-            load = msgspec.structs.replace(row[4], reading=scale * bare[place], more=more)
+            load = msgspec.structs.replace(
+                row[4], reading=scale * row[4].reading, more=scale * (row[4].more or row[4].reading)
+            )
             if load not in known:
                 found = closed_loop(load)
                 known[load] = found.first, found.token
@@ -113,13 +114,6 @@ def table() -> Table:
 def structs(kind: Any, rows: list[Any]) -> Any:
     """One struct of arrays from many of numbers."""
     return kind(**{name: np.array([float(getattr(row, name)) for row in rows]) for name in kind.__struct_fields__})
-
-
-def bare_of(kernels: Kernels) -> float:
-    """Seconds of a prompt, all shares at their start."""
-    own = kernels.dense + kernels.attention + kernels.rest
-    own += both_count(kernels.experts / SHARED["experts"], SHARED["prompt_experts"] * kernels.expert_flops)
-    return float(own + kernels.wire / SHARED["sent"] + kernels.beyond)
 
 
 Values = dict[str, float]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import msgspec
 import pytest
 
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.serving.inference import Inference
@@ -28,7 +30,7 @@ def test_tokens_take_what_measured_servers_took() -> None:
     """Every fifth of 1,823 points; the bars of a token are those of each model left out in turn (docs/decode.md)."""
     found = list(predicted(every=5))
     assert len(found) > 360
-    for name, column, half, most in (("token", 1, 0.12, 0.32), ("first", 2, 0.24, 0.85)):
+    for name, column, half, most in (("token", 1, 0.12, 0.32), ("first", 2, 0.24, 0.66)):
         off = [abs(one[column] / getattr(one[0], name) - 1) for one in found]  # type: ignore[operator]
         assert statistics.median(off) < half
         assert statistics.quantiles(off, n=10)[-1] < most
@@ -45,7 +47,7 @@ def test_first_tokens_wait_where_the_cache_was_measured_to_be_full() -> None:
     replica = server_of(one)
     found = serve(replica, 128, one.prompt, one.answer, slots(one, replica))
     assert 35 < found.running < 50
-    assert found.first == pytest.approx(one.first, rel=0.2)
+    assert found.first == pytest.approx(one.first, rel=0.25)
 
 
 def test_a_step_reads_the_weights_once_and_every_cache() -> None:
@@ -75,7 +77,7 @@ def test_prompts_read_together_read_the_experts_once() -> None:
     assert eight.experts == pytest.approx(alone.experts, rel=1e-3)
     assert alone.expert_flops == pytest.approx(2 * 1024 * 8 * 48 * 3 * 768 * 2048 / one.card.flops, rel=1e-3)
     assert eight.expert_flops == pytest.approx(8 * alone.expert_flops, rel=1e-6)
-    assert one.prompts(1024, 8) < 0.8 * 8 * one.prompts(1024)
+    assert one.prompts(1024, 8) < 0.9 * 8 * one.prompts(1024)
     assert 0 < one.together(1024) < 1
     assert server("llama-3.1-8b").together(1024) == 0
 
@@ -144,8 +146,8 @@ KNOWN = msgspec.structs.replace(
     prompt_attention=0.25, prompt_rest=0.1, sent=0.5, blackwell=2.0, read=1e-5, apart=2.0,
 )  # fmt: skip
 ENGINE = msgspec.structs.replace(
-    serving().engines["vllm"], kernel=1e-6, host=1e-3, sequence=1e-5, collective=1e-5, prefill=1.5, steps=3.0, first=0.1,
-    request=0.01,
+    serving().engines["vllm"], kernel=1e-6, host=1e-3, sequence=1e-5, collective=1e-5, prefill=1.5, launch=1e-4,
+    mixture=0.01, steps=3.0, first=0.1, request=0.01,
 )  # fmt: skip
 
 
@@ -173,7 +175,29 @@ def test_seconds_of_prompts_and_of_what_a_first_token_waits_for_by_hand() -> Non
     assert reading(kernels, CARD, KNOWN, ENGINE) == pytest.approx(1.5 * 2 * (0.5 + 0.8 + 0.5 + 0.3 + 1.0 + 0.1))
     computed = msgspec.structs.replace(kernels, experts=0.0, expert_flops=0.2)
     assert reading(computed, CARD, KNOWN, ENGINE) == pytest.approx(1.5 * 2 * (0.5 + 1.0 + 0.5 + 0.3 + 1.0 + 0.1))
+    # The host launches 1,000 kernels and 40 layers of experts: beside much shorter kernels it is all that counts.
+    launched = Kernels(dense=1e-3, experts=0.0, expert_flops=0.0, attention=0.0, rest=0.0, wire=0.0, launches=1000, mixtures=40)
+    assert reading(launched, CARD, KNOWN, ENGINE) == pytest.approx(1000 * 1e-4 + 40 * 0.01, rel=1e-4)
     assert beside(0.02, 1000, 8, 4, KNOWN, ENGINE) == pytest.approx((3 * 2 * 0.02, 0.1 + 8 * 0.01 + 0.01))
+
+
+def test_options_of_a_queue_reach_a_server_s_first_token() -> None:
+    """A poll every 30 steps: 14.5 of them more in the mean where nothing else waits; a patience of 20 steps, all of them."""
+
+    def first(options: str, **more: Any) -> float:
+        asked = Inference(task="generate", context=1600, answer=1500, batch=2, server=options, prefill_tokens=8192, **more)
+        card = gpu("h100-sxm5-80gb")
+        served = infer(model("qwen3-8b"), asked, card, cluster(card, 1), params=8_190_735_360, active_params=8_190_735_360).served
+        assert served is not None
+        return served.first / served.token
+
+    plain = first("sglang")
+    assert first("sglang:scheduler_recv_interval=30") - plain == pytest.approx(14.5, abs=1.5)
+    waits = "trtllm:batch_wait_timeout_iters=20,batch_wait_max_tokens_ratio=0.9"
+    assert first(waits) - first("trtllm") == pytest.approx(20, abs=2.5)
+    assert first("trtllm:timeout_iters=60") == first("trtllm")  # one rank has nothing to balance
+    with pytest.raises(ConfigError, match="scheduler_recv_interval is no option of vLLM"):
+        first("vllm:scheduler_recv_interval=30")
 
 
 def test_what_a_rank_sends_in_a_ring() -> None:

@@ -297,6 +297,6 @@ def infer(
             each = replica.cache(asked.prompt + replica.engine.reserved * asked.answer)
             left = max(0.0, share), int(max(0.0, share) * asked.context / replica.cache(asked.context))
             fits = share / each if share >= each else None
-        served = serve(replica, asked.batch, asked.prompt, asked.answer, fits)
+        served = serve(replica, asked.batch, asked.prompt, asked.answer, fits, engine)
         mean = served.token
     return msgspec.structs.replace(answer, first=first, last=last, token=mean, served=served, pool=left)

@@ -8,14 +8,14 @@ vLLM's `gpu_memory_utilization` is a share of the card's whole memory, in which 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.job.job_text import choice, positive_number, switch, whole_number
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
-from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS
+from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, PREFILL, WEIGHT_FORMATS
 from loadgauge.core.definitions.serving.releases import numbered
 
 Kind = Literal["vllm", "sglang", "trtllm", "hf"]
@@ -42,23 +42,25 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+QUEUES = ("polls", "patience", "company", "balance")
+"""Options of how prompts wait, each of one engine."""
 ENGINES: dict[str, Defaults] = {
     "vllm": Defaults(
         title="vLLM", share="utilization", utilization=0.9, max_num_seqs=256, max_batched_tokens=8192,
-        missing=frozenset({"static_fraction", "batch"}), source="vllm",
+        missing=frozenset({"static_fraction", "batch", *QUEUES}), source="vllm",
     ),
     "sglang": Defaults(
         title="SGLang", share="static_fraction", static_fraction=0.85, max_num_seqs=256, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch"}), source="sglang",
+        missing=frozenset({"utilization", "batch", *QUEUES} - {"polls"}), source="sglang",
     ),
     "trtllm": Defaults(
         title="TensorRT-LLM", share="static_fraction", static_fraction=0.9, max_num_seqs=2048, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch"}), answers=False, source="trtllm",
+        missing=frozenset({"utilization", "batch", "polls"}), answers=False, source="trtllm",
     ),
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False, inside=True,
         missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
-                           "accepted", "version"}),
+                           "accepted", "version", *QUEUES}),
         source="transformers",
     ),
 }  # fmt: skip
@@ -78,7 +80,8 @@ ALIASES = {
     "pipeline_parallel_size": "pp", "data_parallel_size": "dp", "expert_parallel_size": "ep", "sleep_level": "sleep",
     "max_model_len": "context", "context_length": "context", "dtype": "weights", "quantization": "weights",
     "free_gpu_memory_fraction": "static_fraction", "kv_cache_free_gpu_memory_fraction": "static_fraction",
-    "max_num_tokens": "max_batched_tokens", "max_batch_size": "max_num_seqs",
+    "max_num_tokens": "max_batched_tokens", "max_batch_size": "max_num_seqs", "scheduler_recv_interval": "polls",
+    "batch_wait_timeout_iters": "patience", "batch_wait_max_tokens_ratio": "company", "timeout_iters": "balance",
 }  # fmt: skip
 """The engines' own words for options."""
 
@@ -96,6 +99,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs
     batch: sequences of a batch, where the engine has no cache of its own (transformers)
     version: its release (None: not named)
+    polls: steps from one look for requests to the next (SGLang); of TensorRT-LLM, patience: steps that prompts wait for others,
+    company: share of `max_batched_tokens` that ends the wait; balance: steps until each rank with a batch of its own has a prompt
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -121,6 +126,22 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1
     tool: float | None = None
     version: str | None = None
+    polls: int = 1
+    patience: int = 0
+    company: float = 0.0
+    balance: int = 0
+
+    def queue(self, prompt: int, ranks: int) -> dict[str, Any]:
+        """Return how prompts of so many tokens wait, as `serving.loop.Load` has it. ranks: with batches of their own
+
+        >>> Engine.parse("trtllm:batch_wait_timeout_iters=20,batch_wait_max_tokens_ratio=0.5", "engine").queue(1024, 1)
+        {'budget': 8192, 'polls': 1, 'patience': 20, 'company': 4096.0}
+        """
+        budget = self.max_batched_tokens or PREFILL
+        patience, company = (
+            (self.balance, float(ranks * prompt)) if ranks > 1 else (self.patience, self.company * budget)
+        )
+        return {"budget": budget, "polls": self.polls, "patience": patience, "company": company}
 
     @property
     def inside(self) -> bool:
@@ -228,10 +249,10 @@ def _switched(text: str) -> bool:
 
 def _value(option: str, text: str) -> object:
     """An option's value. Raises `ConfigError`."""
-    if option in ("utilization", "static_fraction"):
+    if option in ("utilization", "static_fraction", "company"):
         share = positive_number(text)
         if share > 1:
-            raise ConfigError(f"must be a share of the memory, at most 1, got {text}")
+            raise ConfigError(f"must be a share, at most 1, got {text}")
         return share
     if option == "version":
         numbered(text)
