@@ -9,7 +9,7 @@ PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
 RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough search quick cpus versions parsers peers lint docs planner runs operators serving rollout range examples accuracy bench drift stack gpu dist sbom clean
+.PHONY: help demo test thorough search quick cpus versions parsers peers lint docs planner runs operators serving rollout range examples accuracy bench drift stack experts gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -107,6 +107,14 @@ accuracy: $(PAGES) ## docs/accuracy.md: predicted against published runs (some m
 
 stack: .stack/venv/installed ## docs/stack.md: the real libraries on the simulated device, beside the formula (half an hour; resumes)
 	HF_HUB_OFFLINE=1 PYTHONPATH=tools .stack/venv/bin/python -W ignore -m stack.page
+
+experts: .stack/experts/installed ## docs/experts.md: layers of experts of three libraries on the simulated device, beside the formula (5 minutes)
+	PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools:$(CURDIR)/.stack/experts" $(PYTHON) -W ignore -m experts.run
+
+# Without what they ask for, which the layers do not need.
+.stack/experts/installed:
+	pip install --quiet --no-deps --target .stack/experts torchtitan==0.3.0 megatron-core==0.16.1 spmd_types==0.2.3 einops tyro \
+		docstring_parser typeguard torchdata datasets tensorboard triton && touch $@
 
 drift: $(PAGES) ## what 2,000 jobs predict otherwise than at BASE (a commit; by default where main was left), by part and cause, and accuracy (10 minutes)
 	$(RUN) tools/drift.py $(or $(BASE),$$(git merge-base HEAD main)) --accuracy

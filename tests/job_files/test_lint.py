@@ -296,3 +296,19 @@ def test_the_command_says_it_writes_it_and_documents_it(tmp_path: Path) -> None:
     assert not [each for each in rest if each["level"] == "time"]
     assert typed(f"lint {path} --gpu h100 --rule nothing").code == 2
     assert typed(f"lint {tmp_path / 'none.yaml'}").code == 2
+
+
+def test_a_program_of_transformers_trainer_is_patched_where_the_batch_is(tmp_path: Path) -> None:
+    """It is read again as it was read: as a program without adapters, not as a list of Trainer's arguments."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        'model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B", torch_dtype="bfloat16")\n'
+        'args = TrainingArguments("out", per_device_train_batch_size=8, gradient_accumulation_steps=4, bf16=True,\n'
+        '                         gradient_checkpointing=True, optim="adafactor")\n'
+        "Trainer(model, args).train()\n"
+    )
+    out = typed(["lint", str(program), "--gpu", "4090"]).out
+    assert "+args = TrainingArguments" in out
+    assert "per_device_train_batch_size=1, gradient_accumulation_steps=32" in out  # as many samples a step
+    assert "no patch" not in out

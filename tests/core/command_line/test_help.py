@@ -82,6 +82,8 @@ SAID = {
     "--lora-r 8": "--lora-rank 8", "--target-modules q_proj": "--lora-targets q_proj", "--bf16": "--precision bf16",
     "--precision bfloat16": "--precision bf16", "--dtype float16": "--precision fp16", "--mixed-precision bf16": "--precision bf16",
     "--torch-dtype bfloat16": "--weights bfloat16", "--weights bf16": "--weights bfloat16", "--fp8": "--precision fp8",
+    "--gpu p5.48xlarge": "--gpu h100-sxm5-80gb --gpus 8", "2xg5.12xlarge": "--gpu a10g --gpus 8 --gpus-per-node 4",
+    "--gpu Standard_NC48ads_A100_v4": "--gpu a100-pcie-80gb --gpus 2",
     "--gpu 8xh100": "--gpu h100 --gpus 8", "--gpu 4090x2": "--gpu 4090 --gpus 2", "--gpu h100:8": "--gpu h100 --gpus 8",
     "--gpu '2 x 4090'": "--gpu 4090 --gpus 2", "--gpu 24GB": "--memory 24GB", "--memory 24": "--memory 24GB",
     "--vram 24GB": "--memory 24GB", "--num-gpus 8": "--gpus 8", "--world-size 8": "--gpus 8", "--price '$2'": "--price 2",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgauge.core.base.errors import ConfigError, NotStated
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.hardware.hardware import card_of, gpu, gpu_ids, with_memory
@@ -208,3 +209,12 @@ def test_the_command_that_reproduces_it_does(flags: dict[str, object]) -> None:
         result.memory.high,
     )
     assert (again.memory.capacity, again.time) == (result.memory.capacity, result.time)
+
+
+def test_machines_of_clouds_hold_cards_of_the_catalogue() -> None:
+    """In the numbers that one machine is built with."""
+    for name, machine in read_table("instances.toml").items():
+        count, _, card = machine.partition(" ")
+        assert card in gpu_ids(), name
+        assert int(count) in (1, 2, 4, 8, 16), name
+        assert name == name.lower()

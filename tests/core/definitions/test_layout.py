@@ -73,10 +73,12 @@ CONSTRAINTS: dict[str, tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = 
         "linear_num_key_heads over tp: 16 over 32 leaves 16",
     ),
     "a mixer over tp": (
-        with_mixer(ShortConvolution()), {}, {"tp": 2}, "tp = 2: ShortConvolution over tp is not modelled",
+        with_mixer(ShortConvolution()), {}, {"tp": 2},
+        "tp = 2: ShortConvolution over tp is not modelled; --zero 3 or --pp shares such a model out",
     ),
     "a mixer over cp": (
-        with_mixer(ShortConvolution()), {}, {"cp": 2}, "cp = 2: ShortConvolution over cp is not modelled",
+        with_mixer(ShortConvolution()), {}, {"cp": 2},
+        "cp = 2: ShortConvolution over cp is not modelled; --recompute full makes room for long sequences",
     ),
     "key-value heads": (DENSE, {"tp": 2}, {"tp": 4}, "num_key_value_heads and tp must divide one another: 6 and 4"),
     "MLP": (DENSE, {"tp": 2}, {"tp": 3}, "intermediate_size over tp: 1024 over 3 leaves 1"),

@@ -100,8 +100,8 @@ def test_a_schedule_of_deepseek_sends_tokens_in_eight_bits_and_sums_in_sixteen()
     layer = next(
         facts.layer for facts in setup.estimate().workings.memory.facts.values() if "mlp.dispatch" in facts.layer.names
     )
-    dispatch, down = (
-        next(operation for operation in layer if operation.name == name) for name in ("mlp.dispatch", "mlp.down")
+    dispatch, back_again = (
+        next(operation for operation in layer if operation.name == name) for name in ("mlp.dispatch", "mlp.return")
     )
 
     def sent(collectives: Any) -> list[float]:
@@ -109,5 +109,5 @@ def test_a_schedule_of_deepseek_sends_tokens_in_eight_bits_and_sums_in_sixteen()
 
     (out,), (back,) = sent(dispatch.forward_comm), sent(dispatch.backward_comm)
     assert out / back == pytest.approx((1 + 4 / 128) / 2, rel=1e-9)
-    assert (sent(down.forward_comm), sent(down.backward_comm)) == ([back], [out])
+    assert (sent(back_again.forward_comm), sent(back_again.backward_comm)) == ([back], [out])
     assert {each.groups for each in dispatch.forward_comm if each.axis == "ep"} == {(8, 4)}

@@ -10,7 +10,7 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.memory.liveness import backward_peak, forward_peak
 from loadgauge.core.families.reference import llama_model
 from loadgauge.core.layers import View, block_layer, head_layer
-from loadgauge.core.layers.operations.operations import NOTHING
+from loadgauge.core.layers.operations.operations import NOTHING, Layer
 from loadgauge.evidence.validate.runs import published
 from loadgauge.evidence.validate.validate import validate
 
@@ -45,20 +45,25 @@ def test_the_fused_loss_of_megatron_costs_what_its_tests_measured() -> None:
     assert fused.predicted - plain.predicted == pytest.approx(fused.measured - plain.measured, rel=0.02)
 
 
-@pytest.mark.parametrize(("experts", "ep", "copies"), [(8, 4, 3), (8, 8, 1), (8, 1, 2), (1, 1, 1)])
-def test_rows_that_megatron_refers_to_while_it_combines(experts: int, ep: int, copies: int) -> None:
-    """Permuted; received, sorted and put back where ranks have several experts."""
+@pytest.mark.parametrize(("experts", "ep", "copies"), [(8, 4, 2), (8, 8, 1), (8, 1, 1), (1, 1, 0)])
+def test_rows_that_megatron_refers_to_until_it_returns(experts: int, ep: int, copies: int) -> None:
+    """As they were permuted, and as they came where they are sorted again. (Those that were computed are gone by then: the
+    layer's own code, in tests/core/oracle/test_experts_code.py, has one copy less than was counted before.)"""
     block = Block(
         attention=Attention(num_attention_heads=8, num_key_value_heads=8, head_dim=64), norm=Norm("rmsnorm"),
         mlp=Moe(num_experts=experts, num_experts_per_tok=1, moe_intermediate_size=64),
     )  # fmt: skip
     kernels = training("megatron").kernels
     layer = block_layer(block, H, View.of(T, 1, ep=ep, kernels=kernels))
-    combine = next(operation for operation in layer if operation.name == "mlp.combine")
-    assert combine.workspace == copies * 2 * T * H
+    assert held(layer) == copies * 2 * T * H
     flexible = msgspec.structs.replace(kernels, dispatch="deduplicated")
-    layer = block_layer(block, H, View.of(T, 1, ep=ep, kernels=flexible))
-    assert next(operation for operation in layer if operation.name == "mlp.combine").workspace == 0
+    assert held(block_layer(block, H, View.of(T, 1, ep=ep, kernels=flexible))) == 0
+
+
+def held(layer: Layer) -> float:
+    """Bytes that live until the layer's rows are combined."""
+    combine = next(operation for operation in layer if operation.name == "mlp.combine")
+    return sum(tensor.nbytes for tensor in combine.holds)
 
 
 def test_ulysses_keeps_the_context_twice() -> None:

@@ -275,14 +275,14 @@ def test_what_latent_attention_and_experts_save(recipe: str) -> None:
 
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
 def test_what_experts_quantise_inside_backward(framework: str) -> None:
-    """The gradient of every row twice; torchao's rows and the weights of all experts too."""
+    """The gradient of every row twice; torchao's rows and weights too, where torchtitan has two first matrices."""
     kernels = training(framework, "mxfp8").kernels
     block = mixtral_block(512, 8, 4, 64, 8, 2, 256)
     layer = block_layer(block, 512, View.of(256, 2, kernels=kernels))
     rows, h, f = 512 * 2, 512, 256
-    within = rows * h + 8 * h * 2 * f if framework == "torchtitan" else 0
-    first = next(op for op in layer if op.name == "mlp.gate_up")
-    assert first.workspace == 33 / 32 * (2 * rows * 2 * f + within)
+    name, halves, again = ("mlp.gate", 1, 1) if framework == "torchtitan" else ("mlp.gate_up", 2, 0)
+    first = next(op for op in layer if op.name == name)
+    assert first.workspace == 33 / 32 * (2 * rows * halves * f + again * (rows * h + 8 * h * halves * f))
 
 
 @pytest.mark.parametrize("recipe", BESIDE)

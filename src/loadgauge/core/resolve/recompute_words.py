@@ -197,7 +197,10 @@ def _per_op(model: ModelSpec, training: Training) -> frozenset[str]:
     kept = KEPT | (set() if gated else {"mlp.up"})
     if training.kernels.compiled:
         kept = kept - {"mlp.down"}  # whose output nothing reads in backward, which the compiler sees
-    return frozenset.intersection(*_names(model, training)) - kept
+    # Products of several experts run again, and what they sent each other is kept (source: torchtitan 0.3,
+    # `distributed/activation_checkpoint.py`).
+    routed = {"mlp.gate@experts"} if training.kernels.experts == "scattered" and model.has_experts else set()
+    return (frozenset.intersection(*_names(model, training)) - kept - {"mlp.dispatch"}) | routed
 
 
 def of_kinds(chosen: dict[bool, set[str]], names: dict[bool, frozenset[str]]) -> frozenset[str]:

@@ -81,6 +81,11 @@ def kernels_of(job: Job, model: ModelSpec) -> str:
 
 def with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assumed: dict[str, str]) -> Training:
     """The training with the kernel of fused attention that runs on the card. Raises `ConfigError` where a named one cannot."""
+    experts = kind.framework.experts
+    if experts is not None and kind.lora is None:
+        kind = msgspec.structs.replace(
+            kind, kernels=msgspec.structs.replace(kind.kernels, experts=experts.at(stack).value)
+        )
     kernels = kind.kernels
     if kernels.attention == "eager":
         return kind

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 import msgspec
@@ -106,6 +107,7 @@ def choose(facts: Facts) -> tuple[dict[str, Any], tuple[Knob, ...]]:
         _micro_batches(facts),
         _attention(facts),
         _expert_tp(facts),
+        _expert_ranks(facts),
         _gpus(facts),
         _seq_len(facts),
         _lora_rank(facts),
@@ -233,6 +235,23 @@ def _expert_tp(facts: Facts) -> Knob:
         (stated, int(stated[1]) if stated else None),
         (facts.performance_recipe, 1, (tp,), "its recipes do not split experts"),
         (True, tp, (1,), "Megatron-LM's default is tp"),
+    )
+
+
+def _expert_ranks(facts: Facts) -> Knob:
+    run = facts.run
+    sent = run.ep is None and facts.flags.says("DeepEP")
+    ranks = (run.gpus or 1) // ((run.tp or 1) * (run.pp or 1))
+    widest = gcd(run.moe_experts or 1, ranks) if sent else 1
+    return _first(
+        "ep",
+        (not sent, run.ep or 1),
+        (
+            True,
+            widest,
+            (gcd(widest, run.gpus_per_node or 8),),
+            "DeepEP sends tokens between ranks; all that share them evenly",
+        ),
     )
 
 

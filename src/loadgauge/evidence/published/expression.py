@@ -350,7 +350,7 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
     if schedule == "interleaved" and (pp == 1 or vpp == 1):
         schedule, vpp = "1f1b", 1
     experts = any(isinstance(block.mlp, Moe) for block in model.blocks)
-    ep = run.ep or 1
+    ep = int(values["ep"])
     if not experts and ep > 1:
         raise Inexpressible(f"ep: {ep}, but the row states no experts")
     sequence_parallel = values["sequence_parallel"] == "yes" and tp > 1

@@ -366,6 +366,9 @@ def _moe(run: SourceRow, flags: Flags, template: ModelSpec, listed: ModelSpec | 
     if shared:
         base = own.shared or Mlp(intermediate_size=1, gated=gated, activation=own.activation)
         expert = msgspec.structs.replace(base, intermediate_size=shared)
+    # Experts one after another, token after token: those of a token are neighbours (source: nemo-automodel,
+    # `components/moe/layers.py`, FakeBalancedGate).
+    groups = (run.moe_experts // run.moe_topk, 1) if flags.says("fake balanced gate") else own.groups
     dropped = flags.says("capacity factor 1") or flags.says("token-drop") or "tokendrop" in run.model
     return msgspec.structs.replace(
         own,
@@ -374,4 +377,5 @@ def _moe(run: SourceRow, flags: Flags, template: ModelSpec, listed: ModelSpec | 
         moe_intermediate_size=width,
         shared=expert,
         capacity_factor=1.0 if dropped else None,
+        groups=groups,
     )

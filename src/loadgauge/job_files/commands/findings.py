@@ -349,7 +349,7 @@ def patched(
         for own in (_merged(source, was.plain, written.text), written.text):
             off = was.unlike(own, wanted, job)
             others = [name for name in off if name not in FOLLOW]
-            beside = [f"it changes {name} too" for name in others]
+            beside = [f"it would change {name} too" for name in others]
             beside = ["another file contradicts it too"] if others == UNREAD else beside
             tried.append((len(off), len(tried), own, (*written.left_out, *beside)))
         if before is None or not min(tried)[0]:
@@ -392,7 +392,7 @@ class Unchanged(NamedTuple):
     def unlike(self, text: str, wanted: Job, job: Job) -> list[str]:
         """Return the fields in which another text of the file is not the job that is wanted."""
         try:
-            again = read(text, self.files[0].dialect, file=job.model, given=self.own, version=job.version)
+            again = read(text, job.dialect, file=job.model, given=self.own, version=job.version)
             read_as = combine((again, *self.files[1:]), self.own)[0]
         except Error:
             return list(FIELDS[1:])

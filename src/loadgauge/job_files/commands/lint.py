@@ -120,7 +120,7 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
             if row[:1] in "+-" and row[:3] not in ("+++", "---"):
                 target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
         for line in each.left_out:
-            target.print(f"        not in this format: {line}", markup=False, highlight=False, soft_wrap=True)
+            target.print(f"        no patch: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:

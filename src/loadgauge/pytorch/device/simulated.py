@@ -52,7 +52,7 @@ def _backend() -> Any:
 
         def manual_seed_all(self, seed: int) -> None: ...
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
-            return [torch.bfloat16, torch.float16]
+            return [torch.bfloat16, torch.float16, torch.float32]  # CUDA's refuses none (torchtitan's router)
 
         def is_bf16_supported(self, including_emulation: bool = True) -> bool:
             return True

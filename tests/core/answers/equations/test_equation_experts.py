@@ -253,10 +253,10 @@ def test_parts_of_a_layer_with_experts() -> None:
     }  # fmt: skip
     assert list(parts) == list(by_hand)
     assert all(sympy.expand(parts[name] - by_hand[name]) == 0 for name in by_hand)
-    # Megatron's router and its shared expert keep one and the same input, which belongs to the first.
+    # Megatron's shared expert and its router keep one and the same input, which belongs to the first: the expert runs before.
     kept = equation("activations", "deepseek", experts="fused").parts
-    assert sympy.expand(kept["router"] - (2 * T * h + 4 * T * E + 4 * T * K + 4 * T)) == 0
-    assert sympy.expand(kept["shared expert"] - 8 * T * g) == 0
+    assert sympy.expand(kept["router"] - (4 * T * E + 4 * T * K + 4 * T)) == 0
+    assert sympy.expand(kept["shared expert"] - (2 * T * h + 8 * T * g)) == 0
     flops = equation("forward-flops", "deepseek").parts
     assert sympy.expand(flops["scores and context"] - deepseek_forward()[1]) == 0
     assert list(equation("wire", "deepseek", **MEGATRON).parts) == [

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
+from loadgauge.core.base import read_table
 from loadgauge.core.base.hooks import provider
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.spoken import (
     ASKED,
+    COUNT,
     COUNTS,
     FILLERS,
     HARMLESS,
@@ -212,7 +214,24 @@ def _value(field: str, taken: list[str]) -> list[str]:
         return [flag, VALUES[field][value.lower()]]
     if field in LENGTHS and (thousands := re.fullmatch(r"(\d+)[kK]", value)):
         return [flag, str(int(thousands[1]) * 1024)]
+    if field == "gpu" and (machine := _machine(value)):
+        return [flag, *machine]
     for name, pattern, words in PATTERNS:
         if name == field and (match := re.fullmatch(pattern, value, re.IGNORECASE)):
             return match.expand(words.replace(" ", "\0")).split("\0")
     return [flag, value]
+
+
+def _machine(name: str) -> list[str]:
+    """Return the cards of machines that a cloud rents by a name, as `--gpu` and more flags; nothing for another name.
+
+    >>> _machine("p5.48xlarge"), _machine("2x g5.12xlarge"), _machine("h100")
+    (['h100-sxm5-80gb', '--gpus', '8'], ['a10g', '--gpus', '8', '--gpus-per-node', '4'], [])
+    """
+    machines = re.fullmatch(rf"(?:({COUNT}) ?[x*×] ?)?(?:standard_)?(.*)", name.lower())
+    assert machines is not None
+    count, _, card = read_table("instances.toml").get(machines[2], "").partition(" ")
+    if not card:
+        return []
+    several = ["--gpus-per-node", count] if int(machines[1] or 1) > 1 else []
+    return [card, "--gpus", str(int(machines[1] or 1) * int(count)), *several]

@@ -445,9 +445,9 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
             if mixer is not None and not isinstance(mixer, Attention | LatentAttention):
                 kind = type(mixer).__name__
                 if layout.tp > 1 and not _sharded(mixer):
-                    yield f"tp = {layout.tp}: {kind} over tp is not modelled"
+                    yield f"tp = {layout.tp}: {kind} over tp is not modelled; --zero 3 or --pp shares such a model out"
                 if layout.cp > 1 and (isinstance(mixer, Mamba1 | LightningAttention) or not _sharded(mixer)):
-                    yield f"cp = {layout.cp}: {kind} over cp is not modelled"
+                    yield f"cp = {layout.cp}: {kind} over cp is not modelled; --recompute full makes room for long sequences"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads
             if keys % layout.tp and layout.tp % keys:

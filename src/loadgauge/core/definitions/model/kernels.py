@@ -105,8 +105,11 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         (transformers); Megatron's is a layer of its own that keeps its input.
     vocabulary_multiple: the token table is padded to a multiple of this many rows a rank (Megatron: 128).
     products: the recipe of 8 or 4 bits that the matrix products of the blocks run in, if any.
-    experts: `grouped` is transformers' grouped_mm form (torchtitan's too), which weights the experts' outputs and keeps
-        them; `fused` is Megatron's, which weights inside the activation and keeps neither its output nor the experts'.
+    experts: `grouped` is transformers' grouped_mm form, which weights the experts' outputs and keeps them; `scattered` is
+        torchtitan's, which weights them in float32 and adds them to their tokens; `looped` runs expert after expert, and `batched`
+        copies an expert's matrices for each row (transformers' `eager` and `batched_mm`); `modules` loops over matrices of
+        their own (transformers before 5); `fused` is Megatron's, which weights inside the activation and keeps neither its output
+        nor the experts'.
     dispatch: tokens go to their experts by a plain all-to-all, a copy for each, or `deduplicated`: one to each domain of
         fast links, which hands it on (DeepEP, HybridEP); `quantised`: so, and outward in the 8 bits of the products.
     router_aux_loss: a load-balancing loss keeps the scores of all experts (transformers: with `output_router_logits`).
@@ -148,7 +151,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     scores_mask: bool = False
     written_mask: bool = False
     writes_groups: bool = False
-    experts: Literal["grouped", "fused"] = "grouped"
+    experts: Literal["grouped", "scattered", "looped", "modules", "batched", "fused"] = "grouped"
     dispatch: Literal["all_to_all", "deduplicated", "quantised"] = "all_to_all"
     router_aux_loss: bool = False
     recurrence: Literal["fused", "reference"] = "fused"

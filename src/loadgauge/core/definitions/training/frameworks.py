@@ -28,6 +28,7 @@ from loadgauge.core.definitions.training.stacks import (
     END_UNITS,
     EXPERTS_QUANTISED,
     EXPERTS_QUANTISED_UNSLOTH,
+    EXPERTS_RUN,
     LOADED_DTYPE,
     LOADED_DTYPE_UNSLOTH,
     NEWEST_STACK,
@@ -89,6 +90,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     reduced_per_rank: elements that a bucket has at least for each rank it is reduced over
     reruns: how much of a checkpointed layer runs again (`RERUNS`)
     reduces_by_layer: under ZeRO a bucket is one layer, whatever its size
+    experts: how it runs them, by its releases, where that is not always as its kernels say
     experts_by_te: models with experts are its own, of Transformer Engine's norms and attention
     sums_beside: its column-parallel matrices gather inputs and sum gradients beside their products in
         backward (`Overlap.prefetch`)
@@ -145,6 +147,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     reduced: float = 25 * 2**20 / 4
     reduced_per_rank: float = 0
     reduces_by_layer: bool = False
+    experts: Habit | None = None
     experts_by_te: bool = False
     splits_sends: bool = False
     sends_in_turn: tuple[Schedule, ...] = ()
@@ -211,7 +214,7 @@ FRAMEWORKS: dict[str, Framework] = {
             low_precisions=tuple({**TRANSFORMER_ENGINE, **TORCHAO}.items()),
             loaded=LOADED_DTYPE, sharded="bf16-fsdp-16", end_units=END_UNITS, returns_float32=True,
             optimizer_step=ADAMW_STEP, own_optimizers=("transformers",),
-            embeddings_32bit=True, host=FSDP_HOST,
+            embeddings_32bit=True, host=FSDP_HOST, experts=EXPERTS_RUN,
             overlap=DDP, reruns=RERUNS,
             reduces_once=True,  # Trainer enters accelerate's `no_sync` for every micro-batch but the last
             # DDP, and FSDP's SHARD_GRAD_OP and FULL_SHARD; its models checkpoint whole layers, or none.
@@ -245,7 +248,7 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
         Framework(
             name="torchtitan",
-            kernels=Kernels(keep_gathered=True, views_pin_storage=True), flash=TORCHTITAN_ATTENTION,
+            kernels=Kernels(keep_gathered=True, views_pin_storage=True, experts="scattered"), flash=TORCHTITAN_ATTENTION,
             precision="bf16-autocast", stack="FSDP", low_precisions=tuple(TORCHAO.items()), casts="fsdp",
             gradients_persist=False, fully_shards=True, reduces_by_layer=True,
             optimizer_step=Habit.always("fused", "torchtitan 0.2: components/optimizer.py"),
@@ -302,7 +305,7 @@ FRAMEWORKS: dict[str, Framework] = {
             name="deepspeed",
             kernels=TRANSFORMERS,
             precision="bf16-mixed-16", low_precisions=tuple(TRANSFORMER_ENGINE.items()),
-            gradients_persist=True, engine=ZeroEngine(), reruns=RERUNS,
+            gradients_persist=True, engine=ZeroEngine(), reruns=RERUNS, experts=EXPERTS_RUN,
             optimizer_step=Habit.always("fused", "deepspeed 0.19.8: runtime/engine.py, FusedAdam"),
             reduced=500e6,
             # stage_1_and_2.py: fp32 partition, its gradient and a 16-bit buffer; stage3.py: gradients in float32 and 16 bits.
@@ -409,7 +412,7 @@ _like(
     # weights, which are read in bfloat16, over the `fsdp` axis.
     "maxtext",
     "torchtitan",
-    kernels=with_compile(Kernels(keep_gathered=True)),
+    kernels=with_compile(Kernels(keep_gathered=True)),  # and experts as transformers groups them
     overlap=Overlap(tp=True, dp=True),
     stack="pretraining",
     expandable=False,

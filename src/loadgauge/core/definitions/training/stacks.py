@@ -211,6 +211,18 @@ EXPERTS_QUANTISED = Habit(
 )
 """Releases in which bitsandbytes quantises routed experts: those before transformers 5, which has no `nn.Linear` of an expert."""
 
+EXPERTS_RUN = Habit(
+    (
+        Change(
+            "grouped",
+            "transformers 5.23: integrations/moe.py, get_correct_experts_implementation",
+            (("transformers", (5,)),),
+        ),
+        Change("modules", "transformers 4.57.6: models/mixtral/modeling_mixtral.py, MixtralSparseMoeBlock"),
+    )
+)
+"""How transformers' modules run experts (`Kernels.experts`)."""
+
 EXPERTS_QUANTISED_UNSLOTH = Habit.always(
     "yes", "unsloth_zoo 2026.10.9: temporary_patches/moe_utils_bnb4bit.py and gpt_oss.py, GptOssExpertsBnb4bit"
 )

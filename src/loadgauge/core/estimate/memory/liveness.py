@@ -193,6 +193,8 @@ def backward_peak(
         return _seen(layer, layer.profile, weight_gradient, recompute, accumulating=accumulating, hosts=hosts)
     whole, freed = _keepers(layer)
     stays = {tensor.name for operation in layer if split and operation.trains_matrix for tensor in operation.keeps}
+    if recompute.checkpointed == layer.names:
+        stays.add("input")  # the checkpoint's own
     tensors = _Alive()
     for tensor in layer.kept(recompute) if recompute else whole.values():
         if tensor.name not in hosts:

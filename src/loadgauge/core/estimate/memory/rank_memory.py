@@ -199,7 +199,7 @@ class MemoryModel:
         if policy.mode != "none":
             again = applied(policy, layer, self.names)
             working = self.backward(layer, again)
-            if policy.mode == "full" and self.training.lora is not None and layer.profile is None:
+            if policy.mode == "full" and layer.profile is None:
                 working = maximum(working, rerun_peak(layer))
             facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.leaving(layer, again))
         return facts

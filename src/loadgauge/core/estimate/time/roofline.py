@@ -199,7 +199,7 @@ def _one_kernel(gpu: Gpu, training: Training) -> bool:
     if training.overlap.launch:
         return True
     older = gpu.vendor == "nvidia" and float(gpu.compute_capability or 0) < GROUPED_SINCE
-    return training.kernels.experts == "grouped" and not older
+    return training.kernels.experts in ("grouped", "scattered") and not older
 
 
 class OperationTime(msgspec.Struct, frozen=True):
@@ -341,7 +341,7 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         ahead, back = operation.moves[0] / rate.forward, operation.moves[1] / rate.backward
         return OperationTime(ahead + WRITTEN_KERNELS[0] * launch, back + WRITTEN_KERNELS[1] * launch, 0)
     if operation.moves is not None and operation.kind != "norm":
-        ahead, back = (_streamed(nbytes, machine) for nbytes in operation.moves)
+        ahead, back = (operation.calls * _streamed(nbytes, machine) for nbytes in operation.moves)
         return OperationTime(ahead, back, 0)
     permutes = operation.kind == "collective"
     rates = machine.memory(_family(operation, machine))
@@ -357,8 +357,8 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
         # Backward reads the gradient of what came out and what was kept, and writes the gradient of what went in; a
         # residual sum adds up the two gradients that come to it.
         back = back + sum(tensor.nbytes for tensor in operation.keeps)
-    beside = machine.launch + (_routing(operation, machine) if permutes else 0.0)
-    return OperationTime(nbytes / rates.forward + beside, back / rates.backward + beside, 0)
+    beside, calls = machine.launch + (_routing(operation, machine) if permutes else 0.0), operation.calls
+    return OperationTime(calls * (nbytes / rates.forward + beside), calls * (back / rates.backward + beside), 0)
 
 
 def _recurrent(operation: Operation, product: Gemm, machine: Machine) -> OperationTime:

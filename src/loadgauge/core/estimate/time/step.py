@@ -289,8 +289,8 @@ class StepModel:
         launches, times = [0, 0], self.operation_times(layer)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
-                launches[0] += 1
-                launches[1] += operation.gradients + (operation.name in again)
+                launches[0] += operation.calls
+                launches[1] += operation.calls * (operation.gradients + (operation.name in again))
             forward.add(operation, time.forward)
             backward.add(operation, time.backward)
             weight = weight + time.weight_gradient
@@ -299,7 +299,7 @@ class StepModel:
         sent, returned = self.comm(layer, "forward"), self.comm(layer, "backward")
         whole = forward.all + backward.all + repeated.all
         # The host runs ahead of the GPU as far as it can: what it takes longer over a micro-batch, the GPU waits, launch by launch.
-        waits = maximum(self.machine.host - whole / max(1, sum(launches)), 0)
+        waits = maximum(self.machine.host - whole / maximum(1, sum(launches)), 0)
         ahead = {"forward": forward.all, "host": launches[0] * waits, **self.exposed(sent, *forward.parts)}
         back = {"backward": backward.all, "recompute": repeated.all, "host": launches[1] * waits}
         back |= self.exposed(returned, *backward.parts)

@@ -111,7 +111,7 @@ def mlp(build: Builder, x: Tensor, spec: Mlp, hidden_size: Size, prefix: str = "
         gate = column("gate", width, True)
         gate = _cut_off(build, gate, tokens, prefix) if spec.cut_off else gate
         active = activate(build, f"{prefix}.activation", gate, spec.activation)
-        inner = _multiplied(build, active, column("up", width, False), prefix)
+        inner = multiplied(build, active, column("up", width, False), prefix)
     else:
         if spec.fused_gate_up:
             both = column("gate_up", 2 * width, True)
@@ -178,9 +178,10 @@ def gated(
         build.elementwise(active.name, (clamped,), active, keeps=(clamped, sigmoid))
         build.elementwise(above.name, (up,), above, keeps=(up,))
         return build.elementwise(output.name, (active, above), output, keeps=(active, above))
-    return _multiplied(build, activate(build, f"{prefix}.activation", gate, activation), up, prefix)
+    return multiplied(build, activate(build, f"{prefix}.activation", gate, activation), up, prefix)
 
 
-def _multiplied(build: Builder, active: Tensor, up: Tensor, prefix: str) -> Tensor:
+def multiplied(build: Builder, active: Tensor, up: Tensor, prefix: str) -> Tensor:
+    """Adds the product of what a gate's activation gave and `up`, which keeps both. Returns it."""
     output = Tensor(f"{prefix}.multiply", up.numel, up.itemsize)
     return build.elementwise(output.name, (active, up), output, keeps=(active, up))

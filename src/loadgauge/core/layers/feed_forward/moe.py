@@ -14,21 +14,26 @@ each other, and dispatchers that send a token once to several experts of one ran
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from loadgauge.core.base.algebra import Size, maximum, minimum, shard, where
+from loadgauge.core.base.algebra import Size, maximum, minimum, same, shard, where
 from loadgauge.core.definitions.model.model import Moe
 from loadgauge.core.layers.adapters.adapters import adapted_experts
-from loadgauge.core.layers.feed_forward.mlp import activate, gated, mlp
+from loadgauge.core.layers.feed_forward.mlp import activate, gated, mlp, multiplied
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
 
+LOOPS = "looped", "modules"
+"""Forms in which experts run one after another (`Kernels.experts`)."""
 OFFSET_BYTES = 4
 """Of the row at which an expert's rows end: a 32-bit number, neglected where indices are."""
 
 
 class Rows:
-    """Copies of tokens that a rank sends (`own`), its busiest peer receives (`received`) and computes (`computed`).
+    """Copies of tokens that a rank sends (`own`), its busiest peer receives (`received`) and computes (`computed`), so many of them
+    `at_once`.
 
     With a capacity, an expert takes at most so many times its fair share, and the rest is dropped.
     """
@@ -42,6 +47,7 @@ class Rows:
             self.own = fair * minimum(1, spec.capacity_factor)
             self.received = fair * minimum(view.imbalance, spec.capacity_factor)
         self.computed = view.etp * self.received
+        self.at_once = self.computed / spec.num_experts if build.kernels.experts in LOOPS else self.computed
 
 
 def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor | None = None) -> Tensor:
@@ -58,9 +64,13 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
     >>> build.layer("moe").forward_flops == 2 * T * h * E + 6 * T * K * h * f
     True
     """
-    # Qwen's modules, which are those with a gate, run the shared experts first and hold what they keep to the end.
-    first = spec.shared is not None and spec.shared_gate
+    # Megatron, and Qwen's modules, which are those with a gate, run the shared experts first and hold what they keep to the end;
+    # Megatron's gate is in them.
+    fused = build.kernels.experts == "fused"
+    first = spec.shared is not None and (spec.shared_gate or fused)
     shared = _shared(build, x, spec, hidden_size) if first else None
+    if shared is not None and fused:
+        shared = _gated(build, x, shared, spec, hidden_size)
     rows = Rows(build, spec)
     weights, order = _route(build, scored or x, spec, hidden_size, rows)
     if spec.latent_size is None:
@@ -76,13 +86,8 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
         return routed
     if shared is None:
         shared = _shared(build, x, spec, hidden_size)
-    else:
-        local = build.local_tokens
-        score = build.linear("mlp.shared_gate", x, local, hidden_size, 1, exact=True, adapter="shared_gate")
-        gate = build.tensor("mlp.shared_sigmoid", local)
-        build.elementwise("mlp.shared_sigmoid", (score,), gate, keeps=(gate,))
-        weighted = build.tensor("mlp.shared_weighted", shared.numel)
-        shared = build.elementwise("mlp.shared_weighted", (gate, shared), weighted, keeps=(gate, shared))
+    elif not fused:
+        shared = _gated(build, x, shared, spec, hidden_size)
     total = Tensor("mlp.total", routed.numel, routed.itemsize)
     return build.elementwise("mlp.total", (routed, shared), total, shares_gradient=True)
 
@@ -91,6 +96,18 @@ def _shared(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     """The MLP that every token passes through, sharded as any other."""
     assert spec.shared is not None
     return mlp(build, x, spec.shared, hidden_size, prefix="mlp.shared", held=True)
+
+
+def _gated(build: Builder, x: Tensor, shared: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
+    """The shared experts' output, weighted by a gate of each token where they have one."""
+    if not spec.shared_gate:
+        return shared
+    local = build.local_tokens
+    score = build.linear("mlp.shared_gate", x, local, hidden_size, 1, exact=True, adapter="shared_gate")
+    gate = build.tensor("mlp.shared_sigmoid", local)
+    build.elementwise("mlp.shared_sigmoid", (score,), gate, keeps=(gate,))
+    weighted = build.tensor("mlp.shared_weighted", shared.numel)
+    return build.elementwise("mlp.shared_weighted", (gate, shared), weighted, keeps=(gate, shared))
 
 
 # -- the router --------------------------------------------------------------------------------------------------------
@@ -137,18 +154,24 @@ def _route(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) 
         scores = Tensor("mlp.router_aux_loss.scores", every, 4 if fused else logits.itemsize)
         build.elementwise("mlp.router_aux_loss", (logits,), build.float32("mlp.router_aux_loss", 1), keeps=(scores,))
     # Where each copy goes, and which of the flat weights is its own.
-    order = Tensor("mlp.order", rows.own, index, "index")
+    # Of a loop, both numbers of a place in the choice.
+    places = {**dict.fromkeys(LOOPS, 2), "batched": 0}.get(build.kernels.experts, 1)
+    order = Tensor("mlp.order", rows.own, places * index, "index")
     each = 4 if fused or (spec.weights_float32 and weights.itemsize == 4) else build.dtypes.activation
     flat = Tensor("mlp.order.weights", rows.own, each)
     # Megatron sorts all T E places, takes the first T K and so keeps them all.
     indices = Tensor("mlp.order.place", every if fused else rows.own, index, "index")
-    build.operations.append(Operation("mlp.order", "elementwise", (weights,), (flat, order), keeps=(indices,)))
+    sorts = build.kernels.experts not in (*LOOPS, "batched")
+    build.operations.append(
+        Operation("mlp.order", "elementwise", (weights,), (flat, order), keeps=(indices,) if sorts else ())
+    )
     return flat, order
 
 
 def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     """The router's product, in float32 where the module asks for it; Megatron's own keeps its input as it came."""
-    wide = spec.router_float32 and build.kernels.experts == "grouped" and not build.autocast
+    how = build.kernels.experts
+    wide = how == "scattered" or (spec.router_float32 and how != "fused" and not build.autocast)
     experts = spec.num_experts + spec.zero_experts
     output = None
     if wide:
@@ -185,6 +208,8 @@ def _experts(
     build: Builder, x: Tensor, weights: Tensor, order: Tensor, spec: Moe, hidden_size: Size, rows: Rows
 ) -> Tensor:
     """Dispatch, the experts' MLPs, and the way back."""
+    if build.kernels.experts in (*LOOPS, "batched"):
+        return _unsorted(build, x, weights, order, spec, hidden_size, rows)
     view, fused = build.view, build.kernels.experts == "fused"
     # transformers' grouped product is not on autocast's list: it runs in the dtype of its weights.
     itemsize = x.itemsize if build.autocast and not fused else build.dtypes.activation
@@ -212,12 +237,12 @@ def _experts(
             workspace=buffer,
         )
     )
+    held = _held(build, spec, rows, source) if fused else None
     inner = _inner(build, source, weights, spec, hidden_size, width, rows)
     returned = (Collective("reduce_scatter", "etp", gathered, view.etp), exchange)
     returning = (outward, Collective("all_gather", "etp", gathered, view.etp))
     output = Tensor("mlp.down", rows.own * hidden_size, itemsize)
-    apart = fused and spec.expert_bias
-    product = Tensor("mlp.product", rows.computed * hidden_size, itemsize) if apart else output
+    product = Tensor("mlp.product", rows.computed * hidden_size, itemsize) if fused else output
     _grouped(
         build,
         "mlp.down",
@@ -228,14 +253,40 @@ def _experts(
         hidden_size,
         product,
         bias_shards=view.ep,
-        forward_comm=() if apart else returned,
-        backward_comm=() if apart else returning,
-        workspace=0 if apart else buffer,
+        forward_comm=() if fused else returned,
+        backward_comm=() if fused else returning,
+        workspace=0 if fused else buffer,
     )
-    if apart:
-        build.operations.append(_biased(product, output, returned, returning, buffer))
     combined = output
-    if not fused:
+    if held is not None:
+        if spec.expert_bias:
+            product = _biased(build, product)
+        # Sorted back, and exchanged; rows that came from several ranks for several experts were sorted before as well.
+        sorts = where(spec.num_experts > view.ep, 2, 0) if build.kernels.dispatch == "all_to_all" else 0
+        combined = Tensor("mlp.return", output.numel, itemsize)
+        build.operations.append(
+            Operation(
+                combined.name,
+                "elementwise",
+                (product,),
+                (combined,),
+                forward_comm=returned,
+                backward_comm=returning,
+                moves=(2 * sorts * gathered, 2 * sorts * gathered),
+            )
+        )
+    elif build.kernels.experts == "scattered":
+        # In float32, of which a copy is kept, and cast back before they are added to zeros.
+        held = Tensor("mlp.returned", where(view.ep > 1, 2, 1) * output.numel, itemsize)
+        build.operations.append(Operation(held.name, "view", (output,), (held,)))
+        wide, zeros = build.cast("mlp.down_float32", output, 4), itemsize * local * hidden_size
+        product = build.float32("mlp.weighted", output.numel)
+        build.elementwise(
+            product.name, (wide, weights), product, keeps=(wide, weights), backward_workspace=2 * product.nbytes
+        )
+        combined = build.cast("mlp.weighted_cast", product, itemsize)
+        build.operations[-1] = msgspec.structs.replace(build.operations[-1], workspace=zeros)
+    else:
         wide = maximum(itemsize, weights.itemsize)
         combined = Tensor("mlp.weighted", output.numel, wide)
         # Beside the gradient that comes in stands the product of which the weights' gradient is the sum, and, where
@@ -257,14 +308,87 @@ def _experts(
         )
         combined = restored
     summed = Tensor("mlp.combine", local * hidden_size, itemsize)
-    held = _referred(build, spec, rows, output) if fused else 0
-    build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), workspace=held))
+    # Rows are added to their tokens, or, grouped, summed as they lie.
+    kept: dict[str, Any] = {} if held is None else {"keeps": (order,), "holds": (held,)}
+    build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), **kept))
     return summed
 
 
-def _biased(
-    product: Tensor, output: Tensor, returned: tuple[Collective, ...], returning: tuple[Collective, ...], buffer: Size
-) -> Operation:
+def _unsorted(
+    build: Builder, x: Tensor, weights: Tensor, order: Tensor, spec: Moe, hidden_size: Size, rows: Rows
+) -> Tensor:
+    """Experts without a grouped product: one after another, or with a copy of an expert's matrices for each row.
+
+    Of a loop, operations and what they keep are those of one expert; all others' are kept beside them, but those of the expert that
+    backward comes to first, which are gone when gradients of the matrices, made whole for each expert, are added to what is there
+    (source: transformers 5.23, `integrations/moe.py` and the experts' own `forward`).
+    """
+    how, itemsize, experts = build.kernels.experts, build.dtypes.activation, spec.num_experts
+    looped, slices = how in LOOPS, how == "looped"
+    tokens = itemsize * build.local_tokens * hidden_size
+    width, start = shard(spec.moe_intermediate_size, build.view.etp, "moe_intermediate_size"), len(build.operations)
+    source = Tensor("mlp.dispatch", rows.at_once * hidden_size, itemsize)
+    build.operations.append(Operation("mlp.dispatch", "elementwise", (x, order), (source,), keeps=(order,)))
+    mask = Tensor(
+        "mlp.mask", build.local_tokens * spec.num_experts_per_tok * (experts + 1), build.dtypes.index, "index"
+    )
+    if looped:
+        build.operations.append(Operation(mask.name, "view", (order,), (mask,)))
+    inner = _inner(build, source, weights, spec, hidden_size, width, rows)
+    output = Tensor("mlp.down", rows.at_once * hidden_size, itemsize)
+    _grouped(build, output.name, inner, spec, rows, width, hidden_size, output)
+    for index, operation in enumerate(build.operations):
+        if index > start and operation.gemms:
+            matrices = 2 * sum(weight.numel for weight in operation.weights if weight.trainable)
+            copies = Tensor(f"{operation.name}.copies", rows.computed * matrices / (2 * experts), itemsize)
+            # The gradient of the copies is there before that of the matrices, which is counted with them.
+            changes: dict[str, Any] = {
+                "backward_workspace": copies.nbytes - matrices,
+                "keeps": (*operation.keeps, copies),
+            }
+            if looped:
+                changes = {"backward_workspace": (matrices * (1 + 1 / experts) if slices else 0) + 2 * tokens}
+            build.operations[index] = msgspec.structs.replace(operation, **changes)
+    wide = maximum(itemsize, weights.itemsize)
+    weighted = Tensor("mlp.weighted", output.numel, wide)
+    build.elementwise(
+        weighted.name, (output, weights), weighted, keeps=(output, weights), backward_workspace=2 * weighted.nbytes
+    )
+    added = weighted
+    if looped and not same(wide, itemsize):
+        added = build.cast("mlp.weighted_cast", weighted, itemsize)
+    summed = Tensor("mlp.combine", build.local_tokens * hidden_size, itemsize)
+    held: dict[str, Any] = {"keeps": (added,), "holds": (mask, weighted)} if looped else {}
+    build.operations.append(Operation(summed.name, "elementwise", (added,), (summed,), **held))
+    if looped:
+        own = {tensor.name: tensor.nbytes for each in build.operations[start:] for tensor in each.keeps}
+        expert = sum(own.values()) - order.nbytes - weights.nbytes
+        matrices = sum(weight.numel for each in build.operations[start:] for weight in each.weights if weight.trainable)
+        for at, many in ((start, experts - 2), (-1, 1)):
+            others = Tensor(f"{build.operations[at].name}.others", many * expert, 1)
+            # Rows are read and written; backward adds to all tokens' gradients, and writes zeros for all of a slice's matrices and
+            # adds those.
+            rows_moved = 2 * itemsize * rows.at_once * hidden_size
+            back = rows_moved + 4 * tokens + (4 * 2 * matrices if slices and at == start else 0)
+            changed = {"keeps": (*build.operations[at].keeps, others), "moves": (rows_moved, back)}
+            build.operations[at] = msgspec.structs.replace(build.operations[at], **changed)
+        build.operations[start:] = [
+            each if each.gemms else msgspec.structs.replace(each, calls=experts) for each in build.operations[start:]
+        ]
+    return summed
+
+
+def _held(build: Builder, spec: Moe, rows: Rows, source: Tensor) -> Tensor:
+    """Rows that Megatron's layer refers to until it returns: as they were permuted, and, where they are sorted again, as they came
+    from the other ranks (source: megatron-core 0.16, `MoELayer.forward` and its all-to-all dispatcher)."""
+    sent = where(build.view.ep > 1, 1, 0) + where(spec.num_experts > build.view.ep, 1, 0)
+    copies = sent if build.kernels.dispatch == "all_to_all" else 0
+    held = Tensor("mlp.dispatched", copies * rows.received * (source.numel / rows.computed), source.itemsize)
+    build.operations.append(Operation(held.name, "view", (source,), (held,)))
+    return held
+
+
+def _biased(build: Builder, product: Tensor) -> Tensor:
     """The bias of the last matrix, times the weight of each row, added expert by expert in the float32 of the weights and joined
     (source: megatron-lm, `TEGroupedMLP._apply_bias`)."""
     wide, narrow = 4 * product.numel, product.nbytes
@@ -272,27 +396,34 @@ def _biased(
     # and their joining, and a product and its sum for the bias and for the weights.
     forward = wide + (narrow + 2 * wide) + 2 * wide + (wide + narrow)
     backward = (narrow + wide) + (wide + narrow) + 2 * narrow + 2 * 3 * wide
-    return Operation(
-        "mlp.expert_bias", "elementwise", (product,), (output,), forward_comm=returned, backward_comm=returning,
-        workspace=maximum(buffer, 2 * wide), backward_workspace=wide, moves=(forward, backward),
-    )  # fmt: skip
-
-
-def _referred(build: Builder, spec: Moe, rows: Rows, output: Tensor) -> Size:
-    """Rows that Megatron's layer still refers to when it combines them: as they were permuted, as they came from the
-    other ranks, and as its own experts gave them (source: megatron-lm, `MoELayer` and its all-to-all dispatcher)."""
-    if build.kernels.dispatch != "all_to_all":
-        return 0
-    arrived = output.itemsize * rows.received * (output.numel / rows.own)
-    several = where(spec.num_experts > build.view.ep, 1, 0)
-    return output.nbytes + where(build.view.ep > 1, 2 * several * arrived, several * arrived)
+    output = Tensor("mlp.expert_bias", product.numel, product.itemsize)
+    build.operations.append(
+        Operation(
+            output.name,
+            "elementwise",
+            (product,),
+            (output,),
+            workspace=2 * wide,
+            backward_workspace=wide,
+            moves=(forward, backward),
+        )
+    )
+    return output
 
 
 def _inner(
     build: Builder, source: Tensor, weights: Tensor, spec: Moe, hidden_size: Size, width: Size, rows: Rows
 ) -> Tensor:
     """The first matrix of the experts (gate and up are one) and their activation."""
-    numel, itemsize = rows.computed * width, source.itemsize
+    numel, itemsize = rows.at_once * width, source.itemsize
+    apart = spec.gated and not spec.activation.startswith("clamped") and build.view.lora is None
+    if build.kernels.experts == "scattered" and apart:
+        # Two products, the second after the activation of the first.
+        gate, up = Tensor("mlp.gate", numel, itemsize), Tensor("mlp.up", numel, itemsize)
+        _grouped(build, gate.name, source, spec, rows, hidden_size, width, gate)
+        active = activate(build, "mlp.activation", gate, spec.activation)
+        _grouped(build, up.name, source, spec, rows, hidden_size, width, up)
+        return multiplied(build, active, up, "mlp")
     first = Tensor("mlp.gate_up", 2 * numel, itemsize) if spec.gated else Tensor("mlp.up", numel, itemsize)
     _grouped(build, first.name, source, spec, rows, hidden_size, 2 * width if spec.gated else width, first)
     if build.kernels.experts == "fused":
@@ -338,7 +469,7 @@ def _grouped(
     view, trainable, low = build.view, build.trains(name), build.low
     experts = shard(spec.num_experts, view.ep, "num_experts")
     shards = view.ep * view.etp
-    grouped = build.kernels.experts == "grouped"
+    grouped = build.kernels.experts in ("grouped", "scattered")
     stays = view.lora is not None and view.lora.experts_stay
     weights = [
         Weight(

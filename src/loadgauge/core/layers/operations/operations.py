@@ -142,6 +142,7 @@ class Operation(msgspec.Struct, frozen=True):
     `moves`: bytes that its kernels read and write forward and backward, where each of them is known (a cast, a copy); None:
     what goes in and out is counted, and what a calibration found that such operations move beside it.
     `read_again`: a product of 8 or 4 bits whose input another one has quantised before it.
+    `calls`: how often it runs, where its tensors are those of one time: of experts one after another, once for each.
     `implicit`: the product that a convolution is, of which no tensor holds the larger matrix, or one turn of a recurrence, of
     which `turns` wait for one another; `strided`: its channels do not lie together in memory, as those of `channels_last` do.
     """
@@ -173,6 +174,7 @@ class Operation(msgspec.Struct, frozen=True):
     implicit: Gemm | None = None
     strided: bool = False
     turns: Size = 0
+    calls: Size = 1
 
     @property
     def params(self) -> Size:

@@ -119,7 +119,7 @@ def _pairs(setup: Setup, assumed: dict[str, Any], alone: list[Change], enough: i
 def _mild(setup: Setup) -> dict[str, Any]:
     """Everything mild at once."""
     fields: dict[str, Any] = {}
-    if setup.model.head.kind == "lm":
+    if setup.model.head.kind == "lm" and setup.training.kernels.loss != "chunked":
         fields["loss"] = "chunked"
     if setup.layout.micro_batch > 1:
         fields["micro_batch"] = 1
