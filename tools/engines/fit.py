@@ -36,15 +36,15 @@ SHARED = {
     "prompt_experts": 2.5, "prompt_attention": 1.0, "prompt_rest": 1.0, "sent": 0.8, "blackwell": 1.0, "read": 3e-6, "apart": 1.0,
 }  # fmt: skip
 OWN = {
-    "kernel": 2e-6, "host": 0.7e-3, "sequence": 1e-5, "collective": 8e-6, "prefill": 1.0, "launch": 5e-6, "mixture": 2e-3,
-    "steps": 3.0, "first": 2e-2, "request": 1e-3,
+    "kernel": 2e-6, "host": 0.7e-3, "sequence": 1e-5, "collective": 8e-6, "prefill": 1.0, "steps": 3.0, "first": 2e-2,
+    "request": 1e-3,
 }  # fmt: skip
 KINDS = {
     "vllm": (True, 0.5), "sglang": (False, 0.5), "trtllm": (True, 1.0), "hf": (False, 1.0),
 }  # fmt: skip
 """Of each engine, whether a step reads prompts and makes tokens, and the share of an answer whose cache is held from its start on:
 vLLM takes blocks as answers grow, TensorRT-LLM's usual scheduler takes them all so that none is evicted (`GUARANTEED_NO_EVICT`)."""
-LOOSE = ("steps", "first", "request", "read", "apart", "launch", "mixture")
+LOOSE = ("steps", "first", "request", "read", "apart")
 """Figures of first tokens alone, of which little is known beforehand."""
 SOFT, HOLD, HOLD_LOOSE = 0.15, 3.0, 0.3
 FIRST = 0.7

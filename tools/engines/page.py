@@ -99,9 +99,6 @@ bandwidth, FLOPs over the peak, kernels, all-reduces, the host. A prompt is the 
 training, but for experts: their matrices are read whatever the prompt's length, and their FLOPs are far from the peak. Prompts
 that are read in one step read the experts once; ranks with batches of their own read each its prompts and share the experts.
 
-The host launches a prompt's kernels one by one, as no CUDA graph holds them, and a prompt takes no less than that: longest for
-layers of experts in engines that compile nothing.
-
 The server's queue is then followed request by request (`core/serving/loop.py`): all requests come at once, each answer makes room
 for the next, ten requests are answered for each one that is there at a time, an engine reads at most so many tokens of prompts a
 step and mixes them with tokens or not. Both times are means over those requests. **An engine's options make prompts wait**: SGLang

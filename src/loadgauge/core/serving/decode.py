@@ -93,8 +93,6 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 
     Experts have few tokens each: their matrices are read in a prompt of any length, and their FLOPs are far from the rate of
     training, whose micro-batches fill them.
-
-    launches, mixtures: kernels that the host launches one by one, and layers of experts
     """
 
     dense: Size
@@ -104,8 +102,6 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     rest: Size
     wire: Size
     beyond: Size = 0.0
-    launches: Size = 0.0
-    mixtures: Size = 0.0
 
 
 def reading(kernels: Kernels, card: Card, shares: Serving, engine: EngineRates) -> Size:
@@ -118,8 +114,7 @@ def reading(kernels: Kernels, card: Card, shares: Serving, engine: EngineRates) 
         + kernels.wire / shares.sent
         + kernels.beyond
     )
-    on_card = engine.age * engine.prefill * (1 + (shares.blackwell - 1) * card.blackwell) * took
-    return both_count(on_card, engine.launch * kernels.launches + engine.mixture * kernels.mixtures)
+    return engine.age * engine.prefill * (1 + (shares.blackwell - 1) * card.blackwell) * took
 
 
 def beside(
@@ -303,8 +298,6 @@ class Server:
             expert_flops=float(sums["expert_flops"]) / self.card.flops,
             wire=2 * self.layers * sent / self.card.link if ranks > 1 and not far else 0.0,
             beyond=self._beyond(tokens * batch) if far else 0.0,
-            launches=float(sums["kernels"]),
-            mixtures=self.mixtures,
         )
 
     def _sums(self, asked: Inference) -> dict[str, Any]:

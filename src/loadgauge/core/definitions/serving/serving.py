@@ -18,7 +18,6 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     kernel: of each kernel, in a CUDA graph [s]; host, sequence: of a step on the host, and of each of its sequences [s]
     collective: of an all-reduce of few bytes between two ranks [s]; prefill: time of prompts over that of their kernels
-    launch, mixture: of the host for each kernel of a prompt, which no CUDA graph holds, and for each layer of experts more [s]
     steps, first, request: what a first token waits for beside its queue: steps of those that run, seconds, and seconds for each
     request that is there
     mixed: whether a step reads prompts and makes tokens; reserved: share of an answer whose cache is held from its start on
@@ -30,8 +29,6 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sequence: float
     collective: float
     prefill: float
-    launch: float
-    mixture: float
     steps: float
     first: float
     request: float
