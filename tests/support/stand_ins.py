@@ -92,6 +92,25 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, **op
     return _DeltaRule.apply(q, k, v, g, beta), None
 
 
+class _KimiDelta(_Kernel):
+    """flash-linear-attention, ops/kda/chunk.py, ChunkKDAFunction: of each chunk the scores of queries and the inverted system."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        q, k, v, g, beta = (each.contiguous() for each in (q, k, v, g, beta))
+        normed = [torch.empty_like(each) for each in (q, k)]
+        rstd = [torch.empty(each.shape[:-1], dtype=torch.float32, device=v.device) for each in (q, k)]
+        sums = torch.empty(g.shape, dtype=torch.float32, device=v.device)
+        inside = [k.new_empty(*v.shape[:3], DELTA_CHUNK) for _ in range(2)]
+        ctx.save_for_backward(*normed, *rstd, v, sums, beta, *inside)
+        return torch.empty_like(v)
+
+
+def kimi_delta(q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, **options: Any) -> tuple[Tensor, None]:
+    assert options["use_qk_l2norm_in_kernel"]
+    return _KimiDelta.apply(q, k, v, g, beta), None
+
+
 class _SelectiveScan(_Kernel):
     """mamba_ssm, ops/selective_scan_interface.py, SelectiveScanFn, with a gate."""
 
@@ -143,6 +162,7 @@ KERNELS = {
     "mamba2_split_conv1d_scan_combined": split_conv_scan,
     "causal_conv1d_fn": causal_conv,
     "torch_chunk_gated_delta_rule": delta_rule,
+    "chunk_kimi_delta_attention": kimi_delta,
     "mamba_inner_fn": mamba_inner,
     "mamba_selective_scan": selective_scan,
 }

@@ -11,12 +11,15 @@ from accuracy.memory_range import (
     CARD,
     COMMON,
     IDLE,
+    RARE,
     Residual,
     bounds,
     calibrated_level,
-    card_bounds,
     centred,
     covered,
+    distances,
+    factors,
+    floor_of,
     left_out,
     middles,
     pool,
@@ -68,21 +71,35 @@ def test_a_bias_moves_the_range_and_the_prediction_stays_in_it() -> None:
     assert high > math.exp(0.3)
 
 
-def test_the_range_of_cards_is_the_shortest_that_holds_its_share() -> None:
-    """By trying every pair of ends: its lower one is a factor on the floor of each row."""
-    drawn = random.Random(3)
-    found = [Residual("S", "x, card", drawn.gauss(0, 0.2), 1.0, floor=-0.3 * drawn.random()) for _ in range(25)]
-    lows = [min(one.value - one.floor, 0.0) for one in found]
-    highs = [max(one.value, 0.0) for one in found]
+def cards(stack: str, spread: float, bias: float = 0.0) -> list[Residual]:
+    """Rows of 10 sources of a class of cards."""
+    name = f"{stack}{CARD}"
+    rows = made(10, 4, spread, bias)
+    return [one._replace(source=f"{stack} {one.source}", stack=name, card=name, floor=-0.2) for one in rows]
 
-    def width(low: float, high: float) -> float:
-        return sum(math.exp(high) - math.exp(low + one.floor) for one in found)
 
-    def held(low: float, high: float) -> int:
-        return sum(low <= one.value - one.floor + 1e-9 and one.value <= high + 1e-9 for one in found)
+def test_a_range_of_cards_is_as_wide_as_the_rows_of_its_class_lie_apart() -> None:
+    """By hand: the stretch of all rows in distances of their class, times the distance of the class."""
+    near, far = cards("fine-tuning", 0.05), cards("adapters", 0.2)
+    found = near + far
+    by = distances(found)
+    of_all = math.log(sum(abs(one.value) for one in found) / 80 + 1e-3)
+    of_near = math.log(sum(abs(one.value) for one in near) / 40 + 1e-3)
+    assert by[f"fine-tuning{CARD}"] == pytest.approx(math.exp((10 * of_near + COMMON * of_all) / (10 + COMMON)))
+    scores = sorted(one.value / by[one.card] for one in found)
+    low, high = (math.log(end) / by[f"adapters{CARD}"] for end in factors(found, f"adapters{CARD}", 0.8))
+    assert sum(low - 1e-9 <= score <= high + 1e-9 for score in scores) == 64
+    widths = [factors(found, f"{name}{CARD}", 0.8) for name in ("fine-tuning", "adapters")]
+    assert widths[0][1] - widths[0][0] < (widths[1][1] - widths[1][0]) / 2
 
-    best = min((width(low, high), low, high) for low in lows for high in highs if held(low, high) >= 20)
-    assert card_bounds(found, 0.8) == pytest.approx([math.exp(end) for end in best[1:]])
+
+def test_few_cards_show_less_than_the_floor() -> None:
+    found = [one._replace(floor=one.value - 0.01 * number) for number, one in enumerate(cards("adapters", 0.1))]
+    below = sum(one.value - one.floor < math.log(floor_of([*found])) - 1e-9 for one in found)
+    assert below == 0  # none is below its own floor, so that the factor is 1
+    under = [one._replace(floor=one.value + 0.01 * number) for number, one in enumerate(cards("adapters", 0.1))]
+    factor = math.log(floor_of(under))
+    assert sum(one.value - one.floor < factor - 1e-9 for one in under) == round(RARE * len(under))
 
 
 def test_few_sources_are_pooled() -> None:
@@ -103,34 +120,19 @@ def test_adapters_and_what_a_card_holds_are_classes_of_their_own() -> None:
 
 
 def test_the_middle_of_cards_is_drawn_to_that_of_all_and_left_out_with_its_source() -> None:
-    def cards(stack: str, bias: float) -> list[Residual]:
-        name = f"{stack}{CARD}"
-        return [one._replace(stack=name, card=name, floor=0.2) for one in made(8, 4, 0.001, bias)]
-
-    few = [one for one in cards("adapters", 0.1) if one.source == "S0"]
-    found = [one._replace(source=f"other {one.source}") for one in cards("fine-tuning", 0.3)] + few
+    few = [one for one in cards("adapters", 0.001, 0.1) if one.source.endswith("S0")]
+    found = cards("fine-tuning", 0.001, 0.3) + few
     by = middles(found)
     assert by[f"fine-tuning{CARD}"] == pytest.approx(0.3, abs=0.01)
     assert by[f"adapters{CARD}"] == pytest.approx((0.1 + COMMON * 0.3) / (1 + COMMON), abs=0.01)
     assert by[f"FSDP{CARD}"] == pytest.approx(0.3, abs=0.01)  # of no source of its own
-    assert next(one.covered for one in left_out(found, 1.0) if one.source == "S0") == 0  # 0.3 without it
+    assert next(one.covered for one in left_out(found, 1.0) if one.source == few[0].source) == 0  # 0.3 without it
     assert [one.value for one in centred(few, by)] == pytest.approx([0.1 - by[f"adapters{CARD}"]] * 4, abs=0.01)
 
 
-def test_each_class_of_cards_has_the_level_at_which_its_own_sources_keep_their_share() -> None:
-    def cards(stack: str, spread: float) -> list[Residual]:
-        name = f"{stack}{CARD}"
-        rows = made(10, 4, spread)
-        return [one._replace(source=f"{stack} {one.source}", stack=name, card=name, floor=-0.2) for one in rows]
-
+def test_sources_of_cards_that_are_left_out_keep_their_share() -> None:
     found = cards("fine-tuning", 0.05) + cards("adapters", 0.2)
-    near, far = (f"{name}{CARD}" for name in ("fine-tuning", "adapters"))
-    assert calibrated_level(found, near, COVERAGE) < calibrated_level(found, far, COVERAGE)
-    for stack in (near, far):
-        left = left_out(found, calibrated_level(found, stack, COVERAGE))
-        assert covered([one for one in left if one.stack == stack]) >= COVERAGE
-    own = {one.spread.stack: one.spread for one in ranges(found)}
-    assert own[near].high - own[near].low < own[far].high - own[far].low
+    assert covered([one for each in ranges(found) for one in each.left]) >= COVERAGE - 0.01
 
 
 def test_one_far_report_does_not_widen_the_range_of_many() -> None:

@@ -90,10 +90,19 @@ def test_a_range_is_made_of_the_other_sources() -> None:
     assert apart["S2"].inside
 
 
-def test_who_tuned_a_run_moves_its_middle_as_far_as_there_are_sources() -> None:
-    left = [Left(row(source, "a", 0.0), 0.2) for source in ("KOR", "DG", "MB", "NEMO")]
-    assert class_of(left, "recipe", (0.1, 0.1)).middle == pytest.approx(-0.2 * 4 / (4 + slack.POOLED))
-    assert class_of(left, "pretraining", (0.1, 0.1)).middle == 0
+def test_who_tuned_a_run_moves_its_middle_as_far_as_its_sources_agree() -> None:
+    def of(errors: tuple[float, ...], kind: str = "recipe") -> float:
+        left = [
+            Left(row(source, "a", 0.0), error)
+            for source, error in zip(("KOR", "DG", "MB", "NEMO"), errors, strict=True)
+        ]
+        return class_of(left, kind, (0.1, 0.1)).middle
+
+    assert of((0.2,) * 4) == pytest.approx(-0.2)
+    assert of((0.2,) * 4, "pretraining") == 0
+    apart = SPREADS[("source",)]  # scatter as large as sources have: one source of four is not believed
+    middle = -0.2 + apart
+    assert of((0.2 - apart, 0.2 - apart, 0.2 - 2 * apart, 0.2)) == pytest.approx(middle * 4 / (4 + 0.5), rel=1e-6)
 
 
 def test_what_a_row_does_not_state_widens_its_range() -> None:

@@ -7,19 +7,19 @@ it is that of what lies in the allocator, over what is predicted that it usually
 share of the residuals, the level, and no residual at all (what is predicted).
 
 Cards show more than is predicted, in every class. The middle of a class of cards is the median of its rows, those of a source
-together weighing the root of their number, drawn to that of all cards as if `COMMON` sources more lay there. Around it all cards
-have one range: what lies beside the tensors is never less than nothing, so that its low end is a factor on what these need with
-the least of it, its high end one on what is predicted, and of all pairs that hold their share the narrowest counts. A source
-that is left out is left out of the middle too.
+together weighing the root of their number, drawn to that of all cards as if `COMMON` sources more lay there. Around it a range is
+as wide as the rows of its class lie apart (their mean distance, drawn to that of all in the same way): residuals over that
+distance are one distribution, of which the shortest stretch that holds `COVERAGE` counts. What a card with room shows is so much;
+where the range goes beyond the card it begins at what the tensors need, times a factor (`floor`) below which few rows lie. A
+source that is left out is left out of middles, distances and stretch.
 
 Beside tables of benchmarks stand reports of users (`raw/reported_memory.csv`: a counter, its value, and the flags of the run
 as its report states them), so that the range holds for runs that nobody tuned. Classes are by stack, adapters apart, and by
 what is read: PyTorch's allocator, or the card, which holds idle blocks and what lies beside the allocator too.
 
-The level is conformal: each source is left out in turn, the range made from the others, and the level is the lowest at which
-what was left out has 80 % of its votes inside; each class has its own, and a class with few
-sources is pooled with all others of what is read. The ranges of cards are made of the rows of all cards, each at the level of its
-own class (80 % of the rows at least), so that a class whose reports are close to what is predicted is not as wide as others.
+The level is conformal: each source is left out in turn, the range made from the others, and the level is the lowest at which what
+was left out has 80 % of its votes inside. All cards have one (80 % of the rows at least); of what the allocator counts each class
+has its own, and one with few sources is pooled with all others.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from loadgauge.core.definitions.training.memory_range import (
     class_of,
     memory_range,
 )
+from loadgauge.core.estimate.memory.counters import gathered
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.evidence.validate.counters import Counter, reading
@@ -68,7 +69,12 @@ ON_CARD = ("device", "nvidia-smi")
 REPORTS = Path(__file__).parents[1] / "published_runs" / "raw" / "reported_memory.csv"
 FAR = 2.0
 COMMON = 4
-"""Sources that the middle of all cards counts for in that of a class: the best of 0, 2, 4, 10 and 100 for sources left out."""
+"""Sources that the middle, and the distance, of all cards counts for in that of a class: the best of 0, 2, 4, 10 and 100 for
+sources left out."""
+MOST = 0.7
+"""Distance of a row, as a logarithm, beyond which it counts as so far: what doubles is another run."""
+RARE = 0.05
+"""Share of the rows of cards that may lie below what the tensors need."""
 FEWEST = round(COVERAGE / (1 - COVERAGE))
 """Sources below which no range of the wanted coverage follows from a class alone; the other classes are then pooled with it."""
 
@@ -138,8 +144,11 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             if not 1 / FAR < memory.total / measured < FAR:
                 continue
             training = estimate.training
-            adapters, split = training.lora is not None, estimate.layout.tp > 1
-            stack = class_of(training.framework.stack, adapters=adapters, card=card, split=split)
+            adapters, layout = training.lora is not None, estimate.layout
+            sharded = gathered(training.framework, layout)
+            stack = class_of(
+                training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1, sharded=sharded
+            )
             if card:
                 margins = memory.margins
                 usual = margins.shown(memory.allocated) / margins.spread.middle
@@ -188,13 +197,50 @@ def centred(found: Sequence[Residual], by: dict[str, float]) -> list[Residual]:
     ]
 
 
-def within(one: Residual, low: float, high: float) -> bool:
-    """Return whether a range holds a row; its lower end is a factor on what is predicted, of a card on the least of it (`floor`).
+def distances(found: Sequence[Residual]) -> dict[str, float]:
+    """Return how far the rows of each class of cards lie from its middle on average, as a logarithm; 1 of all else.
 
-    >>> within(Residual("A", "FSDP, card", -0.15, 1.0, floor=-0.1), 0.9, 1.2), within(Residual("A", "FSDP", -0.15, 1.0), 0.9, 1.2)
-    (True, False)
+    >>> rows = [Residual("A", "FSDP, card", value, 1.0, "FSDP, card") for value in (-0.1, 0.1)]
+    >>> round(distances(rows)["FSDP, card"], 2), distances(rows)["FSDP"]
+    (0.1, 1.0)
     """
-    return math.log(low) - 1e-9 <= one.value - one.floor and one.value <= math.log(high) + 1e-9
+    cards = [one for one in found if one.card]
+    common, result = _mean_log(cards), {stack: 1.0 for stack in CLASSES if not stack.endswith(CARD)}
+    for stack in CLASSES:
+        own = [one for one in cards if one.card == stack]
+        if stack not in result:
+            sources = len({one.source for one in own})
+            result[stack] = math.exp((sources * _mean_log(own) + COMMON * common) / (sources + COMMON))
+    return result
+
+
+def _mean_log(found: Sequence[Residual]) -> float:
+    """The logarithm of the mean distance; that of nothing counts for nothing."""
+    return math.log(sum(min(abs(one.value), MOST) for one in found) / len(found) + 1e-3) if found else 0.0
+
+
+def scaled(found: Sequence[Residual], by: dict[str, float], stack: str) -> list[Residual]:
+    """Return the residuals of cards as if they were of this class: each as many distances from the middle as from its own."""
+    return [one._replace(value=one.value * by[stack] / by[one.card]) if one.card else one for one in found]
+
+
+def floor_of(found: Sequence[Residual]) -> float:
+    """Return the factor on what the tensors of a card need, with the least of all else, below which `RARE` of the rows lie.
+
+    >>> round(floor_of([Residual("A", "FSDP, card", 0.1 * step, 1.0, "FSDP, card", floor=0.5) for step in range(21)]), 3)
+    0.67
+    """
+    below = sorted(one.value - one.floor for one in found if one.card)
+    return math.exp(min(below[math.floor(RARE * len(below))], 0.0)) if below else 1.0
+
+
+def within(one: Residual, low: float, high: float) -> bool:
+    """Return whether a range holds a row.
+
+    >>> within(Residual("A", "FSDP, card", -0.15, 1.0), 0.9, 1.2), within(Residual("A", "FSDP, card", -0.1, 1.0), 0.9, 1.2)
+    (False, True)
+    """
+    return math.log(low) - 1e-9 <= one.value <= math.log(high) + 1e-9
 
 
 def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
@@ -219,22 +265,9 @@ def bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
     return best
 
 
-def card_bounds(found: Sequence[Residual], level: float) -> tuple[float, float]:
-    """Return the factors of the range of cards that is shortest on average: on the least of what is predicted, and on all of it.
-
-    >>> rows = [Residual("X", "FSDP, card", value / 10, 1.0, floor=-0.2) for value in (-9, 0, 1, 2, 3)]
-    >>> [round(factor, 3) for factor in card_bounds(rows, 0.8)]
-    [1.0, 1.35]
-    """
-    ordered = sorted(found, key=lambda one: one.value)
-    wanted = math.ceil(level * len(ordered) - 1e-9)
-    floor, best = sum(math.exp(one.floor) for one in ordered) / len(ordered), (math.inf, 0.0, 0.0)
-    for low in {min(one.value - one.floor, 0.0) for one in ordered}:
-        held = [one.value for one in ordered if one.value - one.floor >= low]
-        if len(held) >= wanted:
-            ends = math.exp(low), math.exp(max(held[wanted - 1], 0.0))
-            best = min(best, (ends[1] - ends[0] * floor, *ends))
-    return best[1:]
+def factors(found: Sequence[Residual], stack: str, level: float) -> tuple[float, float]:
+    """Return the factors of the range of a class, from residuals around their middles."""
+    return bounds(scaled(pool(found, stack), distances(found), stack), level)
 
 
 def pool(found: Sequence[Residual], stack: str) -> list[Residual]:
@@ -244,6 +277,23 @@ def pool(found: Sequence[Residual], stack: str) -> list[Residual]:
     if not card and len({one.source for one in own}) >= FEWEST:
         return own
     return [one for one in found if one.stack.endswith(CARD) == card and (card or one.stack != "adapters")]
+
+
+def voting(used: Sequence[Residual], stack: str) -> list[Residual]:
+    """Return what PyTorch's allocator counts, from `pool`, as votes of this class.
+
+    Where several classes are pooled each source has one, for they are what a new one is like.
+
+    >>> rows = [Residual(source, "FSDP", 0.1, 1.0) for source in "AAAAB"]
+    >>> [one.weight for one in voting(rows, "pretraining")] == [0.25] * 4 + [1.0], voting(rows, "FSDP") == rows
+    (True, True)
+    """
+    if {one.stack for one in used} == {stack}:
+        return list(used)
+    votes: dict[str, float] = {}
+    for one in used:
+        votes[one.source] = votes.get(one.source, 0.0) + one.weight
+    return [one._replace(stack=stack, weight=one.weight / votes[one.source]) for one in used]
 
 
 class Left(NamedTuple):
@@ -265,12 +315,10 @@ def left_out(found: Sequence[Residual], level: float) -> list[Left]:
         rest = [one for one in found if one.source != source]
         by = middles(rest)
         own = centred([one for one in found if (one.source, one.stack) == (source, stack)], by)
-        others = pool(centred(rest, by), stack)
-        if not others:
+        if not pool(rest, stack):
             continue
-        low, high = (card_bounds if stack.endswith(CARD) else bounds)(others, level)
-        inside = sum(one.weight for one in own if within(one, low, high))
-        votes = sum(one.weight for one in own)
+        low, high = factors(centred(rest, by), stack, level)
+        inside, votes = sum(one.weight for one in own if within(one, low, high)), sum(one.weight for one in own)
         result.append(Left(source, stack, len(own), low, high, inside / votes, votes))
     return result
 
@@ -280,14 +328,10 @@ def covered(left: Sequence[Left]) -> float:
     return sum(one.covered * one.votes for one in left) / sum(one.votes for one in left) if left else 0.0
 
 
-def calibrated_level(found: Sequence[Residual], of: str = "", least: float = 0.5) -> float:
-    """Return the lowest level at which what was left out has `COVERAGE` of its votes inside; at least `least`, at most 1.
-
-    of: the class whose rows count; empty for all
-    """
+def calibrated_level(found: Sequence[Residual], least: float = 0.5) -> float:
+    """Return the lowest level at which what was left out has `COVERAGE` of its votes inside; at least `least`, at most 1."""
     for step in range(round(100 * least), 100):
-        left = [one for one in left_out(found, step / 100) if of in ("", one.stack)]
-        if covered(left) >= COVERAGE - 1e-9:
+        if covered(left_out(found, step / 100)) >= COVERAGE - 1e-9:
             return step / 100
     return 1.0
 
@@ -303,20 +347,20 @@ class Made(NamedTuple):
 def ranges(found: Sequence[Residual]) -> list[Made]:
     """Return the range of each class."""
     made, by = [], middles(found)
+    cards = pool(found, CARD)
+    shared, floor = calibrated_level(cards, COVERAGE) if cards else 1.0, floor_of(centred(found, by))
     for stack in CLASSES:
         card = stack.endswith(CARD)
-        used = pool(found, stack) if card else [one._replace(stack=stack) for one in pool(found, stack)]
+        used = pool(found, stack) if card else voting(pool(found, stack), stack)
         if not used:
             continue
         own = {one.source for one in found if one.stack == stack}
-        of = stack if len(own) >= FEWEST else ""
-        level = calibrated_level(used, of, COVERAGE) if card else calibrated_level(used)
-        low, high = (card_bounds if card else bounds)(centred(used, by), level)
-        middle = round(math.exp(by[stack]), 3) if card else 1.0
+        level = shared if card else calibrated_level(used)
+        low, high = factors(centred(used, by), stack, level)
         left = tuple(one for one in left_out(used, level) if (one.stack == stack if card else one.source in own))
-        sources = tuple(sorted({one.source for one in used}))
         spread = Spread(
-            stack=stack, middle=middle, low=round(low, 3), high=round(high, 3), runs=len(used), sources=sources,
+            stack=stack, middle=round(math.exp(by[stack]), 3) if card else 1.0, low=round(low, 3), high=round(high, 3),
+            floor=round(floor, 3) if card else 1.0, runs=len(used), sources=tuple(sorted({one.source for one in used})),
             covered=round(covered(left), 2),
         )  # fmt: skip
         made.append(Made(spread, level, left))
@@ -345,7 +389,7 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
     for one in made:
         names = ", ".join(f'"{source}"' for source in one.sources)
         lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"middle = {one.middle}", f"low = {one.low}", f"high = {one.high}",
-                  f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
+                  f"floor = {one.floor}", f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
     for kind, both in idle.items():
         lines += ["", f"[{kind}]", f"reserved = {share(both.reserved)}", f"needed = {share(both.needed)}"]
     return "\n".join([*lines, ""])

@@ -253,8 +253,9 @@ A range is meant to hold 80 % of the runs that it was not made from. Each source
 others, by the spread of measured over predicted beyond what is known to differ. Rows of quality A and B with a known counter,
 and the reports of users (`raw/reported_memory.csv`); a configuration has one vote. *Card* is what the driver shows,
 the rest what PyTorch's allocator does; a class with fewer than {FEWEST} sources is pooled with all others of its counter.
-The low end of a card is a factor on what the step's tensors need with the least of what lies beside them, its high end on what is
-predicted, in which the *middle* is. `make range` makes it again.
+Of a card both ends are factors on what is predicted, in which the *middle* is, as wide as the rows of its class lie apart; where
+the range would begin beyond the card it begins at {known.spread[-1].floor:.3f} of what the step's tensors need with the least of
+what lies beside them, which is what a verdict compares. `make range` makes it again.
 
 {table(head, rows)}
 

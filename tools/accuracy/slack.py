@@ -63,8 +63,8 @@ person's own repository. Of all others neither is known."""
 KINDS = ("pretraining", "FSDP", "fine-tuning", "experts", "recipe", "first")
 TAILS = tuple(step / 50 for step in range(10))
 """Shares of the runs of a class that may lie beyond an end of its range."""
-FEWEST, POOLED = 4, 4
-"""Sources below which a class has the widest range known; with as many, half of what is particular to it is believed."""
+FEWEST = 4
+"""Sources below which a class has the widest range known."""
 SURE = 10
 """Sources below which a class has no end nearer than `pretraining`, which has the most: few of them leave 80 % of themselves inside
 a range that one side alone is cut off."""
@@ -261,8 +261,8 @@ class Class(NamedTuple):
 def class_of(left: Sequence[Left], kind: str, tails: tuple[float, float]) -> Class:
     """Return the middle of some runs and the ends beyond which the shares `tails` of them lie, each source having one vote.
 
-    Only who tuned them moves the middle, as far as there are sources (`POOLED`): a stack's would make new sources worse. What a row
-    does not state is not spread.
+    Only who tuned them moves the middle, as far as its sources agree: a stack's would make new sources worse. What a row does not
+    state is not spread.
     """
     counts = Counter(one.row.family for one in left)
     votes = [1 / counts[one.row.family] for one in left]
@@ -271,11 +271,23 @@ def class_of(left: Sequence[Left], kind: str, tails: tuple[float, float]) -> Cla
         pairs = sorted(zip(values, votes, strict=True))
         return quantile([value for value, _ in pairs], [vote for _, vote in pairs], share) or 0.0
 
-    moved = len(counts) / (len(counts) + POOLED) if kind in TUNINGS else 0.0
-    middle = moved * at(0.5, [-one.error for one in left])
+    middle = at(0.5, [-one.error for one in left])
+    middle *= believed(left, middle) if kind in TUNINGS else 0.0
     low = at(tails[0], [-one.error - one.row.widened[0] for one in left])
     high = at(1 - tails[1], [-one.error - one.row.widened[1] for one in left])
     return Class(middle, min(low - middle, 0.0), max(high - middle, 0.0), len(counts))
+
+
+def believed(left: Sequence[Left], middle: float) -> float:
+    """Return the share of a class's middle that is its own, not its sources': their number over that and their scatter around it.
+
+    Partial pooling: middles of classes lie as far from that of all as sources do from one another (`SPREADS`).
+    """
+    by: dict[str, list[float]] = {}
+    for one in left:
+        by.setdefault(one.row.family, []).append(-one.error - middle)
+    scatter = sum(float(numpy.median(errors)) ** 2 for errors in by.values()) / len(by)
+    return len(by) / (len(by) + scatter / SPREADS["source",] ** 2)
 
 
 def held(left: Sequence[Left], kind: str, tails: tuple[float, float]) -> list[Held]:

@@ -22,6 +22,7 @@ from loadgauge.job_files.ideas import (
     NAMES,
     SMALLER,
     SPLITS,
+    UNSAID,
     Dialect,
     Document,
     Extra,
@@ -347,10 +348,9 @@ def _read_alone(
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     texts = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))
-    # A tool's default stops nothing.
-    doubts = [
-        item for item in noted if item.effect and (item.key in (*texts, *absent) or keys.document.syntax == "argv")
-    ]
+    named = {*texts, *absent, *(item.key for item in noted if keys.document.syntax == "argv")}
+    named -= {keys.document.shown(name) for name in UNSAID} - texts.keys()
+    doubts = [item for item in noted if item.effect and item.key in named]  # a tool's default stops nothing
     if strict and doubts and not keeping:
         raise ConfigError(f"{doubts[0].note}; without it there is an estimate", file=keys.file)
     stopped += [keys.wrong(item.key, item.note.partition(": ")[2]) for item in doubts if strict]

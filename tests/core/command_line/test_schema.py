@@ -76,7 +76,10 @@ LINES = {
         f"plan qwen3-8b --gpu {gpu} --gpus 2 --task generate --answer 512 --batch 4 --pp 1"
         for gpu in ("h100", "rtx4060")
     ],
-    "plan.task": [f"plan qwen3-8b --gpu {gpu} --gpus 8 {GRPO} --tp 2 --zero 1" for gpu in ("h100", "4090")],
+    "plan.task": [
+        *(f"plan qwen3-8b --gpu {gpu} --gpus 8 {GRPO} --tp 2 --zero 1" for gpu in ("h100", "4090")),
+        "plan llama-3.2-1b --gpu 4090 --task dpo --find micro-batch --seq-len 2048",
+    ],
     "network.needs": [
         NETWORK,
         "network llama-3.1-8b --gpu a100-sxm4-80gb --gpus 64 --zero 3 --oversubscription 4 --rails --pod 32",

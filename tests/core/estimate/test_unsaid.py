@@ -88,7 +88,7 @@ def test_one_thing_that_is_not_said_decides(end: str, verdict: str, of_other: st
     own, other = of(**{**short, "weights": None}).memory, of(**{**short, "weights": "float32"}).memory
     assert own.high < other.low
     capacity = {"widest": other.high + 1, "other value": other.total, "own high": own.high + 1, "own low": own.low + 1,
-                "below": own.low - 1}[end]  # fmt: skip
+                "below": own.margins.needed(own.allocated).low - 1}[end]  # fmt: skip
     memory = of(**{**short, "weights": None}, memory=f"{capacity / 2**30:.9f}GiB").memory
     assert memory.verdict == verdict
     question = memory.question

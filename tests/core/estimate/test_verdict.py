@@ -13,12 +13,13 @@ from loadgauge.core.definitions.training.memory_range import COUNTERS, memory_ra
 
 JOB = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3"
 MEMORY = estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, loss="float32").memory
+LEAST = MEMORY.margins.needed(MEMORY.allocated).low
 
 
 @pytest.mark.parametrize(
     ("capacity", "verdict", "fits"),
-    [(None, "unknown", None), (MEMORY.high, "fits", True), (MEMORY.high - 1, "tight", False), (MEMORY.low, "tight", False),
-     (MEMORY.low - 1, "does not fit", False)],
+    [(None, "unknown", None), (MEMORY.high, "fits", True), (MEMORY.high - 1, "tight", False), (LEAST, "tight", False),
+     (LEAST - 1, "does not fit", False)],
 )  # fmt: skip
 def test_the_verdict_is_of_the_range(capacity: float | None, verdict: str, fits: bool | None) -> None:
     memory = msgspec.structs.replace(MEMORY, capacity=capacity)
@@ -26,13 +27,29 @@ def test_the_verdict_is_of_the_range(capacity: float | None, verdict: str, fits:
 
 
 def test_the_range_is_made_of_what_is_stated() -> None:
-    known = spread("fine-tuning", card=True)
+    known = spread("fine-tuning", card=True, sharded=True)
     outside = MEMORY.margins.outside
     shown = (1 + memory_range().fixed.reserved.usual) * known.middle * MEMORY.allocated
     assert MEMORY.total == pytest.approx(shown + outside.value)
     least = MEMORY.allocated * (1 + MEMORY.margins.fragmentation.needed.low)
-    assert MEMORY.low == pytest.approx(least * known.low + outside.low)  # of the tensors, not of what lies idle
+    assert pytest.approx(least * known.floor + outside.low) == LEAST  # of the tensors, not of what lies idle
+    assert MEMORY.low == pytest.approx(shown * known.low + outside.low)  # idle blocks stay on a card with room
     assert MEMORY.high == pytest.approx(shown * known.high + outside.high)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"gpus": 8, "zero": 3}, {"qlora": True}, {"framework": "megatron", "gpus": 8, "tp": 8}]
+)
+def test_idle_blocks_are_given_back_by_a_full_card_alone(flags: dict[str, object]) -> None:
+    """The range begins at what a card with room shows, unless that is beyond the card; either way the verdict is the same."""
+    memory = estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", **flags).memory
+    margins, allocated = memory.margins, memory.allocated
+    least, roomy = margins.needed(allocated).low, margins.needed(allocated, None).low
+    assert least < roomy < memory.total
+    for capacity, low in ((roomy * 1.001, roomy), (roomy * 0.999, least), (least * 0.999, least)):
+        assert margins.needed(allocated, capacity).low == low
+        told = msgspec.structs.replace(memory, capacity=capacity).verdict
+        assert (told == "does not fit") == (capacity < least) or told == "depends"
 
 
 def test_what_is_not_known_widens_every_range() -> None:
@@ -143,7 +160,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_an_evaluation_that_does_not_fit_has_its_own_remedy() -> None:
-    found = typed(f"{JOB} --recompute full --eval-batch 8 --eval-batches 4 --brief")
+    found = typed(f"{JOB} --recompute full --eval-batch 6 --eval-batches 4 --brief")
     assert found.code == 1
     assert "Try --eval-batches 0" in found.out
 

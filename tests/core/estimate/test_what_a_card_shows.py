@@ -50,8 +50,11 @@ def test_the_total_has_what_the_allocator_usually_holds_idle(flags: dict[str, ob
     outside = memory.margins.outside.value
     assert memory.total == pytest.approx(memory.allocated * (1 + share) * known.middle + outside)
     assert 1.0 < known.middle < 1.25  # cards of every class show more
-    assert memory.low <= memory.allocated * (1 + memory.margins.fragmentation.needed.usual) + outside
-    assert memory.low >= 0.9 * memory.allocated  # what lies beside the tensors is never less than nothing
+    least = memory.margins.needed(memory.allocated).low  # of a full card, which gives idle blocks back
+    assert (
+        0.85 * memory.allocated <= least <= memory.allocated * (1 + memory.margins.fragmentation.needed.usual) + outside
+    )
+    assert least <= memory.low  # what lies beside the tensors is never less than nothing
     assert memory.total == pytest.approx(sum(memory.parts.values()))
     assert memory.low <= memory.total <= memory.high
 

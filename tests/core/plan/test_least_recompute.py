@@ -11,6 +11,7 @@ import pytest
 from loadgauge import cluster, gpu, model, training
 from loadgauge.core.definitions.hardware.hardware import with_memory
 from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.plan.request import PlanRequest, cases
 from loadgauge.core.plan.search import Case, search
 from loadgauge.core.plan.space.axis_values import space_for
 from loadgauge.core.resolve.recompute_words import recompute_policy
@@ -65,3 +66,43 @@ def test_a_framework_that_chooses_by_operation_is_asked_by_operation() -> None:
     policies = [policy for policy in given.space.recompute if policy.ops and "layernorm" not in policy.word]
     sizes = [len(policy.ops) for policy in policies if not policy.word]
     assert sorted(set(sizes))[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("link", ["25GB/s", "400GB/s"])
+def test_what_runs_again_and_what_is_off_the_card_are_chosen_together_as_a_loop_finds(link: str) -> None:
+    """The fewest seconds of all policies with each kind of tensors off the card; a quick link to the host changes the answer."""
+    flags = {
+        "gpu": "h100-sxm5-80gb",
+        "gpus": 1,
+        "seq_len": 16384,
+        "global_batch": 2,
+        "framework": "megatron",
+        "zero": 0,
+    }
+    one = dict.fromkeys(("tp", "pp", "cp", "micro_batch"), 1)
+    spec = model("llama-3.1-8b")
+    spec = msgspec.structs.replace(spec, pattern=spec.pattern[-4:])
+    chosen = {"recompute": "least", "activation_offload": "least", "memory": "60GiB", "host_link": link}
+    request = PlanRequest.of(spec.name, flags | one | chosen)
+    searches = [msgspec.structs.replace(each, others=()) for each in cases(request, spec)[1]]
+    best = search(searches, top=1).layouts[0]
+    assert best.time is not None
+    words = ("none", "checkpoints", "all", "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
+    modules = ("core_attn", "layernorm", "mlp")
+    sets = itertools.chain(*(itertools.combinations(modules, count) for count in range(1, len(modules) + 1)))
+    policies = (*WHOLE, *("modules:" + ",".join(some) for some in sets))
+    kind, rows = searches[0].training, {}
+    for word, text in itertools.product(words, policies):
+        policy = recompute_policy(text, spec, kind)
+        if word == "checkpoints" and policy.mode != "full":
+            continue
+        host = msgspec.structs.replace(kind.host, activations=word)
+        moved = msgspec.structs.replace(searches[0], training=msgspec.structs.replace(kind, host=host))
+        alone = moved.estimate(msgspec.structs.replace(best.layout, recompute=policy))
+        assert alone.time is not None
+        rows[word, text] = alone.memory.verdict, alone.time.step
+    fitting = {key: step for key, (verdict, step) in rows.items() if verdict == "fits"}
+    assert 1 < len(fitting) < len(rows)
+    assert best.time.step == min(fitting.values())
+    without = min(step for (word, _), step in fitting.items() if word == "none")
+    assert (best.time.step < without) == (link == "400GB/s")

@@ -9,6 +9,7 @@ import pytest
 
 from loadgauge import training
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
+from loadgauge.core.plan.batch.bounds import Filling
 from loadgauge.core.plan.batch.classes import key_of
 from loadgauge.core.plan.batch.step_time import Step, finish
 from loadgauge.core.plan.batch.types import untimed
@@ -108,7 +109,7 @@ def test_no_layout_needs_less_than_the_bounds_of_its_class(name: str, monkeypatc
     given = CASES.get(name) or case("deepseek-v2-lite", 4, 8, recompute=again, schedule=("1f1b", "interleaved"))
     if given.space.lengths is not None:
         return
-    monkeypatch.setattr("loadgauge.core.plan.batch.evaluate.SMALL", 0)
+    monkeypatch.setattr("loadgauge.core.plan.space.space.SMALL", 0)
     everything = lambda low, least: np.ones(len(low), dtype=bool)  # noqa: E731
     evaluator, over, seen = given.evaluator(), [[], []], {}
     families = evaluator.families()
@@ -120,8 +121,15 @@ def test_no_layout_needs_less_than_the_bounds_of_its_class(name: str, monkeypatc
                 with np.errstate(all="ignore"):
                     some = part.evaluate(structures, None, everything, classes)
                 for batch in finish([one for one in some if isinstance(one, Step)], None):
-                    rows, low, least, *_ = classes.of[key_of(batch.structure)]
-                    order = np.searchsorted(rows, batch.places // part.grid.dims[2])
+                    bounds = classes.of[key_of(batch.structure)]
+                    order = np.searchsorted(bounds.rows, batch.places // part.grid.dims[2])
+                    low, least = bounds.low, bounds.least
+                    pipeline = batch.structure.pp, batch.structure.vpp, batch.structure.schedule
+                    every = part.whole.stages(*pipeline, batch.structure.stage_layers)
+                    if filling := Filling.of(every, batch.structure.schedule, classes.blocks):
+                        more = filling.nbytes(bounds.batches, batch.structure.pp, bounds.kept)
+                        low = np.maximum(low, bounds.first + more)
+                        least = np.maximum(least, filling.seconds(bounds.batches, bounds.layers, bounds.head))
                     assert (low[order] <= batch.memory).all(), batch.structure
                     assert (least[order] <= batch.step).all(), batch.structure
                     over[0].append(batch.memory / low[order])

@@ -12,7 +12,7 @@ from loadgauge import NothingFits
 from loadgauge.core.base.errors import LayoutError
 from loadgauge.core.definitions.hardware.hardware import with_memory
 from loadgauge.core.plan import inverse as questions
-from loadgauge.core.plan.batch.best import Best
+from loadgauge.core.plan.batch.best import SLOWEST, Best
 from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.search import OBJECTIVES, carried, search
 from spaces import alone, case, ends, every_layout
@@ -130,6 +130,8 @@ def test_most_schedules_are_not_played_and_the_answer_is_the_same(
     assert quick.bounded > quick.valid / 2
     for some, every in ((quick.layouts, whole.layouts), (quick.pareto, whole.pareto)):
         found, expected = ([(one.time.step, one.memory.total) for one in rows if one.time] for rows in (some, every))
+        if every is whole.pareto:  # a space that is narrowed down has no front of layouts that take very long
+            expected = [row for row in expected if row[0] <= SLOWEST * expected[0][0]]
         assert found == expected
     assert (quick.valid, quick.fitting, quick.evaluated) == (whole.valid, whole.fitting, whole.evaluated)
 
@@ -138,7 +140,7 @@ def test_the_best_of_many_are_those_of_all_sorted() -> None:
     given = case("llama-3.1-70b", 128, 128, pp=(2, 4, 8), schedule=("1f1b", "interleaved"), vpp=(1, 2, 4))
     limit, count = given.cluster.gpu.capacity, 100
     best = Best(count)
-    for batch in given.evaluator().batches(None, best.wanted(lambda step, memory: step, limit, limit)):
+    for batch in given.evaluator().batches(None, best.wanted(0, lambda step, memory: step, limit, limit)):
         best.add(0, batch, batch.step, limit, limit)
     best.sure.trim()
     batches = list(given.evaluator().batches())

@@ -12,7 +12,17 @@ from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.estimate import estimate
-from loadgauge.core.plan.posttrain import QUANTUM, Space, candidates, find_value, plain, plan_task
+from loadgauge.core.plan.posttrain import (
+    MOST,
+    QUANTUM,
+    Space,
+    candidates,
+    find_value,
+    plain,
+    plan_task,
+    remedies,
+    with_value,
+)
 from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import SOFTWARE, forward_share, packed, server_of, step_time, timed
 from loadgauge.core.post_training.sync import transfer
@@ -190,6 +200,43 @@ def test_the_longest_sequence_fits_and_a_longer_one_does_not() -> None:
     for number, fits in ((gpus, True), (gpus // 2, False)):
         of_them = full.replace(gpus=number)
         assert (plan_task(of_them, Space.of(of_them, NARROW)).best is not None) == fits
+
+
+@pytest.mark.parametrize(("sought", "more"), [("micro_batch", 2), ("utilization", 0.01)])
+def test_the_most_of_what_is_sought_fits_and_more_does_not(sought: str, more: float) -> None:
+    """Of a micro-batch twice as much, of a share a hundredth more."""
+    generates = sought == "utilization"
+    job = JOB.replace(zero=None, rollout=None) if generates else SMALL_DPO
+    locked = {"tp": (1,), "pp": (1,), "zero": (3,), "rollout_tp": (2,)} if generates else {"tp": (1, 2), "pp": (1, 2)}
+    most = find_value(job, locked, sought)
+    assert most is not None
+    next_one = round(most + more, 2) if generates else most * more
+    for value, fits in ((most, True), (next_one, False)):
+        asked, axes = with_value(job, locked, sought, value)
+        lean = {"recompute": ("full",), "micro_batch": (1,)} | ({"logprob_batch": (1,)} if generates else {}) | axes
+        assert (plain(asked, Space.of(asked, lean)) is not None) == fits
+
+
+def test_more_answers_to_a_prompt_need_little_memory_and_what_is_said_is_not_sought() -> None:
+    job = JOB.replace(samples=None)
+    assert find_value(job, {"tp": (1,), "pp": (1,), "zero": (3,)}, "samples") == MOST["samples"]
+    for name, own in (("utilization", JOB), ("samples", JOB), ("micro_batch", JOB)):
+        with pytest.raises(ConfigError, match=r"leave --.* out"):
+            find_value(own, {"micro_batch": (1,)}, name)
+    with pytest.raises(ConfigError, match="with --task dpo it is seq-len, micro-batch or gpus"):
+        find_value(SMALL_DPO, {}, "samples")
+
+
+def test_what_makes_a_run_fit_is_said_before_more_gpus() -> None:
+    job = Job("qwen2.5-7b", task="dpo", gpu="rtx4090", gpus=1, global_batch=8)
+    assert plan_task(job, Space.of(job, {}), nearest=False).best is None
+    rows = remedies(job, {})
+    assert [row.flags for row in rows][-1].startswith("--gpus")
+    assert "--qlora" in [row.flags for row in rows]
+    for row in rows:
+        run, _ = resolve_posttrain(row.choice.job)
+        assert memory(run) == row.choice.memory
+        assert row.choice.memory.verdict == "fits"
 
 
 @pytest.mark.long

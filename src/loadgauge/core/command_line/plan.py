@@ -21,7 +21,7 @@ from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
-from loadgauge.core.plan.request import JOB_FIELDS, OPEN_AXES, PlanRequest, fleet_finds, questions
+from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
 from loadgauge.core.resolve.resolve import resolve_job
 
 SWEEP = ("sweep", "output", "workers", "ray")
@@ -90,7 +90,7 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
             sought = value.replace("-", "_")
         else:
             raise ConfigError("cannot be searched with --task; leave it out", key=name)
-    if sought not in (None, "gpus") and "gpu" in values:
+    if sought != "gpus" and "gpu" in values:
         values.setdefault("gpus", 1)  # as a plan without --task
     if "logprob_batch" in values:
         options["logprob_batch"] = (values.pop("logprob_batch"),)
@@ -189,8 +189,8 @@ def command(model: str | None, page: str | None, **flags: Any) -> Answer:
     refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate")
     if flags["task"] is not None:
         return _task(model_or_usage(model, flags), flags)
-    if flags["find"] == "answers":
-        raise ConfigError("answers needs --task", key="find")
+    if flags["find"] in OF_TASKS:
+        raise ConfigError("needs --task", key="find")
     refuse({name: flags.pop(name) for name in POSTTRAIN}, "needs --task")
     request = PlanRequest.of(model_or_usage(model, flags), flags)
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])

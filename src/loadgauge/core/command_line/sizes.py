@@ -48,6 +48,8 @@ def model_of(model: str | None, flags: dict[str, Any]) -> str | None:
     family = flags.pop("family", None)
     if not own_sizes and family is None:
         return model
+    if model is not None and family is None and "size" not in own_sizes:
+        return f"{model}:{','.join(f'{key}={value}' for key, value in own_sizes.items())}"
     if model is not None:
         first = next(iter(own_sizes), "family")
         raise ConfigError(f"describes a model in place of {model!r}; give one of them", key=first)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, closest, list_data, no_function, read_data, read_start, read_table
+from loadgauge.core.base import (
+    ConfigError,
+    closest,
+    list_data,
+    no_function,
+    parse_count,
+    read_data,
+    read_start,
+    read_table,
+)
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.core.families.hub import REPOSITORY, cached, fetch
@@ -169,6 +178,8 @@ def find(text: str, hub: bool = False) -> Found:
     if is_shape(text):
         spec, shape = read_shape(text)
         return Found(spec, describe_shape(text, shape))
+    if _RESIZED.search(text):
+        return _resized(text)
     if names_file(text) and not _elsewhere(text) and not text.lower().endswith(".gguf"):
         return Found(from_hf(text))
     from loadgauge.core.families.named.derived import split_stored  # most models are named by the catalogue's own names
@@ -184,6 +195,48 @@ def find(text: str, hub: bool = False) -> Found:
         spec = from_dict(content, f"huggingface.co/{text}", text.rpartition("/")[2].lower())
         return Found(spec, f"config.json of {text} on huggingface.co", _stored(content) or stored)
     raise _unknown(text)
+
+
+_RESIZED = re.compile(r":(?=[a-z_-]+=)")
+_SIZED = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv-heads": ("num_key_value_heads",),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "top-k": ("num_experts_per_tok",),
+}
+"""Sizes of a model by the flags, and their keys in configs."""
+
+
+def _resized(text: str) -> Found:
+    """A model with some sizes of its config changed, such as one cut or made deeper. Lists of its layers are cut, or go round.
+
+    >>> len(find("qwen3.5-27b:layers=72").spec.pattern)
+    72
+    """
+    base, words = _RESIZED.split(text, 1)
+    content = keys(base)
+    text_config = content.get("text_config")
+    own = text_config if isinstance(text_config, dict) else content
+    changes: dict[str, Any] = {}
+    for word in words.split(","):
+        size, _, value = word.strip().partition("=")
+        key = next((key for key in _SIZED.get(size.replace("_", "-"), ()) if key in own), None)
+        if key is None:
+            raise ConfigError(f"{base} has no {size[:40]!r} to change (known: {', '.join(_SIZED)})", key="model")
+        number = int(parse_count(value, size))
+        for name, each in own.items() if size == "layers" else ():
+            if name.endswith("pattern") and isinstance(each, str):
+                changes[name] = (each * (number // len(each) + 1))[:number]
+            elif isinstance(each, list) and len(each) == own[key]:
+                changes[name] = [each[layer % len(each)] for layer in range(number)]
+        changes[key] = number
+    spec = from_dict(names.changed(content, changes), text, text)
+    return Found(msgspec.structs.replace(spec, defaults=(), source="sizes given"), f"{base} but for {words}")
 
 
 def _elsewhere(text: str) -> bool:

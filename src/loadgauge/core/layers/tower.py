@@ -99,6 +99,8 @@ def tower_steps(block: Block, view: View) -> Layer:
             angles = step.kind == "angles"
             wide = build.float32(name, view.tokens * 2 * step.width) if angles else build.tensor(name, view.pairs)
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), (wide,), shares_gradient=True)
+        elif step.kind == "rescale":
+            x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), shares_gradient=True)
         elif step.kind == "pool":
             x = build.elementwise(name, (x,), build.tensor(name, rows), (x,))
         elif step.kind == "blend":

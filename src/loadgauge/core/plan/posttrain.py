@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -340,41 +340,80 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
 
 QUANTUM, LONGEST = 256, 2**23
 """Tokens to which a length is found, and at which the search for it ends."""
+MOST = {"samples": 2**12, "micro_batch": 2**10}
+"""At which the search for a number ends."""
+SHARES = tuple(round(number / 100, 2) for number in range(95, 4, -5))
+"""Shares of a card for an engine, of which the largest that fits is found to a hundredth."""
 
 
-def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str) -> int | None:
-    """Return the longest sequence, or where a task generates the longest answers, with which some layout fits; or the fewest GPUs.
+def sought_of(task: str) -> tuple[str, ...]:
+    """Return the fields that a search for the most that fits may ask of a task; of gpus the fewest.
 
-    None where none fits. Only the leanest layouts are looked at: all run again, a sequence at a time. GPUs are powers of two.
+    >>> sought_of("dpo")
+    ('seq_len', 'micro_batch', 'gpus')
+    """
+    own = ("answers", "samples", "utilization") if TASKS[task].rollout else ("seq_len",)
+    return (*own, "micro_batch", "gpus")
+
+
+Value: TypeAlias = "int | float"
+
+
+def with_value(
+    job: Job, stated: dict[str, tuple[Any, ...]], name: str, value: Value
+) -> tuple[Job, dict[str, tuple[Any, ...]]]:
+    """Return a job and its locked axes with a value of what is sought.
+
+    A larger micro-batch needs a global batch that is a multiple of it on every number of ranks, where none is given.
+    """
+    if name == "utilization":
+        return job, stated | {"share": (float(value),)}
+    if name == "micro_batch":
+        every = TASKS[job.task or ""].rollout is False and job.global_batch is None
+        job = job.replace(global_batch=int(value) * (job.gpus or 1)) if every else job
+        return job, stated | {"micro_batch": (int(value),)}
+    return job.replace(**{name: str(value) if name == "answers" else value}), stated
+
+
+def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str) -> Value | None:
+    """Return the most of something with which some layout fits (see `sought_of`), or the fewest GPUs; None where none fits.
+
+    Only the leanest layouts are looked at: all run again, a sequence at a time. GPUs, samples and micro-batches are powers of two.
     Raises `ConfigError` for another field, or one that the job has.
 
     >>> find_value(Job("qwen3-0.6b", task="dpo", gpu="rtx4090", gpus=1), {}, "seq_len") % 256
     0
     """
-    generates = TASKS[job.task or ""].rollout
-    length = "answers" if generates else "seq_len"
-    if name not in (length, "gpus"):
-        more = "; micro-batches, the engine's share and its ranks are searched anyway" if generates else ""
-        raise ConfigError(f"with --task {job.task} it is {length.replace('_', '-')} or gpus{more}", key="find")
-    if getattr(job, name) is not None:
+    every = sought_of(job.task or "")
+    words = [each.replace("_", "-") for each in every]
+    if name not in every:
+        raise ConfigError(f"with --task {job.task} it is {', '.join(words[:-1])} or {words[-1]}", key="find")
+    engine = Space.of(job, {}).share if name == "utilization" else ()
+    if name in stated or getattr(job, name, None) is not None or len(engine) == 1:
         raise ConfigError(f"leave --{name.replace('_', '-')} out: it is what is looked for", key="find")
 
-    def fits(value: int) -> bool:
-        candidate = job.replace(**{name: str(value) if name == "answers" else value})
+    def fits(value: Value) -> bool:
+        candidate, axes = with_value(job, stated, name, value)
         lean: dict[str, tuple[Any, ...]] = {"recompute": ("full",), "micro_batch": (1,)}
-        if generates:
+        if TASKS[job.task or ""].rollout:
             lean["logprob_batch"] = (1,)
         try:
-            return plan_task(candidate, Space.of(candidate, lean | stated), nearest=False).best is not None
+            return plan_task(candidate, Space.of(candidate, lean | axes), nearest=False).best is not None
         except ConfigError:
-            if (
-                name == "gpus" or value > QUANTUM
-            ):  # more of it may be no run: a position table's end, a batch that is too small
+            # More of it may be no run: a position table's end, a batch that is too small.
+            if name in ("gpus", "utilization") or value > (QUANTUM if name in ("seq_len", "answers") else 1):
                 return False
             raise
 
     if name == "gpus":
         return next((2**power for power in range(17) if fits(2**power)), None)
+    if name in MOST:
+        sizes = itertools.takewhile(fits, (2**power for power in range(MOST[name].bit_length())))
+        return max(sizes, default=None)
+    if name == "utilization":
+        coarse = next((share for share in SHARES if fits(share)), None)
+        finer = () if coarse is None else (round(coarse + more / 100, 2) for more in (4, 3, 2, 1))
+        return next((share for share in finer if fits(share)), coarse)
     low = 0
     while low < LONGEST and fits(max(QUANTUM, 2 * low)):
         low = max(QUANTUM, 2 * low)
@@ -383,6 +422,46 @@ def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str) -> int |
         middle = (low + high) // 2 // QUANTUM * QUANTUM
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low or None
+
+
+class Remedy(NamedTuple):
+    """A change with which a run fits: in words, its flags, and the best run with it."""
+
+    words: str
+    flags: str
+    choice: Choice
+
+
+CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("optimizer on the host", {"offload": "optimizer"}),
+    ("optimizer and weights on the host", {"offload": "all"}),
+    ("adapters on a frozen base", {"lora_rank": 16}),
+    ("adapters on a frozen base in 4 bits", {"qlora": True}),
+)
+"""Changes that are tried where no layout fits, before more GPUs: ZeRO, recomputation, sleep, shares and micro-batches have been."""
+
+
+def remedies(job: Job, stated: dict[str, tuple[Any, ...]]) -> list[Remedy]:
+    """Return the changes with which some layout fits, the fewest GPUs last; of leanest layouts, as `find_value` looks at them."""
+    lean: dict[str, tuple[Any, ...]] = {"recompute": ("full",), "micro_batch": (1,)}
+    rows: list[Remedy] = []
+    changes = [
+        *CHANGES,
+        *((f"{2 * 2**power * (job.gpus or 1)} GPUs", {"gpus": 2 * 2**power * (job.gpus or 1)}) for power in range(6)),
+    ]
+    for words, fields in changes:
+        if any(getattr(job, name) is not None for name in fields if name != "gpus"):
+            continue
+        changed = job.replace(**fields)
+        try:
+            best = plan_task(changed, Space.of(changed, lean | stated), nearest=False).best
+        except Error:
+            continue
+        if best is not None:
+            rows.append(Remedy(words, Job(model="", **fields).flags(), best))
+            if "gpus" in fields:
+                break
+    return rows
 
 
 def _side(phase: str) -> str:

@@ -6,7 +6,7 @@ values narrow it down. The questions of a plan are fields of `PlanRequest`, with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -17,8 +17,10 @@ from loadgauge.core.definitions.hardware.prices import usual_prices
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL
+from loadgauge.core.definitions.layout.layout import LEAST, UNSPLIT
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import default_framework
+from loadgauge.core.estimate.memory.recompute import offload_words
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import models as catalogue
 from loadgauge.core.plan.search import OBJECTIVES, Case, Objective
@@ -31,7 +33,7 @@ from loadgauge.core.resolve.setup import Setup
 
 Find = Literal[
     "seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens",
-    "checkpoint-interval", "spares", "oversubscription", "sites", "answers",
+    "checkpoint-interval", "spares", "oversubscription", "sites", "answers", "samples", "utilization",
 ]  # fmt: skip
 FINDS = {
     "seq-len": ("seq_len", "lengths"),
@@ -41,6 +43,8 @@ FINDS = {
     "batch": ("global_batch",),
 }
 """Quantities that `find` looks for, and the fields that would state each already."""
+OF_TASKS = ("answers", "samples", "utilization")
+"""Of these, what only a task after pre-training has."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
 JOB_FIELDS = tuple(name for name in fields() if name not in ("model", *AROUND, *WHOLE_RUN, *POSTTRAIN))
@@ -95,7 +99,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         " GPUs (by a date with --tokens and --days), the cheapest kind of GPU (--prices), the slowest sufficient network adapter"
         " or link inside a node (--exposed), the largest model (MODEL: any, or a prefix of names), the days of --tokens, the"
         " tokens of --days; of a fleet's whole run (--tokens, --fleet) the best interval between checkpoints, the best number"
-        " of spares, the most oversubscription of its --topology, the most sites.",
+        " of spares, the most oversubscription of its --topology, the most sites; with --task the longest answers, the most"
+        " samples, the largest share of a card for the engine (utilization).",
         choices=get_args(Find),
     )] = None
     tokens: Annotated[str | None, _question(
@@ -349,6 +354,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     locks = _of_the_file(locks, request.export)
     setup: Setup | None = None
     searches = []
+    mixed = job.activation_offload == LEAST
+    job = job.replace(activation_offload=None) if mixed else job
     for gpus in sizes or (1,):
         # How cp ranks exchange keys and values goes with cp, which is open.
         setup = resolve_job(job.replace(gpus=gpus, cp_comm=None), model)
@@ -382,6 +389,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 overlap_open=setup.overlap_open,
             )
         )
+    if mixed:
+        searches += [other for case in searches for other in _offloaded(case)]
     assert setup is not None
     hidden = {f"--{name.replace('_', '-')}" for name in OPEN_AXES}
     hidden |= {"seq-len": {"--seq-len"}, "micro-batch": {"--global-batch"}}.get(request.find or "", set())
@@ -391,6 +400,27 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     if assumed_framework is not None:
         assumed["--framework"] = assumed_framework
     return msgspec.structs.replace(setup, assumed=assumed), searches
+
+
+def _offloaded(case: Case) -> Iterator[Case]:
+    """Yield a case with each kind of tensors off the card: checkpoints, of layers that run again; all; what one module keeps,
+    where not all layers run again.
+
+    A schedule that splits the backward has nothing off the card.
+    """
+    space, kind = case.space, case.training
+    again = tuple(policy for policy in space.recompute if policy.mode == "full")
+    some = tuple(policy for policy in space.recompute if policy not in again or policy.layers or policy.every > 1)
+    usual = tuple(word for word in space.schedule if word in UNSPLIT)
+    for word in offload_words(space.model, kind):
+        policies = {"checkpoints": again, "all": space.recompute}.get(word, some)
+        if policies and usual:
+            host = msgspec.structs.replace(kind.host, activations=word)
+            yield msgspec.structs.replace(
+                case,
+                space=msgspec.structs.replace(space, recompute=policies, schedule=usual),
+                training=msgspec.structs.replace(kind, host=host),
+            )
 
 
 def fleet_finds() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ The array reading ranks; what is reported is the exact `estimate` of each layout
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -12,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits
+from loadgauge.core.base.errors import ConfigError, LayoutError, NothingFits, NotModelled
 from loadgauge.core.base.hooks import need
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.base.verdict import RANK
@@ -45,6 +46,8 @@ USUAL = {
     "replicas": (1,), "micro_batch": (1,),
 }  # fmt: skip
 """Values of a first look."""
+GOOD = USUAL | {"pp": (1, 4, 8, 16, 32), "cp": (1, 2, 4, 8), "ep": (1, 8), "zero": (2,)}
+"""Values that layouts with little to hold and to send often have: the first to be beaten in a space that is narrowed down."""
 SLOW = ("network", "goodput")
 """Objectives that estimate many layouts one by one."""
 Progress = Callable[[int, int], None]
@@ -197,13 +200,20 @@ def search(
         capacity = case.cluster.gpu.capacity
         limit = capacity - margin
         own = partial(_score, objective, case)
-        wanted, may = (None, None) if exhaustive else (best.wanted(own, limit, capacity), best.may(own, limit))
+        wanted, may = None, None
+        if not exhaustive:
+            wanted, may = best.wanted(number, own, limit, capacity), best.may(number, own, limit)
         if wanted is not None and sampler is not None:
             wanted, may = sampler.widen(wanted, capacity), None
 
         def seed(batch: Batch) -> None:
             best.seed(number, batch, _scores(objective, case, batch), limit, capacity)  # noqa: B023
 
+        if may is not None and case.space.narrowed:
+            best.narrowed.add(number)
+            with contextlib.suppress(LayoutError, NotModelled):
+                for batch in some_of(case, GOOD).batches(None, wanted):
+                    seed(batch)
         for batch in case.batches(progress, wanted, may, seed):
             if sampler is not None:
                 sampler.take(batch, capacity)
@@ -231,7 +241,7 @@ def search(
         word = RANK[estimate.memory.verdict]
         return word, score(objective, cases[row.case], estimate), second, _simplicity(estimate.layout)
 
-    ranked, front = Ranked(rows, exact, rank, close=not compared), best.pool.front
+    ranked, front = Ranked(rows, exact, rank, close=not compared), best.front
     first = ranked.at(0)
     ranged = case_of(cases, first).ranged(first)
     return SearchResult(
@@ -259,14 +269,19 @@ def first_look(cases: Sequence[Case], objective: Objective = "time", margin: flo
     >>> first_look([case]).layout.zero
     1
     """
-    space = cases[0].space
-    few = {name: tuple(value for value in getattr(space, name) if value in some) for name, some in USUAL.items()}
-    few = {name: some or getattr(space, name)[:1] for name, some in few.items()} | {"recompute": space.recompute[-1:]}
-    quick = msgspec.structs.replace(cases[0], space=msgspec.structs.replace(space, **few))
     try:
-        return search([quick], objective="time" if objective in SLOW else objective, margin=margin, top=1).layouts[0]
+        few = some_of(cases[0], USUAL)
+        return search([few], objective="time" if objective in SLOW else objective, margin=margin, top=1).layouts[0]
     except (LayoutError, NothingFits):
         return None
+
+
+def some_of(case: Case, values: dict[str, tuple[int, ...]]) -> Case:
+    """Return a case with some values of its axes alone, or with the first where it has none of these."""
+    space = case.space
+    few = {name: tuple(value for value in getattr(space, name) if value in some) for name, some in values.items()}
+    few = {name: some or getattr(space, name)[:1] for name, some in few.items()} | {"recompute": space.recompute[-1:]}
+    return msgspec.structs.replace(case, space=msgspec.structs.replace(space, **few))
 
 
 def _least(cases: Sequence[Case]) -> tuple[Layout, int]:
@@ -343,8 +358,10 @@ def seconds(estimate: Estimate) -> float:
 
 
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
-    """Return the case of the search that has as many GPUs as an estimate."""
-    return next(case for case in cases if case.space.gpus == exact.layout.gpus)
+    """Return the case of the search that has as many GPUs as an estimate, and as much off the card."""
+    hosted = exact.training.host.activations
+    same = (case for case in cases if case.space.gpus == exact.layout.gpus)
+    return next(case for case in same if case.training.host.activations == hosted)
 
 
 def _tighter(

@@ -180,12 +180,9 @@ def _placed(
         usual, why = ",".join(sorted(linear & tuner.targets)), f"PEFT's choice for {tuner.title}"
     wanted = fill("lora_targets", usual, why)
     of_modules = model.model_type in CONVERTED and EXPERTS_QUANTISED.at(Stack.parse(job.version)).value == "no"
-    if wanted == "all-linear" and others and tuner is None and of_modules:
-        if lora.stored is not None:
-            raise NotModelled("adapters of experts on a quantised base (--lora-targets all: linear layers alone)")
-        beside = frozenset(name for name in others if name.startswith("experts.")) | (
-            {"router"} if model.has_experts else set()
-        )
+    renamed = EXPERTS_OF if tuner is None and others and of_modules and model.has_experts else {}
+    if wanted == "all-linear" and renamed:
+        beside = frozenset(name for name in others if name.startswith("experts.")) | {"router"}
         return msgspec.structs.replace(lora, targets=linear - {"gate", "up", "down"} | beside, parts_in_one=True)
     if refused and wanted in EVERY:
         assumed["--lora-targets"] = f"{', '.join(sorted(linear))} (PEFT refuses out_proj of {model.model_type} models)"
@@ -198,11 +195,16 @@ def _placed(
         return msgspec.structs.replace(lora, targets=chosen)
     words = dict.fromkeys(EVERY, linear) | {"attention": linear & ATTENTION_TARGETS}
     names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
-    if lora.stored is not None and any(name.startswith("experts.") for name in names):
-        raise NotModelled("adapters of experts on a quantised base (--lora-rank without --qlora)")
     chosen, ignored = frozenset[str](), []
+    halves = {name for name in names if renamed.get(name.rpartition(".")[2]) == "experts.gate_up"}
+    if len(halves) == 1:
+        raise ConfigError(
+            f"PEFT adapts no {min(halves)!r} alone: gate and up are one tensor in each expert", key="lora_targets"
+        )
+    lora = msgspec.structs.replace(lora, parts_in_one=bool(halves))
     for name in names:
-        meant = words.get(name) or _by_name(name, model, sorts, possible | refused, apart=framework in APART)
+        old = frozenset({renamed.get(name.rpartition(".")[2], "")}) & (others | {"router"})
+        meant = words.get(name) or old or _by_name(name, model, sorts, possible | refused, apart=framework in APART)
         if meant & refused:
             raise ConfigError(f"PEFT refuses {name!r} of {model.model_type} models", key="lora_targets")
         chosen |= meant
@@ -242,7 +244,9 @@ def _by_name(
         for operation, target in kind.items()
         if any(f".{module}".endswith(ending) for module in modules_of(operation, block))
     }
-    if any(target.endswith(".output") and not target.startswith("convolution") for target in matched):
+    if name.endswith("out_proj") and any(
+        target.endswith(".output") and not target.startswith("convolution") for target in matched
+    ):
         matched.discard("output")  # which has another name in models with such mixers
     meant = TARGETS.get(name, "")
     if not matched and meant in possible:
@@ -267,6 +271,11 @@ CONVERTED = frozenset({
 })  # fmt: skip
 """Types of models whose experts and router PEFT adapts under the names they had in transformers 4, and not the dense layers and
 shared experts of those names (peft 0.21, `_convert_peft_config_moe`; transformers 5.23, `conversion_mapping`)."""
+EXPERTS_OF = {
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "experts.gate_up"),
+    **dict.fromkeys(("down_proj", "w2"), "experts.down"),
+}
+"""Parameters of experts by the names of the modules that held them (peft 0.21, `_MOE_TARGET_MODULE_MAPPING`)."""
 REPEATED = 4
 """Repetitions in a regular expression on names beyond which it is not tried, since it may take very long."""
 

@@ -7,7 +7,7 @@ from itertools import chain, combinations
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.layout.layout import RecomputePolicy
+from loadgauge.core.definitions.layout.layout import LEAST, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.layers import View, block_layer
@@ -70,7 +70,7 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     [False, True]
     """
     kind, _, modules = word.partition(":")
-    if kind == "least":
+    if kind == LEAST:
         raise ConfigError("least: needs `loadgauge plan`, which chooses what runs again", key="recompute")
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"

@@ -73,10 +73,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         Where it does not fit, and what nobody said of its layout makes it fit, that is assumed and decides the verdict. Where
         weights are gathered for each of several micro-batches, and recomputing leaves room for larger ones, the faster is.
         """
-        own = self._filled()
         if self.instead is None:
-            return own
+            return self._filled()
+        own = self.untimed_estimate()
         if own.memory.verdict != "does not fit":
+            own = self._filled(own)
             if self.larger is None or own.layout.zero < 3 or own.layout.num_microbatches == 1 or own.time is None:
                 return own
             faster: list[Estimate] = [own, *(each.setup._filled() for each in self.instead(failed=False))]
@@ -94,7 +95,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             nearest, its = min(tried, key=lambda pair: pair[1].memory.total)
             chosen = nearest.setup._filled(its), nearest.flags
         if chosen is None:
-            return own
+            return self._filled(own)
         there, flags = chosen
         things = (
             Unsaid(flag, value, (Alternative(usual, before.allocated - there.memory.allocated),))
@@ -265,8 +266,7 @@ def worst_routing(setup: Setup, result: Estimate) -> Estimate | None:
     routed = msgspec.structs.replace(
         result, layout=workings.layout, memory=workings.peak_memory(), time=time, network=network
     ).keep(workings)
-    routed = setup.with_uncounted(routed)
-    return setup.with_ends(routed) if setup.overlap_open and routed.time is not None else routed
+    return setup.with_uncounted(routed)
 
 
 def widened(setup: Setup, result: Estimate) -> Estimate:

@@ -106,6 +106,8 @@ def attention_of(job: Job) -> tuple[str, str]:
     """The attention that a framework of its time has, and why."""
     framework = FRAMEWORKS.get(job.framework or "")
     if framework is not None and framework.kernels.attention != "flash":
+        if (job.cp or 1) > 1:
+            return "flash", "eager attention over --cp ranks is not modelled"
         return framework.kernels.attention, f"{framework.name} is from before FlashAttention"
     return "flash", ""
 

@@ -5,7 +5,6 @@ Defaults are those of 4.6 (`swift/megatron/arguments/megatron_args.py`), which d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -56,15 +55,7 @@ KERNELS = TRANSFORMER_ENGINE | {"flash_2": "fa2", "flash_3": "fa3", "flash_4": "
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
 
 
-def _usual(idea: Idea, key: str, facts: Callable[[Keys], Facts], *also: str) -> Idea:
-    """The idea with other facts where a file lacks the key; `also`: further keys that these are read from."""
-
-    return msgspec.structs.replace(
-        idea, keys=(*idea.keys, *also), read=lambda keys: idea.read(keys) | ({} if keys.has(key) else facts(keys))
-    )
-
-
-@writes(_usual(recompute(), "recompute_granularity", lambda keys: {"recompute": "selective"}))
+@writes(recompute(otherwise="selective"))
 def _recompute(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
     """The core of attention, unless it is said that there is none (`recompute_granularity` has that word)."""
     none = {"recompute_granularity": "none"} if facts.get("recompute") == "none" else {}
@@ -75,7 +66,7 @@ def _half(keys: Keys) -> Facts:
     """16 bits by the format that weights are loaded in, the checkpoint's where nothing is said: nearly always bfloat16
     (`_init_mixed_precision` of `arguments/base_args/model_args.py`)."""
     if keys.has("bf16", "fp16", "fp8_format", "fp4_format"):
-        return {}
+        return precision.read(keys)
     loaded = keys.choice("torch_dtype", DTYPES) or "bfloat16"
     return {"precision": "bf16" if loaded == "bfloat16" else "fp16"}
 
@@ -148,12 +139,12 @@ MEGATRON_SWIFT = Dialect(
         batch("micro_batch", "micro_batch_size", 1),
         batch("global_batch", "global_batch_size", 16),
         length,
-        _usual(precision, "bf16", _half, "torch_dtype"),
+        msgspec.structs.replace(precision, keys=(*precision.keys, "torch_dtype"), read=_half),
         row("optimizer", "optimizer", words=OPTIMIZERS, default="adamw"),
         overlap(),
         offload(),
         row("attention", "attention_backend", words=KERNELS, default="fa2"),
-        _usual(loss(), "cross_entropy_loss_fusion", lambda keys: {"loss": "jit" if keys.since(4, 0) else None}),
+        loss(usual=lambda keys: keys.since(4, 0)),
         adapters("full"),
         dropout("lora_dropout", lambda keys: None if tuner(keys, "full") == "full" else 0.05),
         frozen_share,

@@ -95,7 +95,7 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 @reads(
-    facts="lora_rank lora_targets lora_dropout modules_to_save use_dora lora_dtype",
+    facts="lora_rank lora_targets lora_dropout modules_to_save use_dora lora_dtype tower",
     write=_adapter_written,
     needs="lora_rank",
     bases=("nf4", "int8"),
@@ -104,6 +104,7 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     dropped="peft.lora_dropout",
     save="peft.modules_to_save",
     dora="peft.use_dora",
+    seen="peft.finetune_vision_layers",
     also=(FULL,),
 )
 def _adapter(keys: Keys, at: Named) -> Facts:
@@ -130,6 +131,7 @@ def _adapter(keys: Keys, at: Named) -> Facts:
         "modules_to_save": ",".join(saved) or None,
         "use_dora": keys.flag(at.dora) or None,
         "lora_dtype": "float32",
+        "tower": None if (seen := keys.flag(at.seen)) is None else "adapters" if seen else "frozen",
     }
 
 

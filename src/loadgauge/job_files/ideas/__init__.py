@@ -56,7 +56,7 @@ from loadgauge.job_files.ideas.table import (
     row,
     short,
 )
-from loadgauge.job_files.ideas.unsaid import lengths, spec_of
+from loadgauge.job_files.ideas.unsaid import UNSAID, lengths, spec_of
 from loadgauge.job_files.ideas.words import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
@@ -88,6 +88,7 @@ __all__ = [
     "SPLITS",
     "TORCH_OPTIMIZERS",
     "TRANSFORMER_ENGINE",
+    "UNSAID",
     "Dialect",
     "Document",
     "Extra",

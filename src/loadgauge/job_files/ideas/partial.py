@@ -30,6 +30,7 @@ def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters", usual
     """Return the idea of a tower of pictures: the keys that freeze it and its projection, and the largest size of a picture.
 
     adapters: what a tower that is not frozen has beside adapters of the language model; usual: whether both are frozen unless said
+    The size is also that of the variable `MAX_PIXELS`, which `qwen_vl_utils` and ms-swift's templates read.
     """
 
     def read(keys: Keys) -> Facts:
@@ -40,7 +41,8 @@ def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters", usual
         if not still:
             method = next((keys.word(name) for name in METHODS if keys.has(name)), "lora")
             how = "trained" if method == "full" else adapters
-        return {"tower": how, "max_pixels": keys.whole(pixels)}
+        told = str(getattr(keys.document, "variables", {}).get("MAX_PIXELS", ""))
+        return {"tower": how, "max_pixels": keys.whole(pixels) or (int(told) if told.isdecimal() else None)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         how, most = facts.get("tower"), facts.get("max_pixels")
@@ -182,6 +184,28 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
         }
 
     return Idea(keys=(layers, modules, others, spread), facts=("train",), read=read, write=write)
+
+
+DROPOUT = ("hidden_dropout", "attention_dropout")
+RATES = {
+    "gpt2": ("resid_pdrop embd_pdrop", "attn_pdrop"), "starcoder2": ("residual_dropout embedding_dropout", "attention_dropout"),
+    "stablelm": ("hidden_dropout", "attention_dropout"), "gpt_neox": ("hidden_dropout", "attention_dropout"),
+}  # fmt: skip
+"""Names of the two rates of dropout by family; others have none of the first."""
+
+
+def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str, Any]:
+    """A model's config with the dropout that Megatron's words say; `usual`: the rate that a tool has where a file says none.
+
+    Masks of a family that has no dropout of its own are named, a byte for each of two outputs of 34 bytes a layer
+    (source: korthikanti2022), and not counted.
+    """
+    outputs, scores = (usual if (rate := keys.real(key)) is None else rate for key in DROPOUT)
+    names, inner = RATES.get(config["model_type"], ("", "attention_dropout"))
+    if outputs and not names:
+        why = f"drops {outputs:g} of the outputs of each half of a layer, whose masks are not counted"
+        keys.note(DROPOUT[0], why, "costs", "activations transient", 0.1)
+    return config | dict.fromkeys(names.split(), outputs) | {inner: scores}
 
 
 def _listed(keys: Keys, key: str) -> list[str]:

@@ -9,6 +9,9 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.job_files.ideas.table import Facts, Keys
 
+UNSAID = ("hidden_dropout", "moe_grouped_gemm")
+"""Switches of a command line that do something where they are not there."""
+
 
 def spec_of(keys: Keys, key: str) -> ModelSpec | None:
     """Return the model that was asked for, or that a key names; None where it is not known."""

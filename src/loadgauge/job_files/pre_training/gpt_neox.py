@@ -7,6 +7,7 @@ from typing import Any
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
 from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, fixed, names_in, reads, row
+from loadgauge.job_files.ideas.partial import dropped
 from loadgauge.job_files.pre_training.megatron import started_by_deepspeed
 
 SIZES = names_in(
@@ -39,6 +40,11 @@ def _vocabulary(keys: Keys) -> int:
 
 
 def _read(keys: Keys) -> Facts:
+    config = _config(keys)
+    return {"config": dropped(keys, config)} if config else {}
+
+
+def _config(keys: Keys) -> dict[str, Any]:
     layers, hidden, heads = (keys.whole(name) for name in SIZES[:3])
     if layers is None or hidden is None or heads is None:
         return {}
@@ -60,20 +66,20 @@ def _read(keys: Keys) -> Facts:
     shared = {"num_key_value_heads": keys.whole("num_kv_heads") or heads}
     own = dict(zip(("attention_bias", "mlp_bias"), biased, strict=True))
     if norm == "rmsnorm":
-        return {"config": config | shared | own | {"model_type": "llama" if gated else "arcee"}}
+        return config | shared | own | {"model_type": "llama" if gated else "arcee"}
     if gated:
-        return {"config": config | shared | {"model_type": "stablelm", "use_qkv_bias": biased[0]}}
+        return config | shared | {"model_type": "stablelm", "use_qkv_bias": biased[0]}
     if (keys.word("pos_emb") or "learned") == "learned":
         renamed = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": wide}
         renamed |= {"n_positions": config["max_position_embeddings"], "vocab_size": config["vocab_size"]}
-        return {"config": renamed | {"model_type": "gpt2", "tie_word_embeddings": config["tie_word_embeddings"]}}
+        return renamed | {"model_type": "gpt2", "tie_word_embeddings": config["tie_word_embeddings"]}
     if shared["num_key_value_heads"] != heads:
-        return {"config": config | shared | {"model_type": "starcoder2", "use_bias": biased[0]}}
+        return config | shared | {"model_type": "starcoder2", "use_bias": biased[0]}
     side = bool(keys.flag("gpt_j_residual"))
     rotary = keys.real("rotary_pct")
     rotary = 1.0 if rotary is None else rotary
     beside: dict[str, Any] = {"attention_bias": biased[0], "use_parallel_residual": side, "rotary_pct": rotary}
-    return {"config": config | beside | {"model_type": "gpt_neox"}}
+    return config | beside | {"model_type": "gpt_neox"}
 
 
 EXPERTS, EVERY, TOP = "moe_num_experts", "moe_expert_interval", "moe_top_k"
@@ -83,8 +89,8 @@ EXPERTS, EVERY, TOP = "moe_num_experts", "moe_expert_interval", "moe_top_k"
 def _experts(keys: Keys) -> Facts:
     """The idea of experts, each a block's whole MLP: the others than the first are named with their bytes, and not counted."""
     count = keys.whole(EXPERTS) or 1
-    config = _read(keys).get("config") if count > 1 else None
-    if config is None:
+    config = _config(keys) if count > 1 else {}
+    if not config:
         return {}
     hidden, layers = keys.whole("hidden_size") or 0, keys.whole("num_layers") or 0
     wide = config.get("intermediate_size") or config["n_inner"]

@@ -5,7 +5,7 @@ Ideas that other dialects share take the names of their keys, or a prefix. The s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -180,10 +180,10 @@ def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: 
     return ",".join(str(count) for count in counts)
 
 
-def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> Idea:
+def recompute(prefix: str = "", switch: str = "", usual: str | None = None, otherwise: str = "none") -> Idea:
     """The idea of recomputation: `full` with a method and a number of layers, or `selective` with a list of modules.
 
-    usual: the method where none is given; None: `full` needs one
+    usual: the method where none is given; None: `full` needs one; otherwise: the tool's own granularity
     """
     granularity, how, count, modules = (
         f"{prefix}recompute_{word}" for word in ("granularity", "method", "num_layers", "modules")
@@ -196,19 +196,18 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None) -> I
     owned: tuple[str, ...] = (granularity, how, count, modules, *([switch] if switch else []), *older)
 
     def read(keys: Keys) -> Facts:
-        kind = keys.choice(granularity, {"full": "full", "selective": "selective", "none": "none"}) or "none"
+        kind = keys.choice(granularity, {"full": "full", "selective": "selective", "none": "none"}) or otherwise
         if older and keys.flag(older[0]):
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
-        if older and keys.flag(older[2]) and kind == "none":
-            return {"recompute": "modules:core_attn,moe"}
-        if switch and keys.flag(switch):
+        routed = not prefix and bool(keys.flag("moe_layer_recompute")) and kind != "full"
+        if routed or (switch and keys.flag(switch)):
             kind = "selective"
         method, number = how, count
         if older and keys.has(named[0]):
             kind, (method, number) = "full", named
         if kind == "selective":
-            chosen = keys.words(modules) or ["core_attn"]
+            chosen = [*dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])]
             for name in chosen:
                 if name not in MODULES:
                     keys.note(modules, f"{name} is recomputed too, and is not read", "saves", "activations")
@@ -293,7 +292,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Arguments of a precision."""
 FORMATS |= {f"{name}-primary": FORMATS[name] | {"fp8_param_gather": True} for name in FP8.values()}
-FORMATS["mxfp8-primary"] |= {"reuse_grad_buf_for_mxfp8_param_ag": True}
+REUSED = "reuse_grad_buf_for_mxfp8_param_ag"
+FORMATS["mxfp8-primary"] |= {REUSED: True}
 FORMATS["nvfp4-primary"] = FORMATS["nvfp4"] | {"fp4_param_gather": True}
 
 
@@ -323,6 +323,14 @@ def precision(keys: Keys, at: Named) -> Facts:
             keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
         name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
         primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
+        if name == "mxfp8" and primary and not keys.flag(REUSED):
+            keys.note(
+                "fp8_param_gather",
+                f"gathers weights in a buffer of its own without {REUSED}",
+                "costs",
+                "gradients",
+                0.5,
+            )
         return {"precision": f"{name}-primary" if primary else name}
     if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
         return {"precision": "bf16-mixed-16"}
@@ -416,6 +424,9 @@ OPTIMIZER_NAMES = {
 }
 
 
+AWARE = "use_precision_aware_optimizer"
+
+
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     name, _, moments = facts["optimizer"].partition(":moments=")
     theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
@@ -423,7 +434,7 @@ def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {}
     values: dict[str, Any] = {"optimizer": theirs}
     if moments:
-        values |= {"use_precision_aware_optimizer": True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
+        values |= {AWARE: True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
     if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
         values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
     return values
@@ -433,7 +444,7 @@ def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     "optimizer",
     "exp_avg_dtype",
     "exp_avg_sq_dtype",
-    "use_precision_aware_optimizer",
+    AWARE,
     "sgd_momentum",
     facts="optimizer",
     write=_optimizer_written,
@@ -450,17 +461,19 @@ def optimizer(keys: Keys) -> Facts:
         keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
     if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
         name = "sgd"
+    if keys.flag(AWARE):
+        why = "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted"
+        keys.note(AWARE, why, "saves", "optimizer", 1 / 6)
     return {"optimizer": name}
 
 
-def loss(prefix: str = "") -> Idea:
-    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's."""
+def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -> Idea:
+    """The idea of the fused vocabulary-parallel loss: Megatron's own kernel, or Transformer Engine's; `usual`: if unsaid."""
     switch, kind = f"{prefix}cross_entropy_loss_fusion", f"{prefix}cross_entropy_fusion_impl"
     forms = {"native": "jit", "te": "fused"}
 
     def read(keys: Keys) -> Facts:
-        chosen = keys.choice(kind, forms) if keys.flag(switch) else None
-        return {"loss": (chosen or "jit") if keys.flag(switch) else None}
+        return {"loss": (keys.choice(kind, forms) or "jit") if keys.flag(switch, usual(keys)) else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         wanted = facts["loss"]

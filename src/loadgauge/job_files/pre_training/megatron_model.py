@@ -7,7 +7,8 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.core.families.catalogue import find
+from loadgauge.core.families.catalogue import find, keys as keys_of
+from loadgauge.job_files.ideas.partial import DROPOUT, dropped
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
 
 SIZES = {
@@ -23,9 +24,10 @@ OTHER = names_in(
     tokenizer_model no_position_embedding squared_relu quick_geglu openai_gelu q_lora_rank kv_lora_rank qk_head_dim
     qk_pos_emb_head_dim v_head_dim moe_shared_expert_intermediate_size moe_layer_freq hybrid_layer_pattern
     hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads moe_shared_expert_gate
-    moe_latent_size tokenizer_type vocab_file use_rotary_position_embeddings
+    moe_latent_size tokenizer_type vocab_file use_rotary_position_embeddings moe_grouped_gemm
     """
 )
+SPLIT = ("either", "weights gradients optimizer activations", 0.5)
 BEYOND = names_in(
     """
     window_size linear_attention_freq experimental_attention_variant heterogeneous_layers_config_path encoder_num_layers
@@ -43,6 +45,11 @@ TAKEN = 2**17
 """Tokens that are counted where the tokenizer is known only where it lies."""
 OWN_WIDTH = ("llama", "qwen3", "qwen3_moe", "mixtral", "glm4_moe", "arcee")
 """Families whose configuration has a width of heads of its own."""
+OTHER_NAMES = {
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "moe_ffn_hidden_size": ("moe_intermediate_size", "intermediate_size"),
+}
+"""Names of the sizes of experts in families."""
 NAMED = ("HF_MODEL_CKPT", "HF_MODEL", "TOKENIZER_MODEL")
 """Variables of scripts that name a model on the hub."""
 
@@ -90,7 +97,41 @@ def _read(keys: Keys) -> Facts:
         and config["hidden_size"] % config["num_attention_heads"] == 0
     ):
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    return named if config is None else {"config": config}
+    if config is None:
+        return named
+    if any(config.get(word) for word in OTHER_NAMES["num_experts"]) and not keys.flag("moe_grouped_gemm"):
+        keys.note("moe_grouped_gemm", "is off, so that experts run one by one; grouped products are counted", "costs")
+    return {"config": dropped(keys, config, 0.1)}
+
+
+def resized(keys: Keys, name: str, prefix: str = "") -> dict[str, Any] | None:
+    """The config of a named model with the sizes that a file has of its own; None where it has none.
+
+    Sizes that the model's config has no key for are named, and not counted.
+    """
+    asked = {key: size for key in SIZES if key != "max_position_embeddings" and (size := keys.whole(prefix + key))}
+    if not asked:
+        return None
+    try:
+        config = dict(keys_of(name))
+    except ConfigError:
+        config = {}
+    body = dict(config.get("text_config") or config)
+    layers = body.get("num_hidden_layers")
+    for key, size in asked.items():
+        theirs = next((word for word in OTHER_NAMES.get(key, (SIZES[key],)) if word in body), None)
+        if theirs is None:
+            keys.note(prefix + key, "is not the size that its name has, and is not counted", *SPLIT)
+        else:
+            body[theirs] = size
+    count = int(body.get("num_hidden_layers") or 0)
+    for word, value in body.items():
+        if isinstance(value, list) and len(value) == layers:
+            body[word] = value[:count]
+    if "first_k_dense_replace" in body:
+        first = _dense_first(keys, count) if keys.has("moe_layer_freq") else body["first_k_dense_replace"]
+        body["first_k_dense_replace"] = min(first or 0, count)
+    return config | ({"text_config": body} if config.get("text_config") else body) if config else None
 
 
 def _config(keys: Keys) -> dict[str, Any] | None:
@@ -253,6 +294,8 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
     if routed:
         values |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
     values |= {
+        **dict.fromkeys(DROPOUT, 0.0),
+        "moe_grouped_gemm": True if routed else None,
         "normalization": "RMSNorm",
         "position_embedding_type": "rope",
         "swiglu": True,
@@ -269,7 +312,6 @@ MODEL = Idea(keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND))), facts=("model
 
 
 EVENLY = "layers are shared out evenly"
-SPLIT = ("either", "weights gradients optimizer activations", 0.5)
 
 
 def placed(keys: Keys, key: str, stages: int) -> Facts:

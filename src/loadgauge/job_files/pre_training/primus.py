@@ -6,7 +6,9 @@ Variables of the environment count as they are where nobody sets them (`${NAME:v
 from __future__ import annotations
 
 from loadgauge.job_files.ideas import Dialect, Document, Facts, Idea, Keys, fixed, when
+from loadgauge.job_files.ideas.partial import dropped
 from loadgauge.job_files.pre_training.megatron import MEGATRON
+from loadgauge.job_files.pre_training.megatron_model import resized
 from loadgauge.job_files.pre_training.torchtitan import TORCHTITAN
 
 MODULES = ("modules.pre_trainer.", "modules.post_trainer.")
@@ -47,9 +49,13 @@ def _backend(keys: Keys) -> str:
 
 
 def _model(keys: Keys) -> Facts:
-    """The model that a preset is named after, where the file has no sizes of its own."""
-    name = keys.word("module.model")
-    return {} if name is None else {"model": name.removesuffix(".yaml").removesuffix("-fp8").replace("_", "-")}
+    """The model that a preset is named after, with the sizes that the file has of its own."""
+    word = keys.word("module.model")
+    if word is None:
+        return {}
+    name = word.removesuffix(".yaml").removesuffix("-fp8").replace("_", "-")
+    own = resized(keys, name) if _backend(keys) == "megatron" and not keys.has("hidden_size") else None
+    return {"model": name} if own is None else {"config": dropped(keys, own)}
 
 
 def _adapted(keys: Keys) -> Facts:
@@ -83,7 +89,7 @@ PRIMUS = Dialect(
         *(_of("megatron", idea) for idea in MEGATRON.ideas),
         Idea(
             keys=("module.model",),
-            facts=("model",),
+            facts=("model", "config"),
             read=_model,
             write=lambda facts, keys: {"module.model": facts.get("model")},
         ),

@@ -25,7 +25,10 @@ from loadgauge.job_files.ideas import (
 )
 
 A, G, M, V, S = "actor.", "gconfig.", "actor.megatron.", "vllm.", "sglang."
-OWN, THEIRS, OLD, COLOCATED = f"{A}backend", "rollout.backend", "allocation_mode", "rollout.scheduling_strategy.type"
+OWN, THEIRS, OLD = f"{A}backend", "rollout.backend", "allocation_mode"
+COLOCATED = ("rollout.scheduling_strategy.type", f"{A}scheduling_strategy.type")
+LEFT = (f"{A}offload", "ref.offload", "enable_offload")
+"""Roles that leave the GPUs between their passes, and the switch without which nothing does."""
 COMPONENT = re.compile(r"[+|](?![^(]*\))")
 """Between engines of `allocation_mode`, and not between attention and experts of one."""
 FRAMEWORKS = {"megatron": "megatron", "archon": "torchtitan"}
@@ -62,6 +65,13 @@ def _kind(keys: Keys) -> str:
     return _engines(keys)[0].partition(":")[0]
 
 
+def _together(keys: Keys) -> bool:
+    """Return whether the trainer and what generates take turns on the same GPUs (`RLTrainer._is_actor_rollout_colocated`)."""
+    if keys.has(OWN):
+        return "colocation" in map(keys.word, COLOCATED)
+    return "+" not in (keys.word(OLD) or "")
+
+
 def _layout(keys: Keys) -> Facts:
     own, size, kind = _engines(keys)[0], _degrees(_engines(keys)[0]), _kind(keys)
     t, p, c = (size.get(axis, 1) for axis in "tpc")
@@ -80,8 +90,10 @@ def _layout(keys: Keys) -> Facts:
         "cp_comm": "all_to_all" if c > 1 and kind != "megatron" else None,
         "gradient_sync": None if kind == "megatron" else "each",
     }
-    together = keys.word(COLOCATED) == "colocation" if keys.has(OWN) else "+" not in (keys.word(OLD) or "")
-    if _engines(keys)[1] and not together:
+    for role in ("ref", "critic"):
+        if (keys.word(f"{role}.backend") or own) != own:
+            keys.note(f"{role}.backend", "is another layout than the actor's, as which it is counted")
+    if _engines(keys)[1] and not _together(keys):
         late = keys.whole("rollout.max_head_offpolicyness", minimum=0) or None
         facts |= {"gpus": trainer + rollout, "placement": f"split:{trainer}+{rollout}", "staleness": late}
     each = keys.whole("cluster.n_gpus_per_node") or 8
@@ -121,13 +133,15 @@ def _task(keys: Keys) -> Facts:
         return {"task": "ipo" if keys.word(f"{A}loss_type") == "ipo" else "dpo", "reference": reference}
     if keys.has("teacher.path"):
         keys.note("teacher.path", "scores the answers on GPUs of its own, which are not counted")
+    leaves = keys.flag(LEFT[2])
     again = (keys.word(f"{A}prox_logp_method") or "recompute") in ("recompute", "metrics")
     recomputed = again if keys.flag(f"{A}use_decoupled_loss") else keys.flag(f"{A}recompute_logprob")
     return {
         "task": "ppo" if keys.has("critic.path") else "grpo",
         "old_logprobs": None if recomputed else "none",
         "reference": reference if keys.has("ref.path") and keys.real(f"{A}kl_ctl") != 0 else "none",
-        "rollout_offload": "all" if keys.flag("enable_offload") else "none",
+        "rollout_offload": "all" if leaves and (_together(keys) or keys.flag(LEFT[0])) else "none",
+        "frozen_offload": True if leaves and keys.flag(LEFT[1]) else None,
     }
 
 
@@ -164,16 +178,16 @@ AREAL = Dialect(
     blank={"yaml": "cluster:\n  n_gpus_per_node: 8\n"},
     ideas=(
         row("model", f"{A}path", kind="model"),
-        Idea(keys=(OWN, THEIRS, OLD, COLOCATED, f"{M}ddp.use_distributed_optimizer", "cluster.n_gpus_per_node",
-                   "rollout.max_head_offpolicyness"), read=_layout,
+        Idea(keys=(OWN, THEIRS, OLD, *COLOCATED, f"{M}ddp.use_distributed_optimizer", "cluster.n_gpus_per_node",
+                   "rollout.max_head_offpolicyness", "ref.backend", "critic.backend"), read=_layout,
              facts=names_in("framework tp pp cp ep etp sequence_parallel zero cp_comm gradient_sync gpus placement staleness"
                             " gpus_per_node")),
         Idea(keys=(*BATCH, *ANSWERS), facts=names_in("seq_len prompts samples prompt_len answers epochs global_batch micro_batch"),
              read=_batch, write=lambda facts, keys: {} if _rl(keys) else {
                  BATCH[0]: facts.get("global_batch"), BATCH[1]: facts.get("seq_len"),
                  BATCH[2]: (facts.get("micro_batch") or 1) * (facts.get("seq_len") or 1024)}),
-        fixed(*(f"{A}{name}" for name in TASK), "ref.path", "critic.path", "teacher.path", "enable_offload"),
-        Idea(keys=(), facts=names_in("task reference old_logprobs rollout_offload"), read=_task),
+        fixed(*(f"{A}{name}" for name in TASK), "ref.path", "critic.path", "teacher.path", *LEFT),
+        Idea(keys=(), facts=names_in("task reference old_logprobs rollout_offload frozen_offload"), read=_task),
         Idea(keys=SELECTIVE, facts=("recompute",), read=lambda keys: {"recompute": _recompute(keys)},
              write=lambda facts, keys: {SELECTIVE[0]: facts.get("recompute") != "none"}),
         row("optimizer", f"{A}optimizer.type", default="adamw",

@@ -180,6 +180,11 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _task(keys: Keys, at: Named) -> Facts:
     if not _rl(keys):
         return {"task": None}
+    if keys.word(at.kind) == "sft":
+        keys.note(
+            at.kind,
+            "takes answers that a server elsewhere makes, where the GPUs for generation are counted to make them",
+        )
     return {"task": keys.choice(at.kind, ALGORITHMS) or "grpo", "reference": "none", "old_logprobs": "none"}
 
 

@@ -501,19 +501,20 @@ def _recompute(keys: Keys, at: Named) -> Facts:
 def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if not facts.get("lora_rank"):
         off = {key: 0 if keys.has(key) else None for key in (at.rank, at.of_bridge[0])}
-        return off | dict.fromkeys((at.modules, at.of_bridge[1]))
+        return off | dict.fromkeys((at.modules, *at.of_bridge[1:]))
     if facts.get("framework") == "megatron" or engine_of(keys) == "megatron":
         named = groups(facts.get("lora_targets") or "all") or None
-        return {at.of_bridge[0]: facts["lora_rank"], at.of_bridge[1]: named, at.rank: None, at.modules: None}
+        own = (facts["lora_rank"], named, facts.get("lora_dropout"))
+        return {**dict(zip(at.of_bridge, own, strict=True)), at.rank: None, at.modules: None}
     return {at.rank: facts["lora_rank"], **layers(at.modules).write(facts, keys), **dict.fromkeys(at.of_bridge)}
 
 
 @reads(
-    facts="lora_rank lora_targets weights precision",
+    facts="lora_rank lora_targets lora_dropout weights precision",
     write=_lora_written,
     rank=f"{W}lora_rank",
     modules=f"{W}target_modules",
-    of_bridge=(f"{W}lora.rank", f"{W}lora.target_modules"),
+    of_bridge=(f"{W}lora.rank", f"{W}lora.target_modules", f"{W}lora.dropout"),
 )
 def _lora(keys: Keys, at: Named) -> Facts:
     """PEFT's adapters under FSDP, Megatron-Bridge's on Megatron's layers."""
@@ -521,7 +522,13 @@ def _lora(keys: Keys, at: Named) -> Facts:
     if engine_of(keys) == "megatron":
         number = keys.whole(at.of_bridge[0], minimum=0) or 0
         chosen = [word for word in keys.words(at.of_bridge[1]) or TARGETS if word in TARGETS]
-        return {"lora_rank": number} | ({"lora_targets": grouped(chosen)} if number else {})
+        if not number:
+            return {"lora_rank": 0}
+        return {
+            "lora_rank": number,
+            "lora_targets": grouped(chosen),
+            "lora_dropout": keys.real(at.of_bridge[2]) or None,
+        }
     if not number:
         return {"lora_rank": 0}
     facts = {"lora_rank": number, **layers(at.modules).read(keys)}

@@ -139,7 +139,6 @@ def _needed(allocated: int, gpu: Gpu) -> Needed:
     """Return what the step needs on a GPU, as an estimate of plain PyTorch would say of the same tensors."""
     kind = training("huggingface", "bf16-pure", "adamw", "flash")
     own = Margins.of(context(gpu), kind.framework, ragged=False).needed(
-        allocated + workspaces(gpu, kind, grouped=False)
+        allocated + workspaces(gpu, kind, grouped=False), gpu.capacity
     )
-    capacity = gpu.capacity
-    return Needed(gpu.id, own.low, own.value, own.high, capacity, judge(own.low, own.high, capacity))
+    return Needed(gpu.id, own.low, own.value, own.high, gpu.capacity, judge(own.low, own.high, gpu.capacity))

@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -136,9 +137,9 @@ def inputs_of(target: Any, named: str, inputs: str) -> Callable[..., Any]:
     if not is_script(inputs):
         return expressed(inputs)
     path, _, name = inputs.rpartition(":")
-    own = getattr(target, "__globals__", {})
-    if path == named.rpartition(":")[0] and callable(own.get(name)):
-        return _late(own[name])
+    own = getattr(sys.modules.get(Path(path).stem), name, None)
+    if path == named.rpartition(":")[0] and callable(own):
+        return _late(own)
     return function(inputs)
 
 
@@ -180,23 +181,19 @@ def module_of(
     """The training of a module of one's own. target, inputs, loss, step: as for `capture`"""
     import torch
 
-    from loadgauge.pytorch.capture.inputs.target import ALSO
-    from loadgauge.pytorch.trace.programs.script import anew
+    from loadgauge.pytorch.capture.inputs.target import ALSO, MANY, ONE
+    from loadgauge.pytorch.trace.programs.script import made
     from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 
     taken = inspect.signature(inputs).parameters
     short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}
+    if ONE not in taken and ONE not in short.values():
+        short |= dict.fromkeys([name for name in taken if MANY.search(name)][:1], ONE)
     own = {short.get(name, name): name for name in taken}
     usual = {name: taken[long].default for name, long in own.items() if isinstance(taken[long].default, int)}
 
     def build(device: str) -> Any:
-        with torch.device(device):
-            target_result = target()
-            parameter = (
-                next(parameters(), None) if callable(parameters := getattr(target_result, "parameters", None)) else None
-            )
-            if getattr(parameter, "device", None) not in (None, torch.empty(0).device) and (again := anew(target)):
-                target_result = again()  # what the script made when it was read
+        target_result = made(target, device)
         if step is not None:
             return target_result
         if not isinstance(target_result, torch.nn.Module):
@@ -216,7 +213,7 @@ def module_of(
             return (), arguments
         return (arguments if isinstance(arguments, tuple) else (arguments,)), {}
 
-    return Sized(build, call_arguments, loss or mean_loss, run, tuple(own), step, usual=usual)
+    return Sized(build, call_arguments, loss or mean_loss, run, tuple(own), step, usual=usual, maker=target)
 
 
 def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -> Sized:

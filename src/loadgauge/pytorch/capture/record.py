@@ -21,7 +21,7 @@ from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
 from loadgauge.pytorch.device.facts.stated_rows import StatedRows
 from loadgauge.pytorch.device.patches import casting_on, replaced
-from loadgauge.pytorch.device.read import branches, of_program
+from loadgauge.pytorch.device.read import branches
 from loadgauge.pytorch.record.allocations import Stream
 from loadgauge.pytorch.record.recording import Op, Recording, recording
 from loadgauge.pytorch.trace import no_compiler
@@ -151,7 +151,7 @@ def record(
         if job.step is None and (name := unheard(watched.module, keywords)):
             result.unheard = name
             result.assumed += (f"without sound: the model takes {name}, and ran on tokens alone",)
-        if any(map(of_program, no_compiler.asked)):
+        if no_compiler.asked:
             result.assumed += (COMPILED,)
         if (tally := tally_of(watched.module)) is not None:
             result.of_sound = tally.of_sound

@@ -318,6 +318,11 @@ class OnDemand(Written):
         """Return what a sequence is so many of."""
         return "tokens" if "s" in self.names or "n" not in self.names else "samples of sound"
 
+    @property
+    def sample(self) -> str:  # type: ignore[override]
+        """Return what a batch has so many of, where it has no sequences."""
+        return next((document.sample for document in self.documents.values()), "samples")
+
     def besides(self, length: int) -> str:
         """Return what a sequence has beside its first text, in words; "" where there is nothing. length: tokens of that text"""
         parts = [f"{self.beside.get('t', length):,} of the second text"] if "t" in self.names else []
@@ -349,10 +354,16 @@ class OnDemand(Written):
         """Ranks that one expert is divided over."""
         return int(self.splits.within_experts(tp, ep))
 
+    def _of_one(self, view: View, sizes: Mapping[str, int]) -> Listing:
+        """The listing of one token, whose parameters are asked for; of one sample, where it is known and there are no tokens."""
+        document = self.documents.get(Regime.of(view, self.target, self.tuned))
+        listings = () if document is None or self.has_length else document.listings
+        return next((listing for listing in listings if listing.holds(sizes)), self.any_listing)
+
     def _layer(self, view: View, which: str, index: int = 0) -> Layer:
         sizes, own = self.sizes(view), self.tuned.adapts and view.lora is None
         alone = same(view.tokens, 1)  # of 1 token: parameters alone
-        listing = self.any_listing if alone else self.find(view, sizes)
+        listing = self._of_one(view, sizes) if alone else self.find(view, sizes)
         sizes, ragged = (dict(listing.sizes), None) if alone else (sizes, self.ragged(view, listing))
         segment = {ENTRY: listing.entry, EXIT: listing.exit}.get(which) or listing.blocks[index]
         ranks = {"tp": view.tp, "ep": view.ep}
@@ -462,6 +473,17 @@ def road(job: Job, why: str) -> Found:
     elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32
         usual = (("precision", f"{job.precision}-autocast"),)
         job = job.replace(**dict(usual))
+    try:
+        return _road(job, why, inputs, usual, beside)
+    except ConfigError as error:  # of a module whose own weights have 16 bits
+        if error.key != "precision" or not usual or not is_script(job.model):
+            raise
+    usual = tuple((name, value.replace("-autocast", "-pure")) for name, value in usual)
+    return _road(job.replace(**dict(usual)), why, inputs, usual, beside)
+
+
+def _road(job: Job, why: str, inputs: str, usual: tuple[tuple[str, str], ...], beside: Encoders) -> Found:
+    """The same with what is usual of such models in the job."""
     tuned = Tuned.of(job)
     key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside
     if key not in _FAMILIES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -50,12 +51,15 @@ def _as_it_is(function: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def _eager(function: Any = None, *_: Any, **__: Any) -> Any:
-    asked.add(sys._getframe(1).f_code.co_filename)
+    file = sys._getframe(1).f_code.co_filename
+    if not any(part in file for part in _LIBRARIES):
+        asked.add(file)
     return _as_it_is(function)
 
 
+_LIBRARIES = ("site-packages", "dist-packages", f"{os.sep}transformers{os.sep}", f"{os.sep}diffusers{os.sep}")
 asked: set[str] = set()
-"""Files that asked for something to be compiled."""
+"""Files of programs that asked for something to be compiled."""
 
 
 def _no(*_: Any, **__: Any) -> bool:

@@ -9,7 +9,7 @@ from loadgauge.core.answers.post_training import answered, time_document
 from loadgauge.core.answers.why.of_task import TOPICS
 from loadgauge.core.base import NO, YES, needs
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.posttrain import Choice, Found, Space, find_value, plan_task
+from loadgauge.core.plan.posttrain import Choice, Found, Remedy, Space, find_value, plan_task, remedies, with_value
 
 MOST_GPUS = 2**16
 
@@ -21,23 +21,30 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
     """
     value = None if sought is None else find_value(job, options, sought)
     if sought is not None and value is not None:
-        job = job.replace(**{sought: str(value) if sought == "answers" else value})
+        job, options = with_value(job, options, sought, value)
     elif sought == "gpus":
         job = job.replace(gpus=MOST_GPUS)
     plan = plan_task(job, Space.of(job, options))
     shown = plan.best or plan.nearest
+    others = remedies(job, options) if plan.best is None and sought is None else []
     plain = {} if sought is None else {"find": sought, "value": value}
     return Answer(
         form="plan.task",
         writer="loadgauge.core.text.plan.posttrain_plan:write",
         topics=TOPICS,
         explains=None if shown is None else lambda topic: answered(shown.job).why(topic),
-        shown=(plan, sought, value),
-        document=lambda: document(plan) | plain,
+        shown=(plan, sought, value, others),
+        document=lambda: document(plan) | {"remedies": [_remedy(each) for each in others]} | plain,
         verdict="" if shown is None else shown.memory.verdict,
         code=NO if plan.best is None else YES,
         command="" if shown is None else shown.job.command(),
     )
+
+
+def _remedy(each: Remedy) -> dict[str, Any]:
+    held, time = each.choice.memory, each.choice.time
+    plain = {"change": each.words, "flags": each.flags, "command": each.choice.job.command()}
+    return plain | {"total": held.decisive.total, "step": time.step}
 
 
 def document(plan: Found) -> dict[str, Any]:

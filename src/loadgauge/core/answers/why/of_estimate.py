@@ -158,7 +158,8 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
     form_kind = kind_of(
         stack=result.training.framework.stack, experts=result.model.has_experts, tuning=result.training.tuning
     )
-    base = f"{machine.format} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
+    format_ = "TF32" if time.peak_flops > machine.peak else machine.format
+    base = f"{format_} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
     low, high = bounds(form_kind, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
     legend: dict[str, tuple[str, Size]] = {
         "t": ("seconds of a step", time.step),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
+import re
 from typing import Any
 
 from loadgauge.core.base import ConfigError, read_table, suggest
@@ -16,17 +16,21 @@ def _countries() -> dict[str, Any]:
     return countries | {each["name"]: each for each in countries.values()}
 
 
+STATED = re.compile(r"(?i)(?P<number>[\d.]+(e[+-]?\d+)?)\s*(?P<kilo>k)?(g\s*(co2(e|eq)?)?\s*(/|per|a)\s*kwh)?")
+"""Grams of CO2 equivalents a kWh as they are said."""
+
+
 def grams(text: str) -> tuple[float, str]:
     """Return the grams of CO2 equivalents a kWh of a country, by its name or ISO code, or as they are said; and what they are of.
 
     Raises `ConfigError` for a country that is not in the table.
 
-    >>> grams("Norway")[0] < 50 < grams("POL")[0], grams("400")
-    (True, (400.0, 'as stated'))
+    >>> grams("Norway")[0] < 50 < grams("POL")[0], grams("400"), grams("380 gCO2/kWh"), grams("0.38kg/kWh")
+    (True, (400.0, 'as stated'), (380.0, 'as stated'), (380.0, 'as stated'))
     """
-    with suppress(ValueError):
-        float(text)
-        return positive_number(text), "as stated"
+    stated = STATED.fullmatch(text.strip())
+    if stated is not None:
+        return positive_number(stated["number"]) * (1000 if stated["kilo"] else 1), "as stated"
     country = _countries().get(text.strip().lower())
     if country is None:
         raise ConfigError(

@@ -305,7 +305,8 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         _field(
             "text", "method",
             "Activations in host memory between forward and backward: checkpoints (the inputs of recomputed layers), all that is"
-            " kept, or what modules or operations do: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act.",
+            " kept, or what modules or operations do: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, expert_fc1, moe_act;"
+            " in `plan` also least: the least of these that fits, beside what runs again.",
             metavar="none|checkpoints|all|MODULES", values=("none", "checkpoints", "all", "core_attn,moe_act"),
         ),
     ] = None  # fmt: skip

@@ -50,7 +50,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             assert self.high is not None
             return job_text.whole_number(text, self.low, self.high)
         if self.kind == "positive":
-            return job_text.positive_number(text)
+            return job_text.positive_number(text.removesuffix("s") if self.metavar == "SECONDS" else text)
         if self.kind == "price":
             from loadgauge.core.definitions.hardware.prices import Prices  # only where one is asked for
 

@@ -27,6 +27,10 @@ from loadgauge.core.definitions.model.model import (
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 CpComm = Literal["ring", "all_gather", "all_to_all"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+LEAST = "least"
+"""In the place of what runs again, or is off the card: as little as fits."""
+UNSPLIT = ("1f1b", "gpipe", "interleaved")
+"""Schedules that do not split the backward."""
 V_SHAPED = ("zb-v", "dualpipev")
 """Each stage holds two parts of the model, one on the way down and one on the way up: the first holds both ends."""
 TWO_CHUNKS = (*V_SHAPED, "dualpipe")
@@ -213,7 +217,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def splits_backward(self) -> bool:
         """Return whether the gradients of the weights are made apart from that of the input (zero-bubble schedules)."""
-        return self.schedule not in ("1f1b", "gpipe", "interleaved")
+        return self.schedule not in UNSPLIT
 
     @property
     def ends_together(self) -> bool:

@@ -372,7 +372,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     scaled: bool = False
     """The outputs of both halves are multiplied by a vector (InternVL)."""
     projects: bool = False
-    """Joins the tower to the language model."""
+    """Joins the tower to the language model; with `own` it ends the tower itself."""
+    own: bool = False
     beside: bool = False
     """The next block reads what goes in as well, and keeps it."""
     unused: bool = False

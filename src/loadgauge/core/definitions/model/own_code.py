@@ -12,7 +12,8 @@ class Written:
     rewritten: whether the layers are written for what is trained, for dtypes and for losses; else they are as they ran
     states_splits: whether the class itself says how ranks split it; framework: that whose code runs, where no other can
     around: whether masks and the embedding's output are counted beside the layers; library: whether pictures are its inputs
-    has_length: whether what it is called with has sequences; unit: what a sequence is so many of
+    has_length: whether what it is called with has sequences; unit: what a sequence is so many of;
+        sample: what a batch has without sequences
     resident: bytes of frozen parts that lie beside it on each card, as what encodes texts and pictures
     names: of the sizes of its inputs, where they are its own; notes: what an answer must say; labels: a name for each kind of block
     has_experts: whether a layer has experts that a description does not show
@@ -20,7 +21,7 @@ class Written:
 
     rewritten = around = has_length = True
     states_splits = has_experts = library = False
-    framework, unit = "", "tokens"
+    framework, unit, sample = "", "tokens", "samples"
     resident: int = 0
     names: tuple[str, ...] = ()
     notes: Sequence[str] = ()

@@ -23,10 +23,14 @@ Stack = Literal["pretraining", "FSDP", "fine-tuning"]
 buffers come from pools of their own streams."""
 CARD = ", card"
 """Ends the name of a class of what a card holds, with what the allocator keeps idle and what lies beside it."""
-SPLIT = "tensor parallel"
-CLASSES = (*(f"{runs}{shown}" for shown in ("", CARD) for runs in (*get_args(Stack), "adapters")), f"{SPLIT}{CARD}")
+SPLIT, SHARDED = "tensor parallel", "gathered by PyTorch"
+CLASSES = (
+    *(f"{runs}{shown}" for shown in ("", CARD) for runs in (*get_args(Stack), "adapters")),
+    *(f"{runs}{CARD}" for runs in (SPLIT, SHARDED)),
+)
 """Classes of runs and of what is read, for each of which a spread is known: a stack's, adapters of any stack, and what a card
-holds where tensors are split: their collectives leave more idle."""
+holds where tensors are split, whose collectives leave more idle, or, in fine-tuning, gathered for each layer by PyTorch's FSDP,
+whose streams have pools of their own."""
 COVERAGE = 0.8
 """Share of runs whose memory lies in the range."""
 
@@ -53,8 +57,9 @@ class Fragmentation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The factors between which measured / predicted lies in 80 % of the runs of a class, by its name in `CLASSES`.
 
-    middle: factor on what is predicted of a card, for what measured ones show beyond and nothing here explains; its high is above
-        it, and its low on what the tensors need with the least of what lies beside them
+    middle: factor on what is predicted of a card, for what measured ones show beyond and nothing here explains; low and high are
+        around it
+    floor: of a card, factor on what the tensors need with the least of what lies beside them, below which few runs lie
     sources: those whose runs they come from; covered: share of the runs of a source that lie within, where the factors come
     from the other sources alone, as the mean over sources
     """
@@ -63,6 +68,7 @@ class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     middle: float = 1.0
     low: float
     high: float
+    floor: float = 1.0
     sources: tuple[str, ...]
     runs: int
     covered: float
@@ -100,22 +106,27 @@ def memory_range() -> MemoryRange:
 
 
 @functools.cache
-def spread(stack: str, *, adapters: bool = False, card: bool = False, split: bool = False) -> Spread:
-    """Return the spread of a class of stacks, or of adapters; `card`: of what the card holds, `split`: of tensor parallelism.
+def spread(
+    stack: str, *, adapters: bool = False, card: bool = False, split: bool = False, sharded: bool = False
+) -> Spread:
+    """Return the spread of a class of stacks, or of adapters; `card`: of what the card holds, `split`, `sharded`: see `class_of`.
 
     >>> spread("pretraining").low <= 1 <= spread("fine-tuning", card=True).high
     True
     """
-    name = class_of(stack, adapters=adapters, card=card, split=split)
+    name = class_of(stack, adapters=adapters, card=card, split=split, sharded=sharded)
     return next(row for row in memory_range().spread if row.stack == name)
 
 
-def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False) -> str:
+def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False, sharded: bool = False) -> str:
     """Return the name of a class in `CLASSES`.
+
+    split: by tensor parallelism; sharded: weights are gathered by PyTorch's FSDP in fine-tuning
 
     >>> class_of("FSDP", adapters=False, card=True), class_of("FSDP", adapters=True, card=False)
     ('FSDP, card', 'adapters')
     >>> class_of("pretraining", adapters=False, card=True, split=True)
     'tensor parallel, card'
     """
-    return f"{'adapters' if adapters else SPLIT if split and card else stack}{CARD if card else ''}"
+    own = SPLIT if split and card else SHARDED if sharded and card else stack
+    return f"{'adapters' if adapters else own}{CARD if card else ''}"

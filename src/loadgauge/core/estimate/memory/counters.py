@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.algebra import where
+from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.memory_range import Counter, Fragmentation, Share, Spread, memory_range, spread
 from loadgauge.core.estimate.states.overhead import Assumed
@@ -45,6 +46,24 @@ class Reading(msgspec.Struct, frozen=True):
     high: float
 
 
+def gathered(framework: Framework, layout: Layout) -> Any:
+    """Return whether a trainer for fine-tuning gathers weights from several ranks by PyTorch's FSDP; an array where degrees are.
+
+    Accelerate runs FSDP1 unless told, which hands tensors from stream to stream by `record_stream`; what torchtitan's FSDP2
+    reserves is 15 to 22 % above what it hands out, no more than is said of its stack (rows TT and AO).
+
+    >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+    >>> [gathered(FRAMEWORKS["huggingface"], Layout(dp=dp, zero=3, seq_len=1)) for dp in (1, 2)]
+    [False, True]
+    """
+    return (
+        framework.fully_shards
+        and framework.stack == "fine-tuning"
+        and layout.zero >= framework.weights_stage
+        and layout.zero_ranks > 1
+    )
+
+
 class Margins(msgspec.Struct, frozen=True, kw_only=True):
     """All that lies between the bytes of a step's tensors and what a card must hold.
 
@@ -55,6 +74,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
     held: share of what is handed out by which a card with room usually shows more: what the allocator holds idle, times what
         measured cards of this class show beyond (`Spread.middle`)
+    beyond: the same factor where pools are counted apart
     """
 
     outside: Assumed
@@ -65,6 +85,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     more: float = 0.0
     pools: Pools = MAIN_ONLY
     held: float = 0.0
+    beyond: Any = 1.0
 
     @classmethod
     def of(
@@ -76,6 +97,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         adapters: bool = False,
         split: Any = False,
         gathers: bool = False,
+        sharded: Any = False,
         expandable: bool = False,
         pools: Pools = MAIN_ONLY,
     ) -> Margins:
@@ -84,33 +106,36 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
         split: whether it is tensor-parallel, an array where the degree is one
         gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that cards show as much more as where lengths change
+            that cards show as much more as where lengths change; sharded: by PyTorch's FSDP (`gathered`)
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         measured = memory_range()
-        whole, parts = (spread(framework.stack, adapters=adapters, card=True, split=each) for each in (False, True))
-        factors = {name: where(split, getattr(parts, name), getattr(whole, name)) for name in ("middle", "low", "high")}
+        whole, parts, units = (
+            spread(framework.stack, adapters=adapters, card=True, split=tensors, sharded=shards)
+            for tensors, shards in ((False, False), (True, False), (False, True))
+        )
+        factors = {
+            name: where(split, getattr(parts, name), where(sharded, getattr(units, name), getattr(whole, name)))
+            for name in ("middle", "low", "high", "floor")
+        }
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
         idle = (measured.dynamic if gathers else fragmentation).reserved.usual
         fragmentation = measured.dynamic if ragged else fragmentation
-        if pools.most and framework.engine is None:
-            fragmentation = msgspec.structs.replace(
-                fragmentation, reserved=(measured.expandable if expandable else measured.sharded).reserved
-            )
+        streams = measured.expandable if expandable else measured.sharded
+        reserved = (streams if pools.most and framework.engine is None else fragmentation).reserved
         if not ragged and framework.stack == "fine-tuning":
             # Data are padded to the longest of each batch unless something packs them; what is left idle then is reserved.
-            reserved = msgspec.structs.replace(
-                fragmentation.reserved, high=max(measured.fixed.reserved.high, measured.dynamic.reserved.high)
-            )
-            fragmentation = msgspec.structs.replace(fragmentation, reserved=reserved)
+            most = max(measured.fixed.reserved.high, measured.dynamic.reserved.high)
+            reserved = msgspec.structs.replace(reserved, high=most)
         return cls(
             outside=outside,
-            fragmentation=fragmentation,
-            spread=msgspec.structs.replace(parts if split is True else whole, **factors),
+            fragmentation=msgspec.structs.replace(fragmentation, reserved=reserved),
+            spread=msgspec.structs.replace(whole, **factors),
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
             held=(1 + idle) * factors["middle"] - 1,
+            beyond=where(split, parts.middle, whole.middle),
         )
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -138,22 +163,31 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         needed, beside = self.needed(allocated), self.outside
         return Reading(
             max(needed.low, held.low),
-            held.value * self.spread.middle + beside.value,
+            held.value * self.beyond + beside.value,
             max(needed.high, held.high + beside.high),
         )
 
-    def needed(self, allocated: float) -> Reading:
-        """Return the memory that a card must have for a run [bytes]; the value is what a card with room usually shows.
+    def needed(self, allocated: float, card: float | None = 0.0) -> Reading:
+        """Return the memory of a run [bytes]; the value is what a card with room usually shows.
 
-        The upper end is above that value by what cards of other runs show more. What lies beside the tensors is never less than
-        nothing: the low end is what they need with the least of it (blocks that no request fits, the context, NCCL's
-        buffers), and less by as much as tensors of other runs are below what is predicted.
+        The upper end is above that value by what cards of other runs show more. Idle blocks are given back where a card is full,
+        and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what the run must
+        have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the context,
+        NCCL's buffers), and less by as much as tensors of other runs are below what is predicted.
+        card: its capacity [bytes], by default that of one that is full in any case; None where no card is given
+
+        >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+        >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
+        >>> own.needed(1e10, 8e10).low > own.needed(1e10, 9e9).low == own.needed(1e10).low
+        True
         """
-        spread, tensors = self.spread, max(0.0, allocated - self.fewer)
+        spread, tensors, outside = self.spread, max(0.0, allocated - self.fewer), self.outside
+        least = tensors * (1 + self.fragmentation.needed.low) * spread.floor + outside.low
+        roomy = max(least, self.shown(tensors) * spread.low + outside.low)
         return Reading(
-            tensors * (1 + self.fragmentation.needed.low) * spread.low + self.outside.low,
-            self.shown(allocated) + self.outside.value,
-            self.shown(allocated + self.more) * spread.high + self.outside.high,
+            least if card is not None and roomy > card else roomy,
+            self.shown(allocated) + outside.value,
+            self.shown(allocated + self.more) * spread.high + outside.high,
         )
 
     def shown(self, allocated: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import compress
 from operator import ge
 from typing import NamedTuple, TypeVar
 
@@ -166,12 +167,10 @@ def _peak_candidates(
     put_off: tuple[int, ...],
 ) -> tuple[Work, ...]:
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
+    members = [[name == each for each in alike] for name in range(max(alike) + 1)]
     for work in _works(schedule, stages, batches, chunks, stage, put_off):
-        totals = [0] * (2 * (max(alike) + 1))
-        for chunk, (whole, waits) in enumerate(zip(*work.flight, strict=True)):
-            totals[2 * alike[chunk]] += whole
-            totals[2 * alike[chunk] + 1] += waits
-        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(tuple(totals), work)
+        totals = tuple(sum(compress(held, own)) for own in members for held in work.flight)
+        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(totals, work)
     return tuple(work for works_by_totals in groups.values() for work in _not_exceeded(works_by_totals.items()))
 
 

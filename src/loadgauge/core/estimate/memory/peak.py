@@ -12,7 +12,7 @@ from loadgauge.core.base import ConfigError, Verdict, judge
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.around import host_for_saving
-from loadgauge.core.estimate.memory.counters import Margins, Reading
+from loadgauge.core.estimate.memory.counters import Margins, Reading, gathered
 from loadgauge.core.estimate.memory.phases import Moment, Phase, StageAtWork
 from loadgauge.core.estimate.memory.question import Question, Unsaid, ask
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
@@ -39,8 +39,8 @@ class Rank(msgspec.Struct, frozen=True):
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the worst rank at its peak moment. `total` is the sum of `parts`.
 
-    Between `low` and `high` lies what a card must have, in 80 % of published runs that the range was not made from
-    (docs/accuracy.md); `margins` are what it is made of.
+    Between `low` and `high` lies what a card shows, in 80 % of published runs that the range was not made from (docs/accuracy.md),
+    from what it must have where the rest is beyond it (`Margins.needed`); `margins` are what it is made of.
     """
 
     total: float
@@ -110,7 +110,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def widened(self, fewer: float, more: float, flag: str) -> Memory:
         """Return the memory of a run that may need `fewer` or `more` bytes. flag: of what, or the key of a job file"""
         margins = self.margins.widened(fewer, more)
-        needed = margins.needed(self.allocated)
+        needed = margins.needed(self.allocated, self.capacity)
         nearby = {**self.nearby, flag: fewer + more}
         return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high, nearby=nearby)
 
@@ -123,21 +123,21 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     def range_with(self, change: float) -> Reading:
         """Return the memory a card must have where the peak is higher by `change` [bytes]."""
-        return self.margins.needed(self.allocated + change)
+        return self.margins.needed(self.allocated + change, self.capacity)
 
     @property
     def widest(self) -> Reading:
         """Return the memory a card must have whatever is unspecified: each open choice at its least and at its most [bytes]."""
         fewer, more = (sum(getattr(each, end) for each in self.unsaid) for end in ("fewer", "more"))
-        return self.margins.widened(fewer, more).needed(self.allocated)
+        return self.margins.widened(fewer, more).needed(self.allocated, self.capacity)
 
     @property
     def verdict(self) -> Verdict:
         """Return whether the GPU holds the run (see `loadgauge.core.base.verdict`)."""
         fewer = sum(thing.fewer for thing in self.unsaid if thing.eases)
-        least = self.margins.widened(fewer, 0.0).needed(self.allocated).low
-        endless = any(thing.endless for thing in self.unsaid)
-        return judge(self.low, self.high, self.capacity, math.inf if endless else self.widest.high, least)
+        low, least = (self.margins.widened(less, 0.0).needed(self.allocated).low for less in (0.0, fewer))
+        widest = math.inf if any(thing.endless for thing in self.unsaid) else self.widest.high
+        return judge(low, self.high, self.capacity, widest, least)
 
     @property
     def fits(self) -> bool | None:
@@ -145,8 +145,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.capacity is None else self.verdict == "fits"
 
     def exceeds(self, times: float) -> bool:
-        """Return whether even the lower end is more than so many times what the card holds."""
-        return self.capacity is not None and self.low > times * self.capacity
+        """Return whether even what is needed at least is more than so many times what the card holds."""
+        return self.capacity is not None and self.margins.needed(self.allocated).low > times * self.capacity
 
     @property
     def roomy(self) -> bool:
@@ -160,10 +160,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return ask(self.unsaid, self.verdict, self.range_with, self.capacity)
 
 
-def _nothing(rank: StageAtWork) -> tuple[Moment, ...]:
-    return ()
-
-
 class Worst(msgspec.Struct, frozen=True):
     """The rank that needs the most, the phases of its step, and the peak of each stage, all without the overhead [bytes]."""
 
@@ -173,7 +169,10 @@ class Worst(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, memory: MemoryModel, stages: Sequence[Stage], around: Callable[[StageAtWork], Iterable[Moment]] = _nothing
+        cls,
+        memory: MemoryModel,
+        stages: Sequence[Stage],
+        around: Callable[[StageAtWork], Iterable[Moment]] = lambda rank: (),
     ) -> Worst:
         """Find the rank with the highest peak among all stages; stages with equal needs are computed once.
 
@@ -211,10 +210,11 @@ class Worst(msgspec.Struct, frozen=True):
             adapters=self.rank.memory.training.lora is not None,
             split=layout.tp > 1,
             gathers=framework.engine is not None and layout.zero == 3,
+            sharded=gathered(framework, layout),
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
         )
-        needed = margins.needed(peak.total + workspaces)
+        needed = margins.needed(peak.total + workspaces, None if gpu is None else gpu.capacity)
         fixed = needed.value - peak.total
         elsewhere = off_card(self.rank.memory, self.rank.stage)
         return Memory(

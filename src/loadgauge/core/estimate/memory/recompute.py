@@ -7,6 +7,8 @@ from typing import NamedTuple
 from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.operations.operations import NOTHING, Layer, Recompute
 
@@ -79,6 +81,8 @@ MODULES = {
 }
 """Megatron's `--offload-modules`, each as the operations whose kept tensors leave the card (source: megatron-core,
 user-guide/features/fine_grained_activation_offloading)."""
+OF_EXPERTS = ("expert_fc1", "moe_act")
+"""Of these, what only layers of experts have."""
 
 
 class Leaving(NamedTuple):
@@ -100,20 +104,42 @@ def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str
     chosen = set(words.split(",")) - {"none"}
     if not chosen:
         return STAYS
+    if "least" in chosen:
+        raise ConfigError("least: needs `loadgauge plan`, which chooses what is off the card", key="activation_offload")
     kept = {tensor.name: tensor.nbytes for tensor in layer.kept(recompute)}
     if "all" in chosen or ("checkpoints" in chosen and recompute):
         return Leaving(frozenset(kept), sum(kept.values()))
     named: set[str] = set()
     for word in chosen - {"checkpoints"}:
-        own = {name for name in MODULES.get(word, {word}) if _named(name.partition("@")[0], model)}
+        own = _hosted(word, model)
         if not own and word not in MODULES:
             accepted = ", ".join(("none", "checkpoints", "all", *MODULES))
             raise ConfigError(f"no module or operation {word[:40]!r} (known: {accepted})", key="activation_offload")
         named |= own
-    hosted = applied(RecomputePolicy(mode="ops", ops=frozenset(named)), layer, model).discarded if named else set()
-    holders = {name: set(layer.keepers(name, recompute)) for name in kept} if hosted else {}
-    names = frozenset(name for name, by in holders.items() if by <= hosted)
-    return Leaving(names, sum(kept[name] for name, by in holders.items() if by & hosted))
+    moved = applied(RecomputePolicy(mode="ops", ops=frozenset(named)), layer, model).discarded if named else set()
+    holders = {name: set(layer.keepers(name, recompute)) for name in kept} if moved else {}
+    names = frozenset(name for name, by in holders.items() if by <= moved)
+    return Leaving(names, sum(kept[name] for name, by in holders.items() if by & moved))
+
+
+def _hosted(word: str, model: frozenset[str]) -> set[str]:
+    """Return the operations that a word of `--activation-offload` means, of those that a model has; none of another's."""
+    return {name for name in MODULES.get(word, {word}) if _named(name.partition("@")[0], model)}
+
+
+def offload_words(model: ModelSpec, training: Training) -> tuple[str, ...]:
+    """Return what may be off the card between forward and backward: checkpoints, all, what one of Megatron's modules keeps.
+
+    >>> from loadgauge.core.families.reference import llama_model
+    >>> from loadgauge.core.definitions.training.training import training
+    >>> offload_words(llama_model(2, 64, 4, 100), training("megatron"))[:3]
+    ('checkpoints', 'all', 'attn_norm')
+    """
+    view = View.of(1, 1, kernels=training.kernels)
+    layers = [block_layer(block, model.hidden_size, view) for block in model.blocks]
+    names = frozenset(name for layer in layers for name in layer.names)
+    own = (word for word in MODULES if _hosted(word, names) and (model.has_experts or word not in OF_EXPERTS))
+    return ("checkpoints", "all", *own)
 
 
 def _named(name: str, operations: frozenset[str]) -> set[str]:

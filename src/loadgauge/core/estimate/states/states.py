@@ -19,7 +19,8 @@ class WeightCount(msgspec.Struct, frozen=True):
 
     matrices: of all, those that autocast makes 16-bit copies of; trainable_matrices: trainable ones outside the head;
     base: frozen matrices that QLoRA quantises; quantised: of all, those that products in 8 or 4 bits read; wide, wide_frozen:
-    of the trainable and of the frozen ones, those in float32 whatever the recipe.
+    of the trainable and of the frozen ones, those in float32 whatever the recipe; unread, wide_unread: of the trainable ones and
+    of those in float32, those that get no gradient.
     moments, plain, float32: elements of the optimizer's state by their size: `Optimizer.moment`, `Precision.moment` and
     4 bytes; paged: of `moments`, those in managed memory; paged_float32: of `float32`.
     """
@@ -37,6 +38,8 @@ class WeightCount(msgspec.Struct, frozen=True):
     paged_float32: Size = 0
     wide: Size = 0
     wide_frozen: Size = 0
+    unread: Size = 0
+    wide_unread: Size = 0
 
     @property
     def total(self) -> Size:
@@ -48,7 +51,8 @@ class WeightCount(msgspec.Struct, frozen=True):
         """Count the elements of a layer's weights, and those of their state in an optimizer."""
         trainable = [weight for weight in weights if weight.trainable]
         frozen = [weight for weight in weights if not weight.trainable]
-        kept = state_elements(tuple(trainable), optimizer)
+        unread = [weight for weight in trainable if weight.unread]
+        kept = state_elements(tuple(weight for weight in trainable if not weight.unread), optimizer)
         return cls(
             trainable=sum(weight.numel for weight in trainable),
             frozen=sum(weight.numel for weight in frozen if not weight.base),
@@ -58,6 +62,8 @@ class WeightCount(msgspec.Struct, frozen=True):
             quantised=sum(weight.numel for weight in weights if weight.quantised),
             wide=sum(weight.numel for weight in trainable if weight.wide),
             wide_frozen=sum(weight.numel for weight in frozen if weight.wide),
+            unread=sum(weight.numel for weight in unread),
+            wide_unread=sum(weight.numel for weight in unread if weight.wide),
             **kept,
         )
 
@@ -229,7 +235,8 @@ def model_states(
         + copies,
         gradients=0
         if optimizer.in_backward
-        else precision.gradient * share(trainable, 2) + (4 - precision.gradient) * share(whole.wide, 2),
+        else precision.gradient * share(trainable - whole.unread, 2)
+        + (4 - precision.gradient) * share(whole.wide - whole.wide_unread, 2),
         optimizer=master + state_bytes(whole, precision, optimizer, share) - paged,
         paged=paged,
     )

@@ -98,6 +98,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The format that `peak` is of."""
         return "float32" if self.plain else "16-bit"
 
+    def peak_of(self, layers: Iterable[Layer]) -> float:
+        """Return the dense peak in the format of most products of some layers [FLOP/s]: float32's convolutions run in TF32."""
+        operations = [operation for layer in layers for operation in layer.operations]
+        convolved = sum(each.forward_flops for each in operations if each.implicit is not None and same(each.turns, 0))
+        most = 2 * convolved > sum(operation.forward_flops for operation in operations)
+        return self.peak * (self.tf32 if most and self.plain and self.tf32 else 1.0)
+
     @property
     def launch(self) -> float:
         """Seconds before each operation (kernel launch)."""

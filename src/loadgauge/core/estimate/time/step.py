@@ -109,7 +109,7 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one optimizer step: `step` is the sum of `parts`, `low` and `high` bound it.
 
     tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU [FLOP/s], the base of MFU and HFU; that of
-    float32 where products run in it
+    float32 where products run in it, of TF32 where most are convolutions
     stage: the slowest pipeline stage; tdp: of one GPU [W]; scale: measured over predicted seconds, by a run of the user's
     """
 
@@ -611,7 +611,7 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
         stage=step.stage,
         tokens=step_tokens(model.layout),
         gpus=model.layout.gpus,
-        peak_flops=machine.peak,
+        peak_flops=machine.peak_of(facts.layer for facts in model.memory.facts.values()),
         model_flops=flops.model,
         hardware_flops=flops.hardware,
         tdp=None if gpu.power.tdp is None else gpu.tdp,

@@ -105,6 +105,16 @@ def _canvas(rule: Rule, width: int, height: int) -> Cut:
     return _tiled(rule, tiles + (tiles > 1))
 
 
+def _fit(rule: Rule, width: int, height: int) -> Cut:
+    """The grid of tiles that enlarges least, or reduces least, and a tile of the whole; marks stand around them (Llama 4)."""
+    grids = [(a, b) for a in range(1, rule.high + 1) for b in range(1, rule.high // a + 1)]
+    scales = {grid: min(grid[0] * rule.tile / width, grid[1] * rule.tile / height) for grid in grids}
+    best = min((scale for scale in scales.values() if scale >= 1), default=max(scales.values()))
+    tiles = min(grid[0] * grid[1] for grid, scale in scales.items() if scale == best)
+    seen = _tiled(rule, tiles + (tiles > 1))
+    return seen._replace(tokens=seen.tokens + (tiles if tiles > 1 else 0))
+
+
 def _split(rule: Rule, width: int, height: int) -> Cut:
     """The longer side is made four tiles, and a tile of the whole follows; marks stand around tiles and rows (Idefics 3)."""
     longer, ratio = min(4 * rule.tile, LONGEST), width / height
@@ -140,7 +150,8 @@ def _anyres(rule: Rule, width: int, height: int) -> Cut:
 
 
 RULES: dict[str, Callable[[Rule, int, int], Cut]] = {
-    "area": _area, "edge": _edge, "budget": _budget, "fixed": _fixed, "canvas": _canvas, "split": _split, "anyres": _anyres,
+    "area": _area, "edge": _edge, "budget": _budget, "fixed": _fixed, "canvas": _canvas, "split": _split, "fit": _fit,
+    "anyres": _anyres,
 }  # fmt: skip
 
 
@@ -196,7 +207,7 @@ def with_pictures(
         for block in tower.layers:
             assert block.tower is not None
             whole = not block.tower.unused and (
-                trained == "trained" or (trained == "projector" and block.tower.projects)
+                trained == "trained" or (trained == "projector" and block.tower.projects and not block.tower.own)
             )
             tuned = (
                 trained == "adapters"
@@ -210,8 +221,10 @@ def with_pictures(
                 "reached": reached and not block.tower.unused,
             }
             layers.append(msgspec.structs.replace(block, tower=part, **changes))
-            reached = reached or whole or tuned
-        tokens, anywhere = tokens + own, anywhere or reached
+            anywhere = anywhere or whole or tuned
+            # What lies beside the next layer hands nothing on to it.
+            reached = reached or ((whole or tuned) and not block.tower.beside)
+        tokens += own
         words.append(f"{each['patches']:,} {'frames' if key == 'audio' else 'patches'}, {own:,} tokens")
         counted.append(section)
     before = _before(model, layers, anywhere, adapts)

@@ -46,7 +46,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it
+    """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
+    semicolon where others before them are the tower's own
 
     rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys
     """
@@ -72,8 +73,9 @@ QWEN: dict[str, Any] = {"fused": True, "rotary": True}
 WHISPER: dict[str, Any] = {
     "hooked": True, "key_bias": False, "act": "activation_function|gelu",
     "keys": {
-        "w": "d_model", "d": "encoder_layers", "a": "encoder_attention_heads", "g2": "encoder_attention_heads",
-        "i": "encoder_ffn_dim", "c": "num_mel_bins|128", "p": "max_source_positions|1500", "o": "output_dim", "k": "2",
+        "w": "d_model|hidden_size", "d": "encoder_layers|num_hidden_layers", "a": "encoder_attention_heads|num_attention_heads",
+        "g2": "encoder_attention_heads|num_attention_heads", "i": "encoder_ffn_dim|intermediate_size", "c": "num_mel_bins|128",
+        "p": "max_source_positions|1500", "o": "output_dim", "k": "2",
     },
 }  # fmt: skip
 FRAMES = "sound c w +, gelu, halve w w +, gelu"
@@ -93,7 +95,7 @@ MADE = {
         keys={"i": "out_hidden_size", "j": "intermediate_size"},
     ),
     "gemma4_vision": Made(
-        stem="linear v w, positions p2 w", norm=GEMMA, placement="sandwich", gated=True, bias=False,
+        stem="rescale v, linear v w, positions p2 w", norm=GEMMA, placement="sandwich", gated=True, bias=False,
         qkv_bias=False, rotary=True, own_norms=True, act="hidden_activation",
     ),
     "qwen2_vl": Made(
@@ -106,6 +108,10 @@ MADE = {
     "qwen3_vl": Made(
         stem=TABLE, **QWEN, end="layernorm w, " + MERGED, deep="layernorm q, " + MERGED, act="hidden_act|gelu_pytorch_tanh",
         keys={"p": "num_position_embeddings"},
+    ),
+    "llama4_vision_model": Made(
+        stem="conv v w, vector w, positions p w, layernorm w", rotary=True, spare=1, end="layernorm w",
+        keys={"e": "projector_input_dim", "n": "projector_output_dim", "r": "vision_output_dim"},
     ),
     "whisper": Made(stem=f"{FRAMES}, fixed p w", **WHISPER),
     "whisper_in_chunks": Made(stem=FRAMES, **WHISPER),
@@ -136,6 +142,8 @@ JOINED = {
         made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
         merge="config.spatial_merge_size|2",
     ),
+    "llama4": Joined(made="llama4_vision_model", end="linear y e, gelu, linear n n, gelu, linear r t", rule="fit", merge="2",
+                     tile="image_size", high="16", marks=3),
     "idefics3": Joined(**SPLIT, marks=3),
     "smolvlm": Joined(**SPLIT, marks=3),
     "qwen2_vl": OLD,
@@ -147,8 +155,8 @@ JOINED = {
 
 
 HEARD = {
-    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w, linear w t +", rule="padded", merge="2", tile="3000"),
-    "voxtral": Joined(made="whisper", end="layernorm w, linear 4w t, gelu, linear t t", rule="windows", merge="4", tile="3000"),
+    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w; linear w t +", rule="padded", merge="2", tile="3000"),
+    "voxtral": Joined(made="whisper", end="layernorm w; linear 4w t, gelu, linear t t", rule="windows", merge="4", tile="3000"),
     "qwen2_5_vl": Joined(made="whisper_in_chunks", end="pool 2, layernorm w, linear w o +, idle 2o", rule="chunks", merge="2",
                            tile="n_window|100"),
 }  # fmt: skip
@@ -264,7 +272,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         output_bias=shape.bias,
         fused_qkv=shape.fused,
         rotary=shape.rotary,
-        heads_first=shape.fused,  # each picture is attended to by itself, and what comes out is joined
+        # Each picture is attended to by itself, and what comes out is joined; Whisper lays its heads out one after another.
+        heads_first=shape.fused or not shape.key_bias,
         causal=False,
         qk_norm=own,
         value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
@@ -298,7 +307,9 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         layers.append(unused if index > last else near if side and index not in whole else block)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
-    layers.append(of_steps(", ".join(text for text in (shape.end, joined.end) if text), projects=True))
+    *own_ends, joins = "; ".join(text for text in (shape.end, joined.end) if text).split("; ")
+    layers += [of_steps(text, projects=True, own=True) for text in own_ends]
+    layers.append(of_steps(joins, projects=True))
     grids = sizes.config.get("image_grid_pinpoints") or () if joined.rule == "anyres" else ()
     edge = joined.rule == "fixed" and _named(sizes.tower, joined) == "pixtral"
     rule = Rule(

@@ -169,14 +169,16 @@ def adapted_experts(
     experts, own = matrix.copies, lora.held(narrow)
     rank = lora.rank * (2 if lora.parts_in_one and name.endswith("gate_up") else 1)
     wide = own == 4 and narrow != 4
+    # The sum is made outside autocast, in the dtype of the matrix.
+    inner = 4 if lora.upcast == "all" and not matrix.base else narrow
     weights = tuple(
         Weight(
             f"{name}.{part}.weight", experts * rank * size, matrix.shards, wide=wide, expert=matrix.expert, shape=shape
         )
         for part, size, shape in (("lora_a", i, (experts * rank, i)), ("lora_b", o, (o, experts * rank)))
     )
-    keeps = tuple(build.tensor(f"{weight.name}.cast", weight.numel) for weight in weights) if wide else ()
-    whole = build.tensor(f"{name}.adapted_weight", matrix.numel)
+    keeps = tuple(Tensor(f"{weight.name}.cast", weight.numel, inner) for weight in weights) if own != inner else ()
+    whole = Tensor(f"{name}.adapted_weight", matrix.numel, inner)
     keeps = (*keeps, *read, whole) if read else keeps
     gemm = Gemm(o, i, rank, experts)
     build.operations.append(
@@ -279,15 +281,19 @@ def as_stored(lora: Lora | None, operations: Sequence[Operation]) -> tuple[Opera
     )
 
 
-def passed_by(build: Writer, name: str, base: Tensor, shape: AdapterShape) -> Tensor:
-    """Add the matrices of an adapter that nothing runs; returns the frozen layer's result, as it was."""
-    lora = build.adapter
-    wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
-    magnitude = (("magnitude", (shape.o, 1)),) if lora.dora else ()
-    for part, sizes in (("lora_a", (lora.rank, shape.i)), ("lora_b", (shape.o, lora.rank)), *magnitude):
-        weight = Weight(f"{name}.{part}.weight", sizes[0] * sizes[1], wide=wide, shape=sizes, cast=False)
-        build.operations.append(Operation(f"{name}.{part}", "view", (), (), (weight,)))
-    return base
+def passed_by(build: Writer, name: str, written: int) -> None:
+    """Leave of an adapter's operations, from the `written`th on, the weights, which nothing runs: only a penalty (AdaLoRA's) makes
+    gradients of them.
+    """
+    own = build.operations[written:]
+    del build.operations[written:]
+    of_penalty = tuple(t for operation in own for t in operation.keeps if t.name.endswith((".penalty", ".difference")))
+    weights = tuple(
+        msgspec.structs.replace(weight, cast=False, unread=not of_penalty)
+        for operation in own
+        for weight in operation.weights
+    )
+    build.operations.append(Operation(f"{name}.lora_a", "view", (), (), weights, keeps=of_penalty))
 
 
 def _products(
@@ -370,6 +376,7 @@ def _dora(
             (),
             (product, copy, identity, scale),
             (magnitude,),
+            keeps=tuple(Tensor(f"{name}.dora_{part}", shape.o, held) for part in ("length", "scale", "less_one")),
             workspace=scratch,
             gemms=(Gemm(shape.i, shape.o, lora.rank),),
             forward_flops=flops,

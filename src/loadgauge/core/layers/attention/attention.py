@@ -70,7 +70,7 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
         repeated = tuple(kept.outputs[0] for kept in build.operations[written:] if kept.name == "attention.repeat_k")
         build.operations[-1] = msgspec.structs.replace(last, holds=(x, query, key, value, *repeated))
     if gate is not None:
-        opened, product = (build.tensor(f"attention.{name}", gate.numel) for name in ("gate_sigmoid", "gated"))
+        opened, product = (Tensor(f"attention.{name}", gate.numel, gate.itemsize) for name in ("gate_sigmoid", "gated"))
         build.elementwise("attention.gate_sigmoid", (gate,), opened, keeps=(opened,))
         context = build.elementwise("attention.gated", (context, opened), product, keeps=(context, opened))
     forward, backward, workspace = build.leave(hidden_size)
@@ -178,10 +178,10 @@ def _project(
         )
     if joint_gate:
         joint = query
-        query, gate = (build.tensor(f"attention.{name}", tokens * query_width) for name in ("q", "gate"))
+        query, gate = (Tensor(f"attention.{n}", tokens * query_width, joint.itemsize) for n in ("q", "gate"))
         build.operations.append(Operation("attention.split_gate", "view", (joint,), (query, gate)))
     if spec.qk_norm is not None:
-        query = _head_norm(build, "attention.query_norm", query, spec, heads, held)
+        query = _head_norm(build, "attention.query_norm", query, spec, heads, joint if joint_gate else held)
         if not spec.borrowed:
             key = _head_norm(build, "attention.key_norm", key, spec, kv_heads, held)
     if spec.value_norm is not None and not spec.borrowed:
@@ -466,7 +466,9 @@ def _eager(
             "attention.shifted", (scores,), build.tensor("attention.shifted", size), keeps=(indices,)
         )
     probabilities = build.tensor("attention.softmax", size)
-    upcast = build.autocast or (kernels.softmax_float32 and spec.softmax_float32)
+    # Autocast leaves a softmax alone that is told its dtype, as beside sinks (ATen, `fp32_set_opt_dtype`): theirs, if wider.
+    narrow = spec.sinks and not build.wide_weights and (build.view.lora is None or build.view.lora.upcast != "all")
+    upcast = (build.autocast and not narrow) or (kernels.softmax_float32 and spec.softmax_float32)
     if upcast and build.dtypes.activation != 4:
         exact, wide = (build.float32(f"attention.softmax_{n}", size) for n in ("float32", "upcast"))
         if make is build.float32:

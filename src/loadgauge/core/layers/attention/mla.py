@@ -41,6 +41,13 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
     heads = shard(spec.num_attention_heads, build.view.tp, "num_attention_heads")
     query = _query(build, x, spec, hidden_size, heads)
     key, value = _key_and_value(build, x, spec, hidden_size, heads)
+    if build.view.lora is not None and value.itemsize != build.dtypes.activation:
+        # Attention runs in 16 bits, and keeps these copies.
+        wide = Tensor(value.name, build.view.tokens * heads * spec.v_head_dim, value.itemsize)
+        query, key, value = (
+            build.cast(f"attention.cast_{n}", each, build.dtypes.activation)
+            for n, each in (("q", query), ("k", key), ("v", wide))
+        )
     if spec.indexer is not None:
         _index(build, x, query, spec.indexer, spec, hidden_size)
     plain = Attention(
@@ -48,10 +55,10 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
         num_key_value_heads=spec.num_attention_heads,
         head_dim=spec.qk_nope_head_dim + spec.qk_rope_head_dim,
         causal=spec.causal,
-        # Joining the two parts of the queries leaves them head by head.
+        # Joining the two parts of the queries leaves them head by head; the kernel for values of another width does not.
         sliding_window=spec.sliding_window,
         dropout=spec.dropout,
-        heads_first=spec.rotary,
+        heads_first=spec.rotary and same(spec.v_head_dim, spec.qk_nope_head_dim + spec.qk_rope_head_dim),
     )
     if spec.query_scale:
         factor = build.tensor("attention.query_scale", build.view.positions)
@@ -190,9 +197,9 @@ def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, 
     )
     if not spec.rotary:
         return query
-    rotated = build.tensor("attention.rotary_q", tokens * heads * spec.qk_rope_head_dim)
+    rotated = Tensor("attention.rotary_q", tokens * heads * spec.qk_rope_head_dim, query.itemsize)
     build.elementwise("attention.rotary_q", (query,), rotated)
-    joined = build.tensor("attention.query_joined", tokens * width)
+    joined = Tensor("attention.query_joined", tokens * width, query.itemsize)
     return build.elementwise("attention.query_joined", (query, rotated), joined)
 
 
@@ -205,10 +212,14 @@ def _key_and_value(
     both = build.linear(
         "attention.key_value_down", x, local, hidden_size, rank + turning, bias=spec.bias, adapter="key_value_down"
     )
-    latent, turned = build.tensor("attention.latent", local * rank), build.tensor("attention.turned", local * turning)
+    latent, turned = (
+        Tensor(f"attention.{name}", local * width, both.itemsize)
+        for name, width in (("latent", rank), ("turned", turning))
+    )
     build.operations.append(Operation("attention.latent", "view", (both,), (latent, turned)))
     pinned = view.kernels.views_pin_storage
-    latent = build.norm("attention.key_value_norm", latent, spec.norm, local, rank, kept_input=both if pinned else None)
+    held = both if pinned or both.itemsize != build.dtypes.activation else None
+    latent = build.norm("attention.key_value_norm", latent, spec.norm, local, rank, kept_input=held)
     source, kept, reduced, workspace = build.enter("attention.key_value_gather", latent, rank)
     up = build.linear(
         "attention.key_value_up",
@@ -223,12 +234,12 @@ def _key_and_value(
         workspace=workspace,
     )
     turned = _turn(build, turned, spec)
-    key = build.tensor("attention.key_joined", tokens * heads * (spec.qk_nope_head_dim + turning))
+    key = Tensor("attention.key_joined", tokens * heads * (spec.qk_nope_head_dim + turning), up.itemsize)
     build.elementwise("attention.key_joined", (up, turned), key)
     if pinned and view.kernels.attention == "flash":
         # The values stay a view, and hold the part of the keys beside them.
         return key, up
-    value = build.tensor("attention.value", tokens * heads * spec.v_head_dim)
+    value = Tensor("attention.value", tokens * heads * spec.v_head_dim, up.itemsize)
     return key, build.elementwise("attention.value", (up,), value)
 
 

@@ -103,13 +103,20 @@ def short_convolution(build: Builder, x: Tensor, spec: ShortConvolution, hidden_
     whole_mixer(build, "short convolution", "convolution", heads=False)
     tokens, size = build.view.tokens, build.view.tokens * hidden_size
     joint = build.linear("convolution.input", x, tokens, hidden_size, 3 * hidden_size, bias=spec.conv_bias)
-    # Gates and values are views of the projection, and hold all of it.
-    gated = build.elementwise("convolution.gate", (joint,), build.tensor("convolution.gate", size), keeps=(joint,))
-    mixed = causal_convolution(
-        build, "convolution.convolution", gated, hidden_size, spec.conv_L_cache, bias=spec.conv_bias, activation=None
-    )
-    output = build.tensor("convolution.gated", size)
-    build.elementwise("convolution.gated", (joint, mixed), output, keeps=(joint, mixed))
+    with build.as_wide_as(joint):
+        # Gates and values are views of the projection, and hold all of it.
+        gated = build.elementwise("convolution.gate", (joint,), build.tensor("convolution.gate", size), keeps=(joint,))
+        mixed = causal_convolution(
+            build,
+            "convolution.convolution",
+            gated,
+            hidden_size,
+            spec.conv_L_cache,
+            bias=spec.conv_bias,
+            activation=None,
+        )
+        output = build.tensor("convolution.gated", size)
+        build.elementwise("convolution.gated", (joint, mixed), output, keeps=(joint, mixed))
     return build.linear(
         "convolution.output",
         output,

@@ -56,29 +56,30 @@ def gated_delta_net(build: Builder, x: Tensor, spec: GatedDeltaNet, hidden_size:
     else:
         joint, small = project("qkvz", 2 * keys + 2 * values, first=True), project("rates_steps", 2 * heads)
         # Each head's part is cut out of the joint projections: copies, which stand for them from here on.
-        mixed = build.tensor("delta.qkv", tokens * (2 * keys + values))
-        gate = build.tensor("delta.gate", tokens * values)
+        mixed = Tensor("delta.qkv", tokens * (2 * keys + values), joint.itemsize)
+        gate = Tensor("delta.gate", tokens * values, joint.itemsize)
         build.operations.append(Operation("delta.split", "elementwise", (joint,), (mixed, gate)))
-        rates, steps = (build.tensor(f"delta.{name}", tokens * heads) for name in ("rates", "steps"))
+        rates, steps = (Tensor(f"delta.{name}", tokens * heads, small.itemsize) for name in ("rates", "steps"))
         build.operations.append(Operation("delta.split_small", "elementwise", (small,), (rates, steps)))
-    active = causal_convolution(
-        build,
-        "delta.convolution",
-        mixed,
-        2 * keys + values,
-        spec.linear_conv_kernel_dim,
-        bias=False,
-        activation=spec.hidden_act,
-        shards=view.tp,
-    )
-    beta = build.tensor("delta.beta", tokens * heads)
-    build.elementwise("delta.beta", (rates,), beta, keeps=(beta,))
-    decay = _decay(build, steps, heads)
-    if build.kernels.recurrence == "reference":
-        output = _reference(build, spec, active, beta, decay, heads)
-    else:
-        output = _fused(build, spec, active, beta, decay, heads, key_heads)
-    normed = _gated_norm(build, output, gate, heads, spec.linear_value_head_dim)
+    with build.as_wide_as(mixed):
+        active = causal_convolution(
+            build,
+            "delta.convolution",
+            mixed,
+            2 * keys + values,
+            spec.linear_conv_kernel_dim,
+            bias=False,
+            activation=spec.hidden_act,
+            shards=view.tp,
+        )
+        beta = build.tensor("delta.beta", tokens * heads)
+        build.elementwise("delta.beta", (rates,), beta, keeps=(beta,))
+        decay = _decay(build, steps, heads)
+        if build.kernels.recurrence == "reference":
+            output = _reference(build, spec, active, beta, decay, heads)
+        else:
+            output = _fused(build, spec, active, beta, decay, heads, key_heads)
+        normed = _gated_norm(build, output, gate, heads, spec.linear_value_head_dim)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "delta.output",

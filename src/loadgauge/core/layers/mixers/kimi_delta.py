@@ -55,38 +55,26 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
     if view.lora is not None:
         # The modules are three, and have an adapter each.
         parts = [project(name, inner, first=name == "query") for name in ("query", "key", "value")]
-        mixed = build.tensor("kda.qkv", 3 * tokens * inner)
+        mixed = Tensor("kda.qkv", 3 * tokens * inner, parts[0].itemsize)
         build.operations.append(Operation("kda.qkv", "view", tuple(parts), (mixed,)))
     else:
         mixed = project("qkv", 3 * inner, first=True)
-    active = causal_convolution(
-        build,
-        "kda.convolution",
-        mixed,
-        3 * inner,
-        spec.linear_conv_kernel_dim,
-        bias=False,
-        activation=spec.hidden_act,
-        shards=view.tp,
-    )
-    steps = gate("decay")
-    decay = build.float32("kda.decays", tokens * inner)
-    weights = tuple(
-        Weight(f"kda.{name}.weight", size, view.tp, "vector", build.trains(f"kda.{name}"))
-        for name, size in (("rate_log", heads), ("step", inner))
-    )
-    # The kernel of the gate keeps what it is made of, and gives float32.
-    build.operations.append(Operation("kda.decays", "elementwise", (steps,), (decay,), weights, keeps=(steps,)))
-    rates, beta = project("rates", heads), build.tensor("kda.beta", tokens * heads)
-    build.elementwise("kda.beta", (rates,), beta, keeps=(beta,))
-    output = _rule(build, spec, active, beta, decay, heads)
+    steps, rates = gate("decay"), project("rates", heads)
     opened = gate("gate")
-    normed = build.tensor("kda.norm", output.numel)
-    statistic = Tensor("kda.norm.rstd", tokens * heads, build.dtypes.norm_statistic, "statistic")
-    gain = Weight("kda.norm.weight", width, 1, "vector", build.trains("kda.norm"))
-    build.operations.append(
-        Operation("kda.norm", "norm", (output, opened), (normed,), (gain,), keeps=(output, opened, statistic))
-    )
+    with build.as_wide_as(mixed):
+        active = causal_convolution(
+            build,
+            "kda.convolution",
+            mixed,
+            3 * inner,
+            spec.linear_conv_kernel_dim,
+            bias=False,
+            activation=spec.hidden_act,
+            shards=view.tp,
+        )
+        decay, beta = _decay(build, steps, heads, inner), build.tensor("kda.beta", tokens * heads)
+        build.elementwise("kda.beta", (rates,), beta, keeps=(beta,))
+        normed = _gated_norm(build, _rule(build, spec, active, beta, decay, heads), opened, heads, width)
     forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "kda.output",
@@ -102,6 +90,42 @@ def kimi_delta(build: Builder, x: Tensor, spec: KimiDelta, hidden_size: Size) ->
     )
 
 
+def _decay(build: Builder, steps: Tensor, heads: Size, inner: Size) -> Tensor:
+    """The decay of each channel, in float32. A kernel keeps what it is made of; transformers' code the parts of its softplus, and
+    what the gradients of its weights read.
+    """
+    size, exact, trained = steps.numel, build.float32, build.trains("kda.decays")
+    keeps: tuple[Tensor, ...] = (steps,)
+    if build.kernels.norm == "upcast":
+        parts = ("exponential", "above_one", "softplus")[: 2 + trained]
+        keeps = (*(exact(f"kda.decays.{part}", size) for part in parts), build.mask("kda.decays.mask", size))
+        keeps += tuple(exact(f"kda.decays.{part}", heads) for part in ("rate", "negative")[: 1 + trained])
+    weights = tuple(
+        Weight(f"kda.{name}.weight", numel, build.view.tp, "vector", build.trains(f"kda.{name}"))
+        for name, numel in (("rate_log", heads), ("step", inner))
+    )
+    output = exact("kda.decays", size)
+    build.operations.append(Operation(output.name, "elementwise", (steps,), (output,), weights, keeps=keeps))
+    return output
+
+
+def _gated_norm(build: Builder, x: Tensor, gate: Tensor, heads: Size, width: Size) -> Tensor:
+    """norm(x) sigmoid(z), over each head. transformers' module makes all of it in float32."""
+    gain = Weight("kda.norm.weight", width, 1, "vector", build.trains("kda.norm"))
+    statistic, output = build.dtypes.norm_statistic, build.tensor("kda.norm", x.numel)
+    keeps: tuple[Tensor, ...] = (x, gate)
+    if build.kernels.norm == "upcast":
+        parts, statistic = ("weighted", "sigmoid", "normalised")[: 2 + gain.trainable], 4
+        keeps = (
+            x if x.itemsize == 4 else build.float32("kda.norm.float32", x.numel),
+            build.float32("kda.norm.gain", width),
+        )
+        keeps += tuple(build.float32(f"kda.norm.{part}", x.numel) for part in parts)
+    keeps = (*keeps, Tensor("kda.norm.rstd", build.view.tokens * heads, statistic, "statistic"))
+    build.operations.append(Operation("kda.norm", "norm", (x, gate), (output,), (gain,), keeps=keeps))
+    return output
+
+
 def _rule(build: Builder, spec: KimiDelta, active: Tensor, beta: Tensor, decay: Tensor, heads: Size) -> Tensor:
     """One kernel for the rule, the norm of queries and keys included."""
     view, tokens, chunk, width = build.view, build.view.tokens, spec.chunk_size, spec.linear_head_dim
@@ -110,7 +134,9 @@ def _rule(build: Builder, spec: KimiDelta, active: Tensor, beta: Tensor, decay: 
     # Scores of keys and of queries, keys and values through the system, what queries read; the state: corrected, written, read.
     system = 2 * pairs * 2 * width
     forward = 2 * scores + system + 2 * pairs * width + 3 * state
-    queries, keys, values = (build.tensor(f"kda.{name}", tokens * heads * width) for name in ("query", "key", "value"))
+    queries, keys, values = (
+        build.tensor(f"kda.{name}", tokens * heads * width) for name in ("normed_query", "normed_key", "values")
+    )
     build.operations.append(Operation("kda.heads", "elementwise", (active,), (queries, keys, values)))
     statistics = [
         Tensor(f"kda.{name}.rstd", tokens * heads, build.dtypes.norm_statistic, "statistic")

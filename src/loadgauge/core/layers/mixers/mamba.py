@@ -49,12 +49,13 @@ def mamba2(build: Builder, x: Tensor, spec: Mamba2, hidden_size: Size) -> Tensor
         workspace=maximum(workspace, arriving),
     )
     reference = build.kernels.recurrence == "reference"
-    if reference:
-        mixed = _reference(build, spec, projected, heads, groups)
-        gated = _reference_gate(build, spec, projected, mixed, heads, groups)
-    else:
-        mixed = _fused(build, spec, projected, heads, groups)
-        gated = _gate(build, spec, projected, mixed, heads, groups)
+    with build.as_wide_as(projected):
+        if reference:
+            mixed = _reference(build, spec, projected, heads, groups)
+            gated = _reference_gate(build, spec, projected, mixed, heads, groups)
+        else:
+            mixed = _fused(build, spec, projected, heads, groups)
+            gated = _gate(build, spec, projected, mixed, heads, groups)
     forward, backward, workspace = build.leave(hidden_size)
     joint = build.kernels.joint_output and not reference
     return build.linear(

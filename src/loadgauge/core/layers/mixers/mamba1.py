@@ -86,6 +86,7 @@ def mamba1(build: Builder, x: Tensor, spec: Mamba1, hidden_size: Size) -> Tensor
         step = build.norm("mamba.step_norm", step, spec.norm, tokens, rank)
         write = build.norm("mamba.write_norm", write, spec.norm, tokens, state)
         read = build.norm("mamba.read_norm", read, spec.norm, tokens, state)
+    quantised = view.lora is not None and view.lora.stored is not None
     step = build.linear(
         "mamba.step",
         step,
@@ -93,7 +94,7 @@ def mamba1(build: Builder, x: Tensor, spec: Mamba1, hidden_size: Size) -> Tensor
         rank,
         channels,
         kept_input=small if whole else None,
-        called=not whole,
+        called=quantised and not whole,  # else its matrix is read (source: transformers, `JambaMambaMixer`)
         shards=view.tp,
         backward_comm=summed,
     )

@@ -180,7 +180,7 @@ class Builder(Writer):
         out = output or self.tensor(name, rows * o)
         tuned = lora is not None and lora.method != "lora" and adapter in lora.targets
         shape = AdapterShape(rows, i, o, shards, bias)
-        if tuned:
+        if tuned and called:
             x = before(self, name, adapter, x, shape)
         kept, adapter_input = kept_input or x, x
         peft = lora is not None and lora.peft
@@ -258,17 +258,21 @@ class Builder(Writer):
             out = quantised_result(self, name, out, adapter_input, x, copied=adapter in lora.targets)
         if (adapter or kind) not in lora.targets:
             return out
-        if tuned:
-            return after(self, name, adapter, adapter_input, out, shape, around)
         if lora.joint and adapter in JOINT:
             return out  # all of them at once: `joint_adapted`
-        if peft and not called:
-            return passed_by(self, name, out, shape)
-        return (
-            peft_adapted(self, name, adapter_input, out, shape, around)
-            if peft
-            else adapted(self, name, x, kept, out, shape)
-        )
+        written = len(self.operations)
+        if tuned and not called:
+            before(self, name, adapter, x, shape)
+        if tuned:
+            both = after(self, name, adapter, adapter_input, out, shape, around)
+        elif peft:
+            both = peft_adapted(self, name, adapter_input, out, shape, around)
+        else:
+            return adapted(self, name, x, kept, out, shape)
+        if called:
+            return both
+        passed_by(self, name, written)
+        return out
 
     # -- tensor parallelism: Megatron's f and g (source: korthikanti2022, section 4.2) ---------------------------------
 

@@ -80,6 +80,8 @@ class Weight(msgspec.Struct, frozen=True):
     """Matrices of this shape (experts) in the tensor."""
     wide: bool = False
     """Held in float32, with its gradient and moments, whatever the recipe."""
+    unread: bool = False
+    """Trainable, but nothing reads it: it has no gradient, and no state in an optimizer."""
 
 
 class Gemm(msgspec.Struct, frozen=True):

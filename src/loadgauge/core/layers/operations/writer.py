@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
 from loadgauge.core.base.algebra import Size, maximum, shard
 from loadgauge.core.definitions.model.kernels import LowPrecision
 from loadgauge.core.definitions.model.lora import Lora
@@ -38,6 +43,14 @@ class Writer:
         """Make the residual stream float32 where 4-bit layers do so; the embedding, tables and masks are made before."""
         if self.view.lora is not None and self.view.lora.widens:
             self.residual_itemsize = 4
+
+    @contextlib.contextmanager
+    def as_wide_as(self, x: Tensor) -> Iterator[None]:
+        """Work on elements and kernels that follow `x` in its dtype, float32 beside a quantised base that was prepared so."""
+        usual = self.dtypes
+        self.dtypes = msgspec.structs.replace(usual, activation=maximum(x.itemsize, usual.activation))
+        yield
+        self.dtypes = usual
 
     def trains(self, name: str) -> bool:
         """Return whether an operation's own weights get gradients."""

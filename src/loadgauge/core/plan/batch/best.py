@@ -14,6 +14,8 @@ from loadgauge.core.plan.space.space import Grid, Structure
 
 CLOSE = 1e-9
 """Relative; sums of floats in another order differ in the last bits."""
+SLOWEST = 2.0
+"""In a space that is narrowed down, the front ends with layouts that take so many times as long as the fastest that fits."""
 
 
 class Row(NamedTuple):
@@ -54,6 +56,12 @@ class Pool:
         self.rows: list[Row] = []
         self.front: list[Row] = []
         self.ceiling = float("inf")
+        self.slowest: dict[int, float] = {}
+        """Of each case that is narrowed down, the longest step of the front [s]."""
+
+    def limit(self, number: int, step: float) -> None:
+        """End the front of a case at some times a step that fits [s]."""
+        self.slowest[number] = min(self.slowest.get(number, float("inf")), SLOWEST * step)
 
     def add(self, number: int, batch: Batch, score: Any, members: Any) -> None:
         """Add layouts of one structure. members: which of the batch are of this pool"""
@@ -66,11 +74,12 @@ class Pool:
             self.trim()
         self._front(number, batch, score, members)
 
-    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+    def contenders(self, number: int, score: Any, memory: Any, least: Any) -> Any:
         """Return which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
         if len(self.rows) >= self.kept:
             self.trim()
-        return (score <= self.ceiling) | self._before_front(memory, least)
+        in_time = least <= self.slowest.get(number, self.numpy.inf)
+        return (score <= self.ceiling) | (in_time & self._before_front(memory, least))
 
     def _before_front(self, memory: Any, step: Any, equal: bool = False) -> Any:
         """Layouts that need less memory than all on the front that take no longer; or no more than these."""
@@ -111,6 +120,7 @@ class Best:
     """The best layouts seen so far that fit as assumed, and those that are tight.
 
     Once a layout fits, of the tight ones only those matter that would be better than it.
+    narrowed: the cases whose front ends at `SLOWEST`
     """
 
     def __init__(self, kept: int) -> None:
@@ -119,6 +129,7 @@ class Best:
         self.numpy = numpy
         self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept, distinct=True)
         self.lowest = float("inf")
+        self.narrowed: set[int] = set()
         self.valid = self.seen = self.fitting = self.timed = 0
 
     def add(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
@@ -133,41 +144,46 @@ class Best:
         self.fitting += int(sure.sum())
         for pool, members in ((self.sure, numpy.flatnonzero(sure)), (self.tight, numpy.flatnonzero(tight))):
             if len(members):
-                pool.add(number, batch, score, members)
+                self._take(pool, number, batch, score, members)
         self.lowest = min((row.score for row in self.sure.rows), default=self.lowest)
 
     def seed(self, number: int, batch: Batch, score: Any, limit: float, capacity: float) -> None:
         """Take layouts that are added later once more for what any better one has to beat."""
         members = self.numpy.flatnonzero(self._split(batch.memory, batch.high, limit, capacity)[0])
         if len(members):
-            self.seeds.add(number, batch, score, members)
+            self._take(self.seeds, number, batch, score, members)
             self.lowest = min((row.score for row in self.seeds.rows), default=self.lowest)
 
-    def contenders(self, score: Any, memory: Any, least: Any) -> Any:
+    def _take(self, pool: Pool, number: int, batch: Batch, score: Any, members: Any) -> None:
+        if number in self.narrowed:
+            pool.limit(number, float(batch.step[members].min()))
+        pool.add(number, batch, score, members)
+
+    def contenders(self, number: int, score: Any, memory: Any, least: Any) -> Any:
         """Return which layouts that fit might be among the best kept or on the front; score: a function of the next two"""
         # A little quicker than they may be, so that those seen already and their equals are among them.
         before = least * (1 - CLOSE)
         lowest = score(before, memory)
-        may_win = self.sure.contenders(lowest, memory, before)
-        return may_win & self.seeds.contenders(lowest, memory, before) if self.seeds.rows else may_win
+        may_win = self.sure.contenders(number, lowest, memory, before)
+        return may_win & self.seeds.contenders(number, lowest, memory, before) if self.seeds.rows else may_win
 
-    def wanted(self, score: Any, limit: float, capacity: float) -> Wanted:
+    def wanted(self, number: int, score: Any, limit: float, capacity: float) -> Wanted:
         """Return whether the exact time of each layout can matter: by its least time it may be among the best, or on the front."""
 
         def contenders(memory: Any, high: Any, least: Any) -> Any:
             sure, tight = self._split(memory, high, limit, capacity)
             lowest = score(least, memory)
             fits = self.sure.rows or self.seeds.rows
-            might = lowest < self.lowest if fits else self.tight.contenders(lowest, memory, least)
-            return (sure & self.contenders(score, memory, least)) | (tight & might)
+            might = lowest < self.lowest if fits else self.tight.contenders(number, lowest, memory, least)
+            return (sure & self.contenders(number, score, memory, least)) | (tight & might)
 
         return contenders
 
-    def may(self, score: Any, limit: float) -> May:
+    def may(self, number: int, score: Any, limit: float) -> May:
         """Return whether a layout can matter: by its least memory and its least time it fits, and might be kept or on the front."""
 
         def matters(low: Any, least: Any) -> Any:
-            return (low <= limit) & self.contenders(score, low, least)
+            return (low <= limit) & self.contenders(number, score, low, least)
 
         return matters
 
@@ -179,6 +195,12 @@ class Best:
     def pool(self) -> Pool:
         """The layouts to answer with: those that fit, or the tight ones where none does."""
         return self.sure if self.sure.rows else self.tight
+
+    @property
+    def front(self) -> list[Row]:
+        """The front of the layouts to answer with."""
+        pool = self.pool
+        return [row for row in pool.front if row.step <= pool.slowest.get(row.case, self.numpy.inf)]
 
 
 class Estimates(Sequence[Estimate]):

@@ -9,7 +9,8 @@ is never negative.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -67,17 +68,19 @@ class LeastStep(ArrayStep):
             memory = self.memory.under(msgspec.structs.replace(self.layout, recompute=RecomputePolicy()))
             memory._counts = {}
             step = self.under(memory, None)
-        layers = [_seconds(step.layers[key]) for key in step.memory.counts(whole, whole.start, whole.stop)]
-        return Work(
-            _seconds(step.of_chunk(whole, whole.chunks[0])), functools.reduce(minimum, layers), _seconds(step.head)
-        )
+        layers: dict[int, Size] = {}
+        for key in step.memory.counts(whole, whole.start, whole.stop):
+            time = _seconds(step.layers[key])
+            layers[key[0]] = minimum(layers.get(key[0], time), time)
+        ordered = tuple(layers[kind] for kind in sorted(layers))
+        return Work(_seconds(step.of_chunk(whole, whole.chunks[0])), ordered, _seconds(step.head))
 
 
 class Work(NamedTuple):
-    """Least seconds of one micro-batch, forward and backward: of everything, of the quickest layer, of the head."""
+    """Least seconds of one micro-batch, forward and backward: of everything, of a layer of each kind, of the head."""
 
     whole: Size
-    layer: Size
+    layers: tuple[Size, ...]
     head: Size
 
 
@@ -86,28 +89,68 @@ def _seconds(micro: MicroBatch) -> Size:
 
 
 class Filling(NamedTuple):
-    """Layers of the last stage, and of all first chunks before it, that a micro-batch passes; the same of the stage before."""
+    """Layers of each kind on the last stage, and in the first chunks before it, that a micro-batch passes; of the stage before.
 
-    last: int = 0
-    ahead: int = 0
-    before: int = 0
-    further: int = 0
+    chunks: of a stage, and the fewest layers of one on the first stage; None where a schedule has an order of its own
+    """
+
+    last: tuple[int, ...]
+    ahead: tuple[int, ...]
+    before: tuple[int, ...]
+    further: tuple[int, ...]
+    chunks: int = 1
+    fewest: int = 0
 
     @classmethod
-    def of(cls, every: list[Stage], schedule: Schedule) -> Filling:
-        """Count the layers of a pipeline's stages; none where a schedule has an order of its own."""
+    def of(cls, every: list[Stage], schedule: Schedule, blocks: Sequence[int]) -> Filling | None:
+        """Count the layers of a pipeline's stages. blocks: the kinds of the model's layers"""
         if schedule not in ("1f1b", "gpipe", "interleaved") or len(every) < 2:
-            return cls()
-        ahead = [stage.chunks[0].stop - stage.chunks[0].start for stage in every]
-        own = [stage.stop - stage.start for stage in every[-2:]]
-        return cls(own[1], sum(ahead[:-1]), own[0], sum(ahead[:-2]))
+            return None
 
-    def seconds(self, batches: Any, layer: Any, head: Any) -> Any:
-        """A lower bound of a pipeline's seconds: a stage works on all micro-batches once the first one has come to it."""
+        def counted(patterns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+            each = list(itertools.chain.from_iterable(patterns))
+            return tuple(each.count(kind) for kind in blocks)
+
+        firsts = [stage.pattern[: stage.chunks[0].stop - stage.chunks[0].start] for stage in every]
+        last, before = counted([every[-1].pattern]), counted([every[-2].pattern])
+        fewest = min(chunk.stop - chunk.start for chunk in every[0].chunks)
+        return cls(last, counted(firsts[:-1]), before, counted(firsts[:-2]), len(every[0].chunks), fewest)
+
+    def least(self, other: Filling | None) -> Filling:
+        """The fewest layers of both."""
+        if other is None:
+            return self
+        last, ahead, before, further = (tuple(map(min, *both)) for both in zip(self[:4], other[:4], strict=True))
+        return Filling(last, ahead, before, further)
+
+    def seconds(self, batches: Any, layers: Any, head: Any) -> Any:
+        """A lower bound of a pipeline's seconds: a stage works on all micro-batches once the first one has come to it.
+
+        layers: of each kind [layouts, kinds]
+        """
         import numpy
 
-        last = (batches * self.last + self.ahead) * layer + batches * (head if self.last else 0)
-        return numpy.maximum(last, (batches * self.before + self.further) * layer)
+        last, ahead, before, further = (layers @ numpy.array(counts) for counts in self[:4])
+        return numpy.maximum(batches * (last + head) + ahead, batches * before + further)
+
+    def nbytes(self, batches: Any, stages: int, kept: Any) -> Any:
+        """Least bytes of the first stage beyond those of as many micro-batches as there are stages, on each of its chunks.
+
+        Interleaved, (vpp + 1) x pp - 1 chunks are in flight when the first backward runs. kept: by the leanest layer
+        """
+        import numpy
+
+        flight = numpy.minimum(self.chunks * batches, (self.chunks + 1) * stages - 1)
+        more = flight - self.chunks * numpy.minimum(batches, stages)
+        return numpy.maximum(more, 0) * self.fewest * kept if self.chunks > 1 else 0.0
+
+
+def least_kept(memory: ArrayMemory, stages: Iterable[Stage]) -> Size:
+    """Bytes that a micro-batch keeps on the leanest layer of some stages."""
+    keys = {key for stage in stages for key in memory.counts(stage, stage.start, stage.stop)}
+    if not keys or not memory.embedding_trained or memory.layout.recompute.group > 1:
+        return 0
+    return functools.reduce(minimum, (memory.facts[key].kept for key in keys))
 
 
 def least_bytes(memory: ArrayMemory, stage: Stage, schedule: Schedule) -> Iterator[tuple[Size, Size]]:
@@ -125,7 +168,8 @@ def least_bytes(memory: ArrayMemory, stage: Stage, schedule: Schedule) -> Iterat
     flight = layout.num_microbatches if schedule == "gpipe" else minimum(layout.num_microbatches, layout.pp)
     counts = memory.counts(stage, stage.start, stage.stop)
     kept = memory.of_layers(counts).kept
-    working = functools.reduce(minimum, (memory.facts[key].working - memory.facts[key].kept for key in counts))
+    lasts = {memory.key(stage, chunk.stop - 1) for chunk in stage.chunks if chunk.stop > chunk.start}
+    working = functools.reduce(minimum, (memory.facts[key].working - memory.facts[key].kept for key in lasts))
     gathered = memory.gathered(stage, at(memory, stage, "backward", stage.stop - 1)) if layout.zero == 3 else 0
     yield own + gathered, (kept if stage.last else flight * kept) + working
     if stage.last:

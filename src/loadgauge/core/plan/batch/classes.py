@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.plan.batch.bounds import Filling, May
 from loadgauge.core.plan.batch.memory import weights_key
-from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import COMBINED, Grid, Structure
 
 Key = tuple[object, ...]
@@ -26,15 +25,18 @@ MOST, EACH = 16, 2
 class Bounded(NamedTuple):
     """Combinations of sizes that a class has, with lower bounds of memory [bytes] and step time [s] of each.
 
-    batches: micro-batches; layer, head: the least seconds of one in the quickest layer and in the head
+    batches: micro-batches; layers, head: the least seconds of one in a layer of each kind and in the head
+    first: the bound of memory by the first stage alone; kept: what a micro-batch keeps there in the leanest layer [bytes]
     """
 
     rows: Any
     low: Any
     least: Any
     batches: Any
-    layer: Any
+    layers: Any
     head: Any
+    first: Any
+    kept: Any
 
     def at(self, mark: Any) -> Bounded:
         """Some of the combinations."""
@@ -42,9 +44,7 @@ class Bounded(NamedTuple):
 
 
 class Bounds(Protocol):
-    """A grid's lower bounds. with_replicas: the constraints on the same grid with replicas"""
-
-    with_replicas: Constraints
+    """A grid's lower bounds."""
 
     def start(self, pp: int) -> None:
         """Move on to another number of pipeline stages."""
@@ -58,7 +58,7 @@ class Bounds(Protocol):
 class Lines(NamedTuple):
     """The pipelines of a class: the least that any has ahead, and its first and last stages with the layers they may have."""
 
-    filling: Filling
+    filling: Filling | None
     firsts: dict[object, Stage]
     lasts: dict[object, Stage]
 
@@ -81,14 +81,16 @@ class Classes:
         grid: Grid,
         parts: Sequence[tuple[Grid, Bounds]],
         structures: Mapping[int, list[Structure]],
+        valid: dict[Structure, int],
         stages: Callable[..., list[Stage]],
     ) -> None:
         import numpy
 
         self.grid, self.numpy = grid, numpy
+        self.blocks = sorted(set(grid.space.model.pattern))
         self.structures = structures
         self.of: dict[Key, Bounded] = {}
-        self.valid: dict[Structure, int] = {}
+        self.valid = valid
         each: dict[Key, list[Bounded]] = {}
         lines = self._lines(stages)
         first = 0
@@ -97,7 +99,6 @@ class Classes:
                 evaluator.start(pp)
                 mine: dict[Key, Bounded] = {}
                 for structure in several:
-                    self.valid[structure] = self.valid.get(structure, 0) + evaluator.with_replicas.valid(structure)
                     key = key_of(structure)
                     if key not in mine:
                         mine[key] = evaluator.bounded(structure, lines[key], first)
@@ -111,20 +112,22 @@ class Classes:
 
     def _lines(self, stages_of: Callable[..., list[Stage]]) -> dict[Key, Lines]:
         """Return the pipelines of each class."""
-        of_pipelines: dict[object, tuple[Filling, Stage, Stage]] = {}
+        of_pipelines: dict[object, tuple[Filling | None, Stage, Stage]] = {}
         lines: dict[Key, Lines] = {}
         for structure in itertools.chain.from_iterable(self.structures.values()):
             pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
             if pipeline not in of_pipelines:
                 every = stages_of(*pipeline)
-                of_pipelines[pipeline] = Filling.of(every, structure.schedule), every[0], every[-1]
+                filling = Filling.of(every, structure.schedule, self.blocks)
+                of_pipelines[pipeline] = filling, every[0], every[-1]
             own, *ends = of_pipelines[pipeline]
             mine = lines.setdefault(key_of(structure), Lines(own, {}, {}))
-            filling = Filling(*map(min, mine.filling, own))
             for stages, stage in zip(mine[1:], ends, strict=True):
                 again = stage.counts(structure.recompute, stage.start, stage.stop)
-                stages.setdefault((weights_key(stage), *again.items()), stage)
-            lines[key_of(structure)] = mine._replace(filling=filling)
+                lasts = (chunk.stop - 1 for chunk in stage.chunks if chunk.stop > chunk.start)
+                last_keys = sorted({(stage.kind(n), stage.repeated(structure.recompute, n)) for n in lasts})
+                stages.setdefault((weights_key(stage), *again.items(), *last_keys), stage)
+            lines[key_of(structure)] = mine._replace(filling=own and own.least(mine.filling))
         return lines
 
     def kept(self, may: May) -> Classes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -18,10 +19,10 @@ from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster
-from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
-from loadgauge.core.estimate.memory.counters import Margins
+from loadgauge.core.estimate.memory.counters import Margins, gathered
 from loadgauge.core.estimate.memory.in_flight import works
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory, workspaces
@@ -30,7 +31,7 @@ from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import StepModel
 from loadgauge.core.estimate.time.traffic import layout_groups
-from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes
+from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes, least_kept
 from loadgauge.core.plan.batch.classes import Bounded, Classes, Lines, key_of, promising, steps_between
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
@@ -42,8 +43,6 @@ from loadgauge.core.plan.space.space import Grid, Space, Structure
 Pipeline: TypeAlias = "tuple[Any, ...]"
 ROUNDS, FEW = 2, 400
 """Most trials of combinations that look good, and the least number of combinations."""
-SMALL = 500_000
-"""Combinations of a space that is not worth narrowing down."""
 MANY = 2000
 """Combinations, above which each number of stages has a grid of its own."""
 Families: TypeAlias = dict[bool, dict[int, dict[Pipeline, list[Structure]]]]
@@ -121,7 +120,7 @@ class BatchEvaluator:
         )
         numbers = {structure: number for number, structure in enumerate(every)}
         parts: list[tuple[GridEvaluator, bool, Classes | None]]
-        if may is None or self.space.model.own.states_splits or self.space.size < SMALL:
+        if may is None or not self.space.narrowed:
             parts = [(GridEvaluator(self, grid), key, None) for key in families for grid in self.space.grids(key)]
         else:
             parts = self.narrowed(families, may, seed)
@@ -176,9 +175,16 @@ class BatchEvaluator:
                 }
                 for values in self.space.alike():
                     grid = Grid(self.space, values, spread)
-                    each = [(part, LeastEvaluator(self, part)) for part in grid.parts()]
+                    each, valid = [], dict.fromkeys(itertools.chain.from_iterable(structures.values()), 0)
+                    for part in grid.parts():
+                        for structure, count in Constraints(part).numbers(structures):
+                            valid[structure] += count
+                        least = LeastEvaluator(self, part).least(valid)
+                        mark = may(self.numpy.zeros(len(least)), least)
+                        mark[least.argmin()] = True  # for those that are only counted
+                        each.append((some := part.among(mark), LeastEvaluator(self, some)))
                     if each:
-                        pools.append((spread, Classes(grid, each, structures, self.stages)))
+                        pools.append((spread, Classes(grid, each, structures, valid, self.stages)))
             left = [(spread, classes.kept(may)) for spread, classes in pools]
             for _ in range(ROUNDS):
                 if seed is None or sum(len(classes.columns["tp"]) for _, classes in left) <= FEW:
@@ -193,7 +199,10 @@ class BatchEvaluator:
         """Time some combinations that look good."""
         few, tried = self._few(may), []
         for classes, pipelines in promising(pools, may):
-            evaluator, pp = GridEvaluator(self, classes.listed(self.numpy.ones(1))), 0
+            evaluator, pp = (
+                GridEvaluator(self, classes.listed(self.numpy.array([min(self.space.replicas)], dtype=float))),
+                0,
+            )
             for same in pipelines:
                 if same[0].pp != pp:
                     pp = same[0].pp
@@ -302,10 +311,11 @@ class GridEvaluator:
         if not len(some.rows):
             return nothing
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
-        if structure.pp > 1:
-            filling = Filling.of(self.whole.stages(*pipeline), structure.schedule)
-            more = filling.seconds(some.batches, some.layer, some.head)
-            if not may(some.low, numpy.maximum(some.least, more)).any():
+        if filling := Filling.of(self.whole.stages(*pipeline), structure.schedule, classes.blocks):
+            low = numpy.maximum(some.low, some.first + filling.nbytes(some.batches, structure.pp, some.kept))
+            least = numpy.maximum(some.least, filling.seconds(some.batches, some.layers, some.head))
+            some = some.at(may(low, least))
+            if not len(some.rows):
                 return nothing
         alive = numpy.zeros(self.grid.shape[0], dtype=bool)
         alive[some.rows] = True
@@ -426,7 +436,10 @@ class GridEvaluator:
         ragged, adapters = layout.tokens is not None, self.training.lora is not None
         framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
         gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
-        return Margins.of(nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers)
+        return Margins.of(
+            nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers,
+            sharded=gathered(framework, layout),
+        )  # fmt: skip
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
@@ -514,6 +527,21 @@ class LeastEvaluator(GridEvaluator):
         super().start(pp)
         self.with_replicas.forget()
 
+    def least(self, structures: Iterable[Structure]) -> Any:
+        """Lower bounds of the step time of each combination, in all of these structures: what has to be computed [s]."""
+        numpy = self.numpy
+        bounds: dict[object, Any] = {None: numpy.full(self.grid.shape[0], numpy.inf)}
+        for structure in structures:
+            plain = msgspec.structs.replace(structure, recompute=RecomputePolicy())
+            key = structure.splits, structure.pp == 1, self.recast(structure.zero), self.alike or structure.pp
+            if key not in bounds and len(self.limits.possible(structure)):
+                self.start(structure.pp)
+                layout = self.space.layout(plain, self.grid.sizes, self.grid.ragged)
+                whole = self.work(plain, self.memory(plain, layout), gathers=False).whole
+                seconds = numpy.broadcast_to(layout.num_microbatches / structure.pp * whole, self.grid.dims).reshape(-1)
+                bounds[key] = numpy.where(numpy.isnan(seconds), numpy.inf, seconds)
+        return functools.reduce(numpy.minimum, bounds.values())
+
     def bounded(self, structure: Structure, lines: Lines, first: int) -> Bounded:
         """The combinations of a class with their bounds.
 
@@ -521,18 +549,24 @@ class LeastEvaluator(GridEvaluator):
         """
         numpy, places = self.numpy, self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
         if not len(places):
-            return Bounded(places.flat, *[numpy.zeros(0)] * 5)
+            none = numpy.zeros(0)
+            return Bounded(
+                places.flat, none, none, none, numpy.zeros((0, len(set(self.space.model.pattern)))), none, none, none
+            )
         layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         memory = self.memory(structure, layout)
-        work = Work(*map(places.read_once, self.work(structure, memory)))
+        work = self.work(structure, memory, gathers=structure.zero == 3)
+        whole, head, *layers = map(places.read_once, (work.whole, work.head, *work.layers))
+        of_layers = numpy.stack(layers, axis=1)
         batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))
-        least = batches / structure.pp * work.whole
-        if lines.filling.last:
-            least = numpy.maximum(least, lines.filling.seconds(batches, work.layer, work.head))
-        low = [self.least_bytes(structure, memory, places, each) for each in (lines.firsts, lines.lasts)]
-        shown = numpy.maximum(*low) * places.read_once(self.usual(layout))
-        low = (shown + places.read_once(self.fixed(layout, memory))) * ROUNDING
-        return Bounded(places.flat + first, low, least, batches, work.layer, work.head)
+        least = batches / structure.pp * whole
+        if lines.filling is not None:
+            least = numpy.maximum(least, lines.filling.seconds(batches, of_layers, head))
+        usual, fixed = places.read_once(self.usual(layout)), places.read_once(self.fixed(layout, memory))
+        both = [self.least_bytes(structure, memory, places, each) for each in (lines.firsts, lines.lasts)]
+        ahead, behind = ((nbytes * usual + fixed) * ROUNDING for nbytes in both)
+        kept = places.of(least_kept(memory, lines.firsts.values()))
+        return Bounded(places.flat + first, numpy.maximum(ahead, behind), least, batches, of_layers, head, ahead, kept)
 
     def least_bytes(
         self, structure: Structure, memory: ArrayMemory, places: Places, stages: dict[object, Stage]
@@ -546,9 +580,9 @@ class LeastEvaluator(GridEvaluator):
             lowest = numpy.minimum(lowest, most)
         return lowest
 
-    def work(self, structure: Structure, memory: ArrayMemory) -> Work:
-        """The least seconds of a micro-batch, as open arrays."""
-        whole, gathers = self.whole, structure.zero == 3
+    def work(self, structure: Structure, memory: ArrayMemory, *, gathers: bool) -> Work:
+        """The least seconds of a micro-batch, as open arrays. gathers: with what ZeRO-3 gathers"""
+        whole = self.whole
 
         def make() -> Work:
             groups = self.groups(memory.layout)
@@ -566,10 +600,12 @@ class LeastEvaluator(GridEvaluator):
         layout = self.space.layout(structure, self.part.sizes, self.part.ragged)
 
         def make() -> tuple[Any, Any]:
+            exists = self.with_replicas.mask(structure).any(axis=1, keepdims=True)
+            if not exists.any():
+                return self.numpy.inf, self.numpy.inf
             with_replicas = copy.copy(step)
             with_replicas.layout, with_replicas.training = layout, self.training.under(3)
             with_replicas.groups = self.of_pp.once("with replicas", lambda: known_groups(layout))
-            exists = self.with_replicas.mask(structure).any(axis=1, keepdims=True)
             gather, scatter = StepModel.zero_seconds(with_replicas, weights)
             return tuple(
                 self.numpy.where(exists, seconds, self.numpy.inf).min(axis=2, keepdims=True)

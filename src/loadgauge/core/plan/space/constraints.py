@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loadgauge.core.base.algebra import Size
@@ -130,6 +130,13 @@ class Constraints:
         return int(
             numbers.sum() if runs is True else numbers[self.numpy.broadcast_to(runs[..., 0], numbers.shape)].sum()
         )
+
+    def numbers(self, structures: Mapping[int, list[Structure]]) -> Iterator[tuple[Structure, int]]:
+        """Yield structures, by their numbers of stages, with their number of valid layouts."""
+        for several in structures.values():
+            for structure in several:
+                yield structure, self.valid(structure)
+            self.forget()
 
     def forget(self) -> None:
         """Drop what `possible` has cached."""

@@ -27,6 +27,8 @@ ELEMENTS = 200_000
 """Layouts of one grid, at most: their arrays stay in the processor's cache."""
 WORD = 32
 """Bits of a size."""
+SMALL = 500_000
+"""Combinations of a space that is not worth narrowing down."""
 SIZES = (*COMBINED, "replicas")
 """Sizes that the open arrays hold."""
 
@@ -129,6 +131,12 @@ class Grid:
             part.rows = {name: column[start : start + rows] for name, column in self.rows.items()}
             part._arrays()
             yield part
+
+    def among(self, mark: Any) -> Grid:
+        """A grid of some combinations of its rows and micro-batches, listed; itself where these are most of them."""
+        if 2 * mark.sum() > len(mark):
+            return self
+        return Grid.listed(self.space, {name: column[mark] for name, column in self.columns.items()}, self.replicas)
 
     def unreplicated(self) -> Grid:
         """The same rows and micro-batches without replicas, where a layout that is valid with some is valid and needs least."""
@@ -262,6 +270,11 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         """The number of combinations of all axes, valid or not."""
         return len(list(self.structures())) * math.prod(len(getattr(self, name)) for name in SIZES)
+
+    @property
+    def narrowed(self) -> bool:
+        """Return whether a search works out lower bounds of all layouts first, and little more of most."""
+        return self.size >= SMALL and not self.model.own.states_splits
 
     def grids(self, spread: bool | None = None) -> Iterator[Grid]:
         """The grids: one for the values of tp and cp that give the same operations, cut where it would be long.

@@ -9,7 +9,7 @@ from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.estimate.setup import batch_words, length_words, unit
+from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
 from loadgauge.core.text.table import Paper, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
@@ -103,7 +103,7 @@ def _step(result: Estimate) -> str:
     time = result.time
     if time is None:
         return f"Peak: {result.memory.moment}"
-    speed = f"{time.tokens_per_second_per_gpu:,.0f} {unit(result.model)}/s a GPU"
+    speed = f"{rate(time.tokens_per_second_per_gpu)} {unit(result.model)}/s a GPU"
     return f"A step: {seconds(time.step)}, {speed}, MFU {time.mfu:.0%}"
 
 

@@ -350,7 +350,7 @@ def _work(target: Paper, result: Estimate) -> None:
         tokens = layout.tokens * layout.num_microbatches * layout.dp
     heading(target, "Work of one step, all GPUs together")
     lines = [
-        f"tokens: {tokens:,.0f}; micro-batches per rank: {layout.num_microbatches:,}",
+        f"{unit(result.model)}: {tokens:,.0f}; micro-batches per rank: {layout.num_microbatches:,}",
         f"model FLOPs: {flops(work.model)} (forward {flops(work.forward)}, backward {flops(work.backward)})",
         f"hardware FLOPs: {flops(work.hardware)}, of which {flops(work.recompute)} recomputed"
         f" ({work.recompute / work.model if work.model else 0:.1%})",

@@ -10,6 +10,7 @@ from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import NO, ConfigError, exit_code, in_gib, need, seconds, sums
 from loadgauge.core.plan.space.estimates import CANNOT_TELL, columns as columns_of
 from loadgauge.core.plan.space.grid import Row
+from loadgauge.core.text.estimate.setup import rate
 from loadgauge.core.text.table import Column, Paper, draw, points
 from loadgauge.core.text.verdict import WORDS
 
@@ -118,7 +119,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "mfu": "{:.1%}".format,
     "missing": lambda nbytes: in_gib(nbytes, 1) if nbytes else "",
     "largest_activations": lambda nbytes: in_gib(nbytes, 2),
-    "tokens_per_second_per_gpu": "{:,.0f}".format,
+    "tokens_per_second_per_gpu": rate,
     "days": "{:,.1f}".format,
     "cost": "{:,.0f}".format,
 }

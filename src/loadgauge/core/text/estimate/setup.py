@@ -36,17 +36,26 @@ def length_words(model: ModelSpec, length: int) -> str:
 
 
 def unit(model: ModelSpec) -> str:
-    """Return what a run counts: tokens, what a model has in their place, or its rows.
+    """Return what a run counts: tokens, what a model has in their place, or its samples.
 
     >>> from loadgauge import model
     >>> unit(model("gpt2"))
     'tokens'
     """
-    return model.own.unit if model.own.has_length else "rows"
+    return str(model.own.unit if model.own.has_length else model.own.sample)
+
+
+def rate(value: float) -> str:
+    """Return how many a second, with the digits of a slow one.
+
+    >>> rate(20235.4), rate(0.0803)
+    ('20,235', '0.08')
+    """
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -> str:
-    """Return what a batch has, in words: its sequences and their tokens, or its rows where the model has no sequences.
+    """Return what a batch has, in words: its sequences and their tokens, or its samples where the model has none.
 
     >>> from loadgauge import model
     >>> batch_words(model("gpt2"), 8, 1024), batch_words(model("gpt2"), 1, 1024, up_to=True)
@@ -54,7 +63,7 @@ def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -
     """
     several = "s" if rows > 1 else ""
     if not model.own.has_length:
-        return f"{rows:,} row{several}"
+        return f"{rows:,} {model.own.sample.removesuffix('s')}{several}"
     return f"{rows:,} sequence{several} of {'up to ' if up_to else ''}{length_words(model, length)}"
 
 

@@ -10,6 +10,7 @@ from loadgauge.core.definitions.training.software import TUNINGS, USUAL, kind_of
 from loadgauge.core.estimate.result import Estimate, Time
 from loadgauge.core.estimate.time.cost import Budget
 from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.estimate.setup import rate
 from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
 
 
@@ -17,7 +18,7 @@ def headline(time: Time, counted: str = "tokens") -> str:
     """Return step time, throughput and MFU in one line. counted: what a step has (`setup.unit`)"""
     return (
         f"A step takes {seconds(time.step)} (range {seconds(time.low)} to {seconds(time.high)}):"
-        f" {time.tokens_per_second_per_gpu:,.0f} {counted}/s/GPU, {time.model_flops_per_gpu / 1e12:,.0f} model"
+        f" {rate(time.tokens_per_second_per_gpu)} {counted}/s/GPU, {time.model_flops_per_gpu / 1e12:,.0f} model"
         f" TFLOP/s/GPU, MFU {time.mfu:.1%}, HFU {time.hfu:.1%}."
     )
 

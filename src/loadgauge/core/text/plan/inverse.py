@@ -10,7 +10,7 @@ from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.deadline import Sized
 from loadgauge.core.resolve.reproduce import layout_flags
-from loadgauge.core.text.estimate.setup import layout_words
+from loadgauge.core.text.estimate.setup import layout_words, unit
 from loadgauge.core.text.plan.plan import assumptions, table
 from loadgauge.core.text.table import Column, Paper, draw, heading, points, show_command
 from loadgauge.core.text.verdict import question_words
@@ -52,7 +52,7 @@ def _curve(target: Paper, curve: tuple[Estimate, ...]) -> None:
         Column("global batch", "right"),
         Column("GiB", "right"),
         Column("verdict"),
-        Column("tokens/s", "right"),
+        Column(f"{unit(curve[0].model)}/s" if curve else "", "right"),
         Column("MFU", "right"),
         Column("layout", wrap=True),
     ]

@@ -13,6 +13,7 @@ from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.replan import Replanned
 from loadgauge.core.plan.answer import Plan
+from loadgauge.core.plan.batch.best import SLOWEST
 from loadgauge.core.plan.request import file_estimate
 from loadgauge.core.plan.search import (
     SearchResult,
@@ -22,11 +23,11 @@ from loadgauge.core.plan.search import (
 from loadgauge.core.plan.space.axis_values import out_of_reach
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.estimate.setup import print_assumed
+from loadgauge.core.text.estimate.setup import batch_words, print_assumed, rate, unit
 from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
-LEAST = ("net GB/s", "tok/s/GPU", "MFU", "#", "cost/1B", "schedule")
+LEAST = ("net GB/s", "tok/s/GPU", "per s/GPU", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
@@ -94,7 +95,8 @@ def show(
     if refused:
         heading(target, f"Why not {request.why_not}")
         points(target, refused)
-    table(target, _thinned(result.pareto), "Pareto front: memory vs. step time", price=price)
+    until = f", up to {SLOWEST:g} x the fastest's" if plan.case.space.narrowed else ""
+    table(target, _thinned(result.pareto), f"Pareto front: memory vs. step time{until}", price=price)
     if changes:
         change_table(target, changes, "Single changes, each re-planned")
     beyond = out_of_reach(plan.case.space)
@@ -130,12 +132,17 @@ def headline(result: SearchResult) -> list[str]:
     gpus = f" --gpus {best.layout.gpus}" if len({case.space.gpus for case in result.cases}) > 1 else ""
     return [
         f"BEST  {layout_flags(best)}{gpus}",
-        f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {best.layout.global_batch:,} sequences takes"
-        f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {time.tokens_per_second_per_gpu:,.0f}"
-        f" tokens/s/GPU, MFU {time.mfu:.1%}; {in_gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
+        f"{best.model.name} on {best.layout.gpus:,} x {card}: a step of {_batch(best)} takes"
+        f" {seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)}), {rate(time.tokens_per_second_per_gpu)}"
+        f" {unit(best.model)}/s/GPU, MFU {time.mfu:.1%}; {in_gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         f"{longest}, {WORDS[memory.verdict][0]}.",
         *tighter(result),
     ]
+
+
+def _batch(best: Estimate) -> str:
+    rows = best.layout.global_batch
+    return f"{rows:,} sequences" if best.model.own.has_length else batch_words(best.model, rows, 1)
 
 
 def tighter(result: SearchResult) -> list[str]:
@@ -167,12 +174,14 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
     every, memories = [result.layout for result in results], [result.memory for result in results]
     times = [result.time for result in results if result.time is not None]
     degrees = [n for n in ("dp", *DEGREES, "zero") if any(getattr(layout, n) > int(n != "zero") for layout in every)]
+    hosted = [result.training.host.activations for result in results]
     own_schedule = any(layout.schedule not in ("1f1b", "interleaved") for layout in every)
+    speed = "tok/s/GPU" if all(result.model.own.has_length for result in results) else "per s/GPU"
     cells: dict[str, list[str]] = {
         "#": [str(number) for number in range(1, len(every) + 1)],
         "GPUs": [f"{layout.gpus:,}" for layout in every] if len({layout.gpus for layout in every}) > 1 else [],
         "step": [seconds(time.step) for time in times],
-        "tok/s/GPU": [f"{time.tokens_per_second_per_gpu:,.0f}" for time in times],
+        speed: [rate(time.tokens_per_second_per_gpu) for time in times],
         "MFU": [f"{time.mfu:.1%}" for time in times],
         "GiB": [in_gib(memory.total, 1) for memory in memories],
         "net GB/s": [f"{carried(result) / 1e9:.3g}" for result in results] if any(map(carried, results)) else [],
@@ -183,12 +192,17 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
         **{name: [_degree(layout, name) for layout in every] for name in degrees},
         "micro": [str(layout.micro_batch) for layout in every],
         "recompute": [str(layout.recompute) for layout in every],
+        "off the card": hosted if any(word != "none" for word in hosted) else [],
         "schedule": [layout.schedule if layout.pp > 1 else "" for layout in every] if own_schedule else [],
     }
     cells = {name: column for name, column in cells.items() if column}
     rank = {name: len(LEAST) - index for index, name in enumerate(LEAST)}
     columns = [
-        Column(name, "left" if name in ("verdict", "recompute", "schedule") else "right", rank=rank.get(name, 0))
+        Column(
+            name,
+            "left" if name in ("verdict", "recompute", "off the card", "schedule") else "right",
+            rank=rank.get(name, 0),
+        )
         for name in cells
     ]
     draw(target, columns, list(zip(*cells.values(), strict=True)), title)

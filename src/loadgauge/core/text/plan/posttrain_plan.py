@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib
-from loadgauge.core.plan.posttrain import Choice
+from loadgauge.core.plan.posttrain import MOST, Choice
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
-from loadgauge.core.text.table import Column, Paper, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.core.text.verdict import WORDS
 
 FOUND = {
     "seq_len": "The longest sequence that fits [tokens]", "answers": "The longest answers that fit [tokens]",
-    "gpus": "The fewest GPUs that fit, of powers of two",
+    "gpus": "The fewest GPUs that fit, of powers of two", "samples": "The most answers to a prompt that fit, of powers of two",
+    "micro_batch": "The largest micro-batch that fits, of powers of two",
+    "utilization": "The largest share of a card for the engine that fits",
 }  # fmt: skip
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the plan; brief: the best run alone."""
-    plan, sought, value = answer.shown
+    plan, sought, value, others = answer.shown
     if value is not None:
-        target.print(f"{FOUND[str(sought)]}: {value:,}", style="bold", soft_wrap=True)
+        more = " (the most that is tried)" if value == MOST.get(str(sought)) else ""
+        target.print(f"{FOUND[str(sought)]}: {value:,}{more}", style="bold", soft_wrap=True)
     counted = f"{plan.candidates:,} candidates timed, {plan.looked:,} looked at in memory"
     if plan.best is None:
         if plan.nearest is None:
@@ -35,7 +38,17 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
             soft_wrap=True,
             style=style,
         )
-        points(target, [plan.nearest.job.command(), "", f"{counted}."], "")
+        points(target, [plan.nearest.job.command()], "")
+        if others:
+            heading(target, "What would make it fit, each re-planned")
+            columns = [Column("step", "right"), Column("GiB", "right"), Column("change"), Column("flags", wrap=True)]
+            changes = [
+                [f"{seconds(held.time.step)} s", in_gib(held.memory.decisive.total, 1), each.words, each.flags]
+                for each in others
+                for held in (each.choice,)
+            ]
+            draw(target, columns, changes)
+        points(target, ["", f"{counted}."], "")
         return
     best = plan.best
     time, worst = best.time, best.memory.decisive

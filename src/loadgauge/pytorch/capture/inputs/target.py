@@ -25,6 +25,8 @@ ALSO = {
     LENGTH: ("seq_len", "seq_length", "length", "block_size", "T", "L"),
 }
 """Other names of sizes, as functions of inputs have them."""
+MANY = re.compile("batch|bsz|rays|samples|examples|rows|images|pairs|envs|clips|graphs|molecules")
+"""Words in other names of the number of sequences, of which the first is it."""
 USUAL = ("batch", "inputs", "example_inputs", "get_batch")
 """Names of the function of a script that makes what its module is called with."""
 AS = {SECOND: LENGTH}
@@ -77,7 +79,11 @@ def check_script(target: str, inputs: str) -> str:
     file = target.rpartition(":")[0]
     if not inputs:
         text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
-        names = [name for name in USUAL if re.search(rf"^def {name}\(", text, re.MULTILINE)]
+        names = [
+            name
+            for name in USUAL
+            if re.search(rf"^(def {name}\(|{name} *= *(lambda |[A-Za-z_]+$))", text, re.MULTILINE)
+        ]
         inputs = f"{file}:{names[0]}" if names else ""
     if not (is_script(inputs) or "(" in inputs):
         raise ConfigError(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_leaves
 
 from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_line
 from loadgauge.core.base.files import is_script
@@ -205,6 +207,10 @@ def _of_script(
             key="inputs",
         )
     if ONE not in names:  # such as one graph, as large as it is
+        if sizes[ONE] > 1:
+            raise NotModelled(
+                f"{inputs} makes one batch, whatever --micro-batch {sizes[ONE]} is: leave it out, or give the function a size b"
+            )
         of_sizes = job.inputs
 
         def of_one(device: str, module: Any, b: Any, **sizes: Any) -> Any:
@@ -293,7 +299,36 @@ def _of_module(
         dtype=dtype,
         splits=splits,
         optimizer=_configured(module),
+        sample=_samples(job, module, sizes),
     )
+
+
+def _samples(job: Sized, module: Any, sizes: Mapping[str, int]) -> str:
+    """A word for the samples of a batch, by the shape of the first tensor of numbers that the module is called with."""
+    batch: Any = ()
+    with contextlib.suppress(Exception):  # whatever the function of inputs does with values
+        batch = job.inputs("meta", module, **sized(job.names, {}, {SECOND: sizes[LENGTH], **sizes}))
+    return samples_of(
+        leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    )
+
+
+def samples_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Return a word for the samples of a batch, from its first tensor.
+
+    >>> samples_of([torch.empty(2, 3, 64, 64)]), samples_of([torch.empty(2, 4, 9, 9, 9)]), samples_of([torch.empty(2, 13)])
+    ('images', 'volumes', 'samples')
+    """
+    shape = next((tuple(tensor.shape) for tensor in tensors), ())
+    if len(shape) == COLOURS and shape[0] == COLOURS:  # a list of pictures
+        return "images"
+    if len(shape) < 4 or shape[1] > CHANNELS:
+        return "samples"
+    return "images" if len(shape) == 4 else "volumes" if len(set(shape[-3:])) == 1 else "videos"
+
+
+COLOURS, CHANNELS = 3, 64
+"""Colours of a picture, and the most channels that one has, latents among them."""
 
 
 def _configured(module: Any) -> str:
@@ -317,9 +352,12 @@ def spoken(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _dtype_of(module: torch.nn.Module) -> str:
-    """The dtype of a module's weights, float32 where they have several."""
-    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
-    return str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
+    """The dtype of most of a module's weights; those in float32 beside 16 bits are told apart (`Weight.wide`)."""
+    numbers: Counter[str] = Counter()
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            numbers[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return numbers.most_common(1)[0][0] if numbers else "float32"
 
 
 def _by_layer(job: Sized, target: str, regime: Regime, sizes: Mapping[str, int]) -> tuple[Shown, list[Listing]]:

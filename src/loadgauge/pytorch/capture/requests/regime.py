@@ -202,6 +202,8 @@ class Document(msgspec.Struct):
     """What the model is called with beside tokens, of one sequence."""
     optimizer: str = ""
     """The word of `--optimizer` for the one that a LightningModule configures."""
+    sample: str = "samples"
+    """The word for samples of a batch, where it has no sequences."""
     files: dict[str, str] = {}
     """Of a script: the files of its own that it read, with what must not change of them (`store.seals`)."""
 

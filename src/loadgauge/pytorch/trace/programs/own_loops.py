@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
@@ -15,6 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 BATCHES = frozenset({"batch", "data", "inputs", "sample", "samples", "pair", "pairs", "triplet", "views"})
 """Names of an argument that is a whole batch, and not the first tensor of one."""
+
+BESIDE = re.compile("mask|bias|^hx$|hidden|state|cache|past|return|output|pos")
+"""Words in names of arguments for which a number of each sample, such as its label, is not meant."""
 
 
 STANDS_FOR: dict[str, Any] = {
@@ -40,10 +45,11 @@ def fitted(
 
     def binds(*batch: Any, **keywords: Any) -> bool:
         try:
-            takes.bind(*before, *batch, **keywords)
+            bound = takes.bind(*before, *batch, **keywords).arguments
         except TypeError:
             return False
-        return True
+        beside = [bound[name] for name in bound.keys() - keywords if BESIDE.search(name)]
+        return not any(isinstance(value, torch.Tensor) and value.dim() < 2 for value in beside)
 
     first = next(iter(takes.parameters.values()), None)
     whole_too = before or first is None or first.name in BATCHES or _of_several(first.annotation)
@@ -74,6 +80,12 @@ def spread(
     ([1, 2],)
     """
     takes = inspect.signature(step)
+    plain: Any = inspect.unwrap(step)
+    used = (plain.__globals__.get(name) for name in getattr(getattr(plain, "__code__", None), "co_names", ()))
+    if any(isinstance(value, nn.Module) for value in used):
+        with contextlib.suppress(TypeError):  # what it trains is the script's own, and no argument
+            takes.bind(*batch, **keywords)
+            return ()
     free = [argument.name for argument in takes.parameters.values() if argument.default is argument.empty]
     if not isinstance(built, tuple | list) or not 2 <= len(built) < len(free):
         return (built,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
@@ -39,26 +40,65 @@ def check(target: str) -> tuple[Path, str]:
     return Path(path), name
 
 
-def function(target: str) -> Callable[[], Any]:
+def function(target: str, *, redirected: bool = False) -> Callable[[], Any]:
     """The function that `path/to/script.py:name` names, or one that makes the module of that name by running the script anew.
 
     The script is run to find it, and its folder stays where modules are looked for, as with `python script.py`. Raises ConfigError.
+    redirected: `cuda` is another device already; else it is the CPU meanwhile
     """
     file, name = check(target)
-    attribute = getattr(_executed(file), name, None)
+    with contextlib.nullcontext() if redirected else cuda_is("cpu", file):
+        attribute = getattr(_executed(file), name, None)
     if not callable(attribute):
         raise ConfigError(f"has no function {name!r}", file=str(file))
     if isinstance(attribute, nn.Module):
-        return lambda: getattr(_executed(file), name)
-    result: Callable[[], Any] = attribute
-    return result
+        result: Any = functools.partial(_made, file, name)
+        result.__name__ = name
+        return result  # type: ignore[no-any-return]
+    return attribute  # type: ignore[no-any-return]
 
 
-def anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a function of a script that is run again, where it hands out what the script made; None of any other function."""
+def _made(file: Path, name: str) -> Any:
+    return getattr(_executed(file), name)
+
+
+def _file_of(maker: Any) -> str:
+    """The file of what makes a module; "" where it has none."""
+    if isinstance(maker, functools.partial) and maker.func is _made:
+        return str(maker.args[0])
+    try:
+        return inspect.getsourcefile(inspect.unwrap(maker)) or ""
+    except TypeError:
+        return ""
+
+
+def made(maker: Callable[..., Any], device: str) -> Any:
+    """Return what a function makes on a device, from its script run again where it hands out what that made when it was read."""
+    with torch.device(device), cuda_is(device, maker if device == "meta" else None):
+        result = maker()
+        parameters = getattr(result, "parameters", None)
+        parameter = next(parameters(), None) if callable(parameters) else None
+        elsewhere = getattr(parameter, "device", None) not in (None, torch.empty(0).device)
+        return again() if elsewhere and (again := _anew(maker)) else result
+
+
+def _anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
     spec = getattr(maker, "__globals__", {}).get("__spec__")
     file = None if spec is None or not spec.origin or not _is_own_file(spec.origin) else Path(spec.origin)
     return None if file is None else getattr(_executed(file), maker.__name__, None)
+
+
+@contextlib.contextmanager
+def cuda_is(device: str, maker: Any) -> Iterator[None]:
+    """A context in which `cuda` is another device, where the file of what makes a module names it, with scalers that step."""
+    file = str(maker) if isinstance(maker, Path) else _file_of(maker)
+    named = bool(file) and Path(file).is_file() and b"cuda" in Path(file).read_bytes()
+    named = named and device.partition(":")[0] != "cuda"
+    with (
+        redirect_cuda(device) if named else contextlib.nullcontext(),
+        always_step() if named else contextlib.nullcontext(),
+    ):
+        yield
 
 
 def _executed(file: Path) -> ModuleType:
@@ -121,7 +161,7 @@ class FunctionJob:
         """Call the function; if it returns a step, the call itself was the preparation. Raises ConfigError for its errors."""
         self.counters.follow(observer.stream)
         if self.run is None:
-            self.run = function(self.target)
+            self.run = function(self.target, redirected=True)
         observer.begin("forward")
         self._step = self._guarded(self.run)
         if callable(self._step):
@@ -199,6 +239,7 @@ def is_program(frame: Any) -> bool:
 
 @functools.cache
 def _is_own_file(path: str) -> bool:
+    """Return whether a file of Python is a program's, not a library's or Python's own."""
     return not path.startswith((OWN, STANDARD, "<frozen")) and not any(part in path for part in LIBRARIES)
 
 

@@ -15,6 +15,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS
 from loadgauge.pytorch.trace.programs.own_loops import fitted, spread
+from loadgauge.pytorch.trace.programs.script import cuda_is
 from loadgauge.pytorch.trace.torch_run import TorchRun
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Sized(msgspec.Struct, frozen=True):
     With a `step`, `build` may make anything (modules, optimizers), and `step(made, *inputs)` trains it once; `loss` and `run` are
     left alone then. rows: those that data chooses, by line (`StatedRows`); notes: what is taken for granted, of the answer;
     usual: sizes that have a default; placed: a tensor that is made without a device lies on the card;
-    configured: a LightningModule's own optimizer is taken
+    configured: a LightningModule's own optimizer is taken; maker: what a script makes it with
     """
 
     build: Callable[[str], Any]
@@ -59,6 +60,7 @@ class Sized(msgspec.Struct, frozen=True):
     usual: Mapping[str, int] = {}
     placed: bool = False
     configured: bool = False
+    maker: Any = None
 
 
 class Training:
@@ -82,9 +84,11 @@ class Training:
 
         mode: the fake mode in which it is built; None: with real, random values. Raises ConfigError where it cannot be built.
         """
-        built = self.job.build(device)
-        self.module = module_of(built)
-        with contextlib.nullcontext() if self.around is None else self.around(self.module):
+        with cuda_is(device, self.job.maker), contextlib.ExitStack() as stack:
+            built = self.job.build(device)
+            self.module = module_of(built)
+            if self.around is not None:
+                stack.enter_context(self.around(self.module))
             positional, keywords = self.given = self.job.inputs(device, self.module, **self.sizes)
             train = self._by_user(device, built) if self.job.step is not None else self._plainly(device, built)
 
