@@ -31,6 +31,7 @@ from loadgauge.evidence.validate.serving import Point, points, predicted, server
 OUT = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "serving.toml"
 SOURCE = "aiconfigurator"
 ENGINES = ("vllm", "sglang", "trtllm")
+UNSAID = "model, and not told its options,"
 SHARED = {
     "bandwidth": 0.8, "experts": 0.8, "cache": 0.8, "moved": 0.6, "flops": 0.7, "link": 0.6, "prompt_dense": 1.0,
     "prompt_experts": 2.5, "prompt_attention": 1.0, "prompt_rest": 1.0, "sent": 0.8, "blackwell": 1.0, "read": 3e-6, "apart": 1.0,
@@ -73,15 +74,17 @@ class Table(msgspec.Struct, frozen=True):
     tokens: Any
 
 
-def table() -> Table:
-    """Read all points that are layouts."""
+def table(*, told: bool = True) -> Table:
+    """Read all points that are layouts. told: with the options of their queues; else as an engine has them"""
     rows: list[tuple[Point, Work, Card, Kernels, Load, float]] = []
     for point in points():
         try:
             one = server(point)
         except Error:
             continue
-        load = load_of(one, point.asked.batch, point.prompt, point.answer, slots(point, one), point.launched)
+        load = load_of(
+            one, point.asked.batch, point.prompt, point.answer, slots(point, one), point.launched if told else None
+        )
         running = max(1, round(min(load.slots, load.requests) / load.ranks))
         work = one.work(running, point.prompt + point.answer / 2)
         rows.append((point, work, one.card, one.kernels(point.prompt), load, load.idle + load.each * running))
@@ -174,13 +177,14 @@ def fit(data: Table, keep: Any) -> Values:
     return dict(zip(names, map(float, np.exp(found.x)), strict=True))
 
 
-def left_out(data: Table, *fields: str) -> tuple[Any, Any]:
-    """Predictions of every point by figures that were fitted without those equal to it in all fields."""
+def left_out(data: Table, *fields: str, seen: Table | None = None) -> tuple[Any, Any]:
+    """Predictions of every point by figures that were fitted without those equal to it in all fields. seen: the points as they are
+    predicted; None: as they are fitted"""
     models = np.array([" ".join(getattr(point, field) for field in fields) for point in data.found])
     token, first = np.zeros(len(models)), np.zeros(len(models))
     for name in sorted(set(models)):
         out = models == name
-        tokens, firsts = predict(fit(data, ~out), data)
+        tokens, firsts = predict(fit(data, ~out), seen or data)
         token[out], first[out] = tokens[out], firsts[out]
     return token, first
 
@@ -192,12 +196,18 @@ def main() -> None:
     data = table()
     values = fit(data, np.ones(len(data.found), bool))
     token, first = left_out(data, "model")
+    bare = left_out(data, "model", seen=table(told=False))
     others = {word: left_out(data, field) for word, field in (("GPU", "gpu"), ("engine", "engine"))}
     low, high = np.quantile(data.token / token, (0.1, 0.9))
     first_low, first_high = np.quantile(data.first / first, (0.1, 0.9))
+    waits, of = (
+        np.array([point.launched.queues for point in data.found]),
+        np.array([point.engine for point in data.found]),
+    )
     lines = [
         "# Written by `make serving`: what engines of inference reach, fitted to measured points of servers; low, high: measured",
-        "# over predicted, each model left out in turn, what 10 % and 90 % of the points lie below.",
+        "# over predicted, each model left out in turn, what 10 % and 90 % of the points lie below; unsaid: over first_high,",
+        "# what 90 % of the servers whose prompts wait by an option lie below, predicted without it.",
         f'date = "{datetime.date.today().isoformat()}"', f'source = "{SOURCE}"', f"points = {len(data.found)}",
         *(f"{name} = {values[name]:.3g}" for name in SHARED),
         f"token_low = {low:.2f}", f"token_high = {high:.2f}", f"first_low = {first_low:.2f}", f"first_high = {first_high:.2f}",
@@ -207,11 +217,13 @@ def main() -> None:
         own = {name: values.get(f"{engine}.{name}", start) for name, start in OWN.items()}
         lines += ["", f"[engines.{engine}]", *(f"{name} = {value:.3g}" for name, value in own.items())]
         lines += [f"mixed = {str(mixed).lower()}", f"reserved = {reserved}"]
+        if (rows := waits & (of == engine)).any():
+            lines.append(f"unsaid = {max(1.0, np.quantile((data.first / bare[1])[rows], 0.9) / first_high):.2f}")
     OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
     serving.cache_clear()
     whole = {point: (took, until) for point, took, until in predicted()}
     took, until = (np.array([whole[point][which] for point in data.found]) for which in (0, 1))
-    write(data, (took, until), (token, first), others)
+    write(data, (took, until), (token, first), others | {UNSAID: bare})
 
 
 if __name__ == "__main__":

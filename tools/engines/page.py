@@ -105,7 +105,9 @@ step and mixes them with tokens or not. Both times are means over those requests
 looks for requests every `scheduler_recv_interval` steps, TensorRT-LLM lets prompts wait `batch_wait_timeout_iters` steps for
 others, and of ranks with batches of their own `timeout_iters` until each has one. The launch scripts of the measured servers name
 them (`tools/engines/launches.toml`), so that the figures here are those of engines without them; `--server
-sglang:scheduler_recv_interval=30` counts them. Beside its queue a first token waits for steps (until it is seen, until its token is
+sglang:scheduler_recv_interval=30` counts them. Of a server that is not told any, no prompt is taken to wait so, as in the rows
+without such options, and the printed upper end of a first token holds nine tenths of the rows with them (`unsaid` in
+`data/serving.toml`). Beside its queue a first token waits for steps (until it is seen, until its token is
 sent), for its prompt on the host, and for the host.
 
 What is fitted is one share for matrices, experts, caches, arithmetic and links, the time of three kinds of kernels of prompts

@@ -26,6 +26,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
     share: the option that says how much of a card it may use; missing: options that mean nothing to it
     inside: the trained model itself generates, in the trainer's process; answers: it generates for trainers
+    waits: the option that makes prompts wait
     """
 
     title: str
@@ -39,6 +40,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     missing: frozenset[str] = frozenset()
     inside: bool = False
     answers: bool = True
+    waits: str = ""
     source: str
 
 
@@ -51,11 +53,11 @@ ENGINES: dict[str, Defaults] = {
     ),
     "sglang": Defaults(
         title="SGLang", share="static_fraction", static_fraction=0.85, max_num_seqs=256, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch", *QUEUES} - {"polls"}), source="sglang",
+        missing=frozenset({"utilization", "batch", *QUEUES} - {"polls"}), waits="scheduler_recv_interval", source="sglang",
     ),
     "trtllm": Defaults(
         title="TensorRT-LLM", share="static_fraction", static_fraction=0.9, max_num_seqs=2048, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch", "polls"}), answers=False, source="trtllm",
+        missing=frozenset({"utilization", "batch", "polls"}), answers=False, waits="batch_wait_timeout_iters", source="trtllm",
     ),
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False, inside=True,
@@ -101,6 +103,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     version: its release (None: not named)
     polls: steps from one look for requests to the next (SGLang); of TensorRT-LLM, patience: steps that prompts wait for others,
     company: share of `max_batched_tokens` that ends the wait; balance: steps until each rank with a batch of its own has a prompt
+    (None: not said, and the engine's own: no wait)
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -126,10 +129,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1
     tool: float | None = None
     version: str | None = None
-    polls: int = 1
-    patience: int = 0
-    company: float = 0.0
-    balance: int = 0
+    polls: int | None = None
+    patience: int | None = None
+    company: float | None = None
+    balance: int | None = None
 
     def queue(self, prompt: int, ranks: int) -> dict[str, Any]:
         """Return how prompts of so many tokens wait, as `serving.loop.Load` has it. ranks: with batches of their own
@@ -138,10 +141,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         {'budget': 8192, 'polls': 1, 'patience': 20, 'company': 4096.0}
         """
         budget = self.max_batched_tokens or PREFILL
-        patience, company = (
-            (self.balance, float(ranks * prompt)) if ranks > 1 else (self.patience, self.company * budget)
-        )
-        return {"budget": budget, "polls": self.polls, "patience": patience, "company": company}
+        alone = self.patience, (self.company or 0.0) * budget
+        patience, company = (self.balance, float(ranks * prompt)) if ranks > 1 else alone
+        return {"budget": budget, "polls": self.polls or 1, "patience": patience or 0, "company": company}
+
+    @property
+    def queues(self) -> bool:
+        """Return whether an option says how prompts wait."""
+        return any(getattr(self, name) is not None for name in QUEUES)
 
     @property
     def inside(self) -> bool:
@@ -263,4 +270,5 @@ def _value(option: str, text: str) -> object:
         return _switched(text)
     if option in ("kv", "weights"):
         return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))
-    return whole_number(text, 0 if option == "sleep" else 1, 2 if option == "sleep" else 10**9)
+    least = 0 if option in ("sleep", "patience", "balance") else 1
+    return whole_number(text, least, 2 if option == "sleep" else 10**9)
