@@ -47,7 +47,7 @@ def test_first_tokens_wait_where_the_cache_was_measured_to_be_full() -> None:
     replica = server_of(one)
     found = serve(replica, 128, one.prompt, one.answer, slots(one, replica))
     assert 35 < found.running < 50
-    assert found.first == pytest.approx(one.first, rel=0.25)
+    assert found.first == pytest.approx(one.first, rel=0.2)
 
 
 def test_a_step_reads_the_weights_once_and_every_cache() -> None:
@@ -77,7 +77,7 @@ def test_prompts_read_together_read_the_experts_once() -> None:
     assert eight.experts == pytest.approx(alone.experts, rel=1e-3)
     assert alone.expert_flops == pytest.approx(2 * 1024 * 8 * 48 * 3 * 768 * 2048 / one.card.flops, rel=1e-3)
     assert eight.expert_flops == pytest.approx(8 * alone.expert_flops, rel=1e-6)
-    assert one.prompts(1024, 8) < 0.9 * 8 * one.prompts(1024)
+    assert one.prompts(1024, 8) < 0.8 * 8 * one.prompts(1024)
     assert 0 < one.together(1024) < 1
     assert server("llama-3.1-8b").together(1024) == 0
 
@@ -199,6 +199,36 @@ def test_options_of_a_queue_reach_a_server_s_first_token() -> None:
     assert first("trtllm:timeout_iters=60") == first("trtllm")  # one rank has nothing to balance
     with pytest.raises(ConfigError, match="scheduler_recv_interval is no option of vLLM"):
         first("vllm:scheduler_recv_interval=30")
+
+
+def test_a_first_token_goes_further_up_where_nobody_says_how_prompts_wait() -> None:
+    """90 % of the servers with such options, predicted without them, lie below the upper end; a default that is said is known."""
+    card = gpu("h100-sxm5-80gb")
+
+    def upper(options: str) -> float:
+        asked = Inference(task="generate", context=1600, answer=1500, batch=2, server=options, prefill_tokens=8192)
+        answer = infer(
+            model("qwen3-8b"), asked, card, cluster(card, 1), params=8_190_735_360, active_params=8_190_735_360
+        )
+        return answer.served_range[1]
+
+    assert upper("sglang") / upper("sglang:scheduler_recv_interval=1") == pytest.approx(
+        serving().engines["sglang"].unsaid
+    )
+    assert upper("trtllm") / upper("trtllm:batch_wait_timeout_iters=0") == pytest.approx(
+        serving().engines["trtllm"].unsaid
+    )
+    assert upper("vllm") == upper("sglang:scheduler_recv_interval=30")
+    for engine in ("sglang", "trtllm"):
+        rows = [one for one in points() if one.engine == engine and one.launched.queues][::3]
+        most = serving().first_high * serving().engines[engine].unsaid
+        untold = (
+            serve(replica, one.asked.batch, one.prompt, one.answer, slots(one, replica))
+            for one in rows
+            for replica in (server_of(one),)
+        )
+        held = sum(one.first <= most * steady.first for one, steady in zip(rows, untold, strict=True)) / len(rows)
+        assert 0.85 < held < 1
 
 
 def test_what_a_rank_sends_in_a_ring() -> None:

@@ -231,7 +231,7 @@ def _waits(answer: Inferred) -> list[str]:
         return []
     option = f"{answer.engine.kind}:{ENGINES[answer.engine.kind].waits}"
     return [
-        f"Whether prompts wait is not said: none is taken to, and the upper end is of servers where they do ({option}=N says it)."
+        f"No prompt is taken to wait by an option; the first token's upper end is of servers with {option} (=N says it)."
     ]
 
 
