@@ -15,6 +15,10 @@ EXITS = {
 }
 
 
+LONGEST = 60
+"""Letters of what an option takes, beside its name."""
+
+
 def escaped(text: str) -> str:
     r"""Text as roff reads it.
 
@@ -34,7 +38,10 @@ def option(parameter: click.Parameter) -> list[str]:
     if not parameter.is_flag:
         choices = getattr(parameter.type, "choices", None)
         value = parameter.metavar or ("|".join(map(str, choices)) if choices else parameter.type.name.upper())
-    return [".TP", f'.BI "{escaped(names)} " "{escaped(value)}"', escaped(parameter.help or "")]
+    text = parameter.help or ""
+    if len(value) > LONGEST:  # which no line can hold
+        value, text = "WHAT", f"{text} WHAT: {value.replace('|', ', ')}."
+    return [".TP", f'.BI "{escaped(names)} " "{escaped(value)}"', escaped(text)]
 
 
 def summary(command: click.Command) -> list[str]:

@@ -37,7 +37,7 @@ def posttrain(model: str | Job, **flags: Unpack[TaskFlags]) -> RunOfTask:
     Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
     >>> import loadgauge
-    >>> answer = loadgauge.posttrain("llama-3.1-8b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, zero=3, recompute="full")
+    >>> answer = loadgauge.posttrain("llama-3.1-8b", task="dpo", gpu="h200-sxm-141gb", gpus=8, zero=3, recompute="full")
     >>> answer.memory.verdict, [phase.name for phase in answer.memory.phases]
     ('fits', ['update', 'reference'])
     >>> 1 < answer.time.step < 10

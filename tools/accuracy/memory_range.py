@@ -51,7 +51,7 @@ from loadgauge.core.definitions.training.memory_range import (
     class_of,
     memory_range,
 )
-from loadgauge.core.estimate.memory.counters import gathered
+from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.evidence.validate.counters import Counter, reading
@@ -145,7 +145,7 @@ def reported(file: Path = REPORTS) -> list[Residual]:
                 continue
             training = estimate.training
             adapters, layout = training.lora is not None, estimate.layout
-            sharded = gathered(training.framework, layout)
+            sharded = Margins.gathered(training.framework, layout)
             stack = class_of(
                 training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1, sharded=sharded
             )

@@ -189,7 +189,7 @@ def search(
     >>> space = Space(model=model("llama-3.1-8b"), gpus=8, global_batch=8, seq_len=4096)
     >>> result = search([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
     >>> result.layouts[0].layout.zero, result.evaluated, result.valid
-    (3, 8, 4)
+    (2, 8, 4)
     """
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")

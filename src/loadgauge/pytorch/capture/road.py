@@ -356,8 +356,10 @@ class OnDemand(Written):
 
     def _of_one(self, view: View, sizes: Mapping[str, int]) -> Listing:
         """The listing of one token, whose parameters are asked for; of one sample, where it is known and there are no tokens."""
+        if self.has_length or (self.tuned.adapts and view.lora is None):  # parameters alone, which every listing has
+            return self.any_listing
         document = self.documents.get(Regime.of(view, self.target, self.tuned))
-        listings = () if document is None or self.has_length else document.listings
+        listings = () if document is None else document.listings
         return next((listing for listing in listings if listing.holds(sizes)), self.any_listing)
 
     def _layer(self, view: View, which: str, index: int = 0) -> Layer:

@@ -46,24 +46,6 @@ class Reading(msgspec.Struct, frozen=True):
     high: float
 
 
-def gathered(framework: Framework, layout: Layout) -> Any:
-    """Return whether a trainer for fine-tuning gathers weights from several ranks by PyTorch's FSDP; an array where degrees are.
-
-    Accelerate runs FSDP1 unless told, which hands tensors from stream to stream by `record_stream`; what torchtitan's FSDP2
-    reserves is 15 to 22 % above what it hands out, no more than is said of its stack (rows TT and AO).
-
-    >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
-    >>> [gathered(FRAMEWORKS["huggingface"], Layout(dp=dp, zero=3, seq_len=1)) for dp in (1, 2)]
-    [False, True]
-    """
-    return (
-        framework.fully_shards
-        and framework.stack == "fine-tuning"
-        and layout.zero >= framework.weights_stage
-        and layout.zero_ranks > 1
-    )
-
-
 class Margins(msgspec.Struct, frozen=True, kw_only=True):
     """All that lies between the bytes of a step's tensors and what a card must hold.
 
@@ -106,7 +88,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
         split: whether it is tensor-parallel, an array where the degree is one
         gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that cards show as much more as where lengths change; sharded: by PyTorch's FSDP (`gathered`)
+            that cards show as much more as where lengths change; sharded: by PyTorch's FSDP (see `gathered`)
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         measured = memory_range()
@@ -136,6 +118,24 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             pools=pools,
             held=(1 + idle) * factors["middle"] - 1,
             beyond=where(split, parts.middle, whole.middle),
+        )
+
+    @staticmethod
+    def gathered(framework: Framework, layout: Layout) -> Any:
+        """Return whether a trainer for fine-tuning gathers weights of several ranks by PyTorch's FSDP; an array where degrees are.
+
+        Accelerate runs FSDP1 unless told, which hands tensors from stream to stream by `record_stream`; what torchtitan's FSDP2
+        reserves is 15 to 22 % above what it hands out, no more than is said of its stack (rows TT and AO).
+
+        >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
+        >>> [Margins.gathered(FRAMEWORKS["huggingface"], Layout(dp=dp, zero=3, seq_len=1)) for dp in (1, 2)]
+        [False, True]
+        """
+        return (
+            framework.fully_shards
+            and framework.stack == "fine-tuning"
+            and layout.zero >= framework.weights_stage
+            and layout.zero_ranks > 1
         )
 
     def widened(self, fewer: float, more: float) -> Margins:

@@ -12,7 +12,7 @@ from loadgauge.core.base import ConfigError, Verdict, judge
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.around import host_for_saving
-from loadgauge.core.estimate.memory.counters import Margins, Reading, gathered
+from loadgauge.core.estimate.memory.counters import Margins, Reading
 from loadgauge.core.estimate.memory.phases import Moment, Phase, StageAtWork
 from loadgauge.core.estimate.memory.question import Question, Unsaid, ask
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
@@ -210,7 +210,7 @@ class Worst(msgspec.Struct, frozen=True):
             adapters=self.rank.memory.training.lora is not None,
             split=layout.tp > 1,
             gathers=framework.engine is not None and layout.zero == 3,
-            sharded=gathered(framework, layout),
+            sharded=Margins.gathered(framework, layout),
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
         )

@@ -22,7 +22,7 @@ from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
-from loadgauge.core.estimate.memory.counters import Margins, gathered
+from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.memory.in_flight import works
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory, workspaces
@@ -438,7 +438,7 @@ class GridEvaluator:
         gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
         return Margins.of(
             nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers,
-            sharded=gathered(framework, layout),
+            sharded=Margins.gathered(framework, layout),
         )  # fmt: skip
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
