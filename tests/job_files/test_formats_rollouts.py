@@ -100,7 +100,7 @@ def test_both_spellings_of_openrlhf_are_one_job() -> None:
     assert (run.task, run.prompts, run.samples, run.global_batch, run.micro_batch) == ("grpo", 128, 8, 128, 8)
     assert (run.prompt_len, run.answers, run.logprob_batch) == (512, "1536", 16)
     assert (run.gpus, run.zero, run.recompute, run.loss, run.reference) == (8, 3, "full", "float32", "model")
-    assert (run.placement, run.rollout_offload) == ("colocated", "optimizer")
+    assert (run.placement, run.rollout_offload) == ("colocated", "states")
     wanted = "vllm:tp=2,utilization=0.6,sleep=1,graphs=false,prefix=false,context=2048"
     assert Engine.parse(run.rollout or "") == Engine.parse(wanted)
     assert run_of("flat") == run
@@ -143,7 +143,7 @@ def test_a_recipe_over_nemo_rl_s_own(tmp_path: Path) -> None:
     assert (run.prompts, run.samples, run.global_batch, run.micro_batch, run.gpus) == (64, 32, 512, 1, 16)
     assert (run.zero, run.tp, run.recompute, run.reference, run.frozen_offload) == (3, 1, "full", "model", True)
     assert run.logprob_tokens == 4 * 4096  # ${mul:${policy.max_total_sequence_length}, ${policy.logprob_batch_size}}
-    assert (run.rollout_offload, Engine.parse(run.rollout or "").sleep) == ("all", 1)
+    assert (run.rollout_offload, Engine.parse(run.rollout or "").sleep) == ("idle", 1)
     (tmp_path / "base.yaml").write_text(NEMO)
     child = tmp_path / "child.yaml"
     child.write_text(

@@ -3,7 +3,7 @@
 aiconfigurator's table (Apache-2.0) states time to first token and time of a token under a fixed number of requests. Its columns of
 ranks are products where tensor and expert parallelism share the same GPUs (tp8_ep8 on 8 GPUs is 64); the number of GPUs is then
 read from the name of the row, or taken as the root. Rows that are equal but for their names are one. Rows whose ranks are those of
-several servers (`several`) are left out.
+several servers (`several`) are left out. What the launch of a server says of its queue is joined from `launches.toml`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gzip
 import io
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 OUT = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "serving.csv.gz"
@@ -40,6 +41,7 @@ COLUMNS = (
     "tp",
     "ep",
     "attentions",
+    "options",
     "first_ms",
     "token_ms",
 )
@@ -68,6 +70,20 @@ def several(row: dict[str, str]) -> bool:
     return row["gpu"] == "GB200" and row["tp"] == row["moe_tp"] and int(row["tp"]) > 8
 
 
+def launched(point: dict[str, str]) -> str:
+    """Return the options of a server's launch; points of another benchmark, whose lengths are round thousands, have none."""
+    rows = tomllib.loads((Path(__file__).parent / "launches.toml").read_text(encoding="utf-8"))["launch"]
+    for row in rows:
+        agrees = (
+            value[0] <= int(point[name]) <= value[1] if isinstance(value, list) else point[name] == value
+            for name, value in row.items()
+            if name != "options"
+        )
+        if all(agrees):
+            return str(row["options"])
+    return ""
+
+
 def main(path: str) -> None:
     """Convert a table."""
     found: dict[tuple[str, ...], None] = {}
@@ -82,9 +98,14 @@ def main(path: str) -> None:
             tp, ep, attentions = layout(row)
             values = (
                 row["engine"], MODELS[row["model"]], GPUS[row["gpu"]], FORMATS[row["precision"]], row["prompt"],
-                row["response"], row["concurrency"], str(tp), str(ep), str(attentions), row["ttft_ms"], row["tpot_ms"],
+                row["response"], row["concurrency"], str(tp), str(ep), str(attentions),
             )  # fmt: skip
-            found[values] = None
+            options = (
+                ""
+                if int(row["prompt"]) % 1000 == 0
+                else launched(dict(zip(COLUMNS, values, strict=False)) | {"version": row["engine_version"]})
+            )
+            found[*values, options, row["ttft_ms"], row["tpot_ms"]] = None
     with gzip.GzipFile(OUT, "wb", mtime=0) as packed, io.TextIOWrapper(packed, "utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

@@ -7,7 +7,8 @@ its figures fitted without it; then each card, and each
 engine, whose figures are then those that all start from.
 
 A server's queue is followed request by request (`serving/loop.py`). To fit, it is followed once for some times of a prompt around
-each point's own (`SCALES`), and read between them; a step's part of a token is taken as it is.
+that by the figures of before (`SCALES`), and read between them; a step's part of a token is taken as it is. Run again, until the
+figures stay.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
-from loadgauge.core.base.algebra import both_count
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.serving.serving import EngineRates, Serving, serving
 from loadgauge.core.serving.decode import Card, Kernels, Work, beside, lanes, load_of, reading
@@ -31,6 +31,7 @@ from loadgauge.evidence.validate.serving import Point, points, predicted, server
 OUT = Path(__file__).parents[2] / "src" / "loadgauge" / "data" / "serving.toml"
 SOURCE = "aiconfigurator"
 ENGINES = ("vllm", "sglang", "trtllm")
+UNSAID = "model, and not told its options,"
 SHARED = {
     "bandwidth": 0.8, "experts": 0.8, "cache": 0.8, "moved": 0.6, "flops": 0.7, "link": 0.6, "prompt_dense": 1.0,
     "prompt_experts": 2.5, "prompt_attention": 1.0, "prompt_rest": 1.0, "sent": 0.8, "blackwell": 1.0, "read": 3e-6, "apart": 1.0,
@@ -50,7 +51,7 @@ SOFT, HOLD, HOLD_LOOSE = 0.15, 3.0, 0.3
 FIRST = 0.7
 """Weight of a first token beside a token."""
 SCALES = (0.35, 0.55, 0.8, 1.15, 1.7, 2.6)
-"""Times of a prompt at which queues are followed, over that of its kernels."""
+"""Times of a prompt at which queues are followed, over that by the figures of before."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -73,26 +74,29 @@ class Table(msgspec.Struct, frozen=True):
     tokens: Any
 
 
-def table() -> Table:
-    """Read all points that are layouts."""
+def table(*, told: bool = True) -> Table:
+    """Read all points that are layouts. told: with the options of their queues; else as an engine has them"""
     rows: list[tuple[Point, Work, Card, Kernels, Load, float]] = []
     for point in points():
         try:
             one = server(point)
         except Error:
             continue
-        load = load_of(one, point.asked.batch, point.prompt, point.answer, slots(point, one))
+        load = load_of(
+            one, point.asked.batch, point.prompt, point.answer, slots(point, one), point.launched if told else None
+        )
         running = max(1, round(min(load.slots, load.requests) / load.ranks))
         work = one.work(running, point.prompt + point.answer / 2)
         rows.append((point, work, one.card, one.kernels(point.prompt), load, load.idle + load.each * running))
     kernels = structs(Kernels, [row[3] for row in rows])
-    bare = np.array([bare_of(row[3]) for row in rows])
+    bare = np.array([row[4].reading for row in rows])
     known: dict[Load, tuple[float, float]] = {}
     queues, tokens = np.zeros((len(rows), len(SCALES))), np.zeros((len(rows), len(SCALES)))
     for place, row in enumerate(rows):
         for column, scale in enumerate(SCALES):
-            more = scale * bare[place] * (row[4].more or row[4].reading) / row[4].reading
-            load = msgspec.structs.replace(row[4], reading=scale * bare[place], more=more)
+            load = msgspec.structs.replace(
+                row[4], reading=scale * row[4].reading, more=scale * (row[4].more or row[4].reading)
+            )
             if load not in known:
                 found = closed_loop(load)
                 known[load] = found.first, found.token
@@ -113,13 +117,6 @@ def table() -> Table:
 def structs(kind: Any, rows: list[Any]) -> Any:
     """One struct of arrays from many of numbers."""
     return kind(**{name: np.array([float(getattr(row, name)) for row in rows]) for name in kind.__struct_fields__})
-
-
-def bare_of(kernels: Kernels) -> float:
-    """Seconds of a prompt, all shares at their start."""
-    own = kernels.dense + kernels.attention + kernels.rest
-    own += both_count(kernels.experts / SHARED["experts"], SHARED["prompt_experts"] * kernels.expert_flops)
-    return float(own + kernels.wire / SHARED["sent"] + kernels.beyond)
 
 
 Values = dict[str, float]
@@ -180,13 +177,14 @@ def fit(data: Table, keep: Any) -> Values:
     return dict(zip(names, map(float, np.exp(found.x)), strict=True))
 
 
-def left_out(data: Table, *fields: str) -> tuple[Any, Any]:
-    """Predictions of every point by figures that were fitted without those equal to it in all fields."""
+def left_out(data: Table, *fields: str, seen: Table | None = None) -> tuple[Any, Any]:
+    """Predictions of every point by figures that were fitted without those equal to it in all fields. seen: the points as they are
+    predicted; None: as they are fitted"""
     models = np.array([" ".join(getattr(point, field) for field in fields) for point in data.found])
     token, first = np.zeros(len(models)), np.zeros(len(models))
     for name in sorted(set(models)):
         out = models == name
-        tokens, firsts = predict(fit(data, ~out), data)
+        tokens, firsts = predict(fit(data, ~out), seen or data)
         token[out], first[out] = tokens[out], firsts[out]
     return token, first
 
@@ -198,12 +196,18 @@ def main() -> None:
     data = table()
     values = fit(data, np.ones(len(data.found), bool))
     token, first = left_out(data, "model")
+    bare = left_out(data, "model", seen=table(told=False))
     others = {word: left_out(data, field) for word, field in (("GPU", "gpu"), ("engine", "engine"))}
     low, high = np.quantile(data.token / token, (0.1, 0.9))
     first_low, first_high = np.quantile(data.first / first, (0.1, 0.9))
+    waits, of = (
+        np.array([point.launched.queues for point in data.found]),
+        np.array([point.engine for point in data.found]),
+    )
     lines = [
         "# Written by `make serving`: what engines of inference reach, fitted to measured points of servers; low, high: measured",
-        "# over predicted, each model left out in turn, what 10 % and 90 % of the points lie below.",
+        "# over predicted, each model left out in turn, what 10 % and 90 % of the points lie below; unsaid: over first_high,",
+        "# what 90 % of the servers whose prompts wait by an option lie below, predicted without it.",
         f'date = "{datetime.date.today().isoformat()}"', f'source = "{SOURCE}"', f"points = {len(data.found)}",
         *(f"{name} = {values[name]:.3g}" for name in SHARED),
         f"token_low = {low:.2f}", f"token_high = {high:.2f}", f"first_low = {first_low:.2f}", f"first_high = {first_high:.2f}",
@@ -213,11 +217,13 @@ def main() -> None:
         own = {name: values.get(f"{engine}.{name}", start) for name, start in OWN.items()}
         lines += ["", f"[engines.{engine}]", *(f"{name} = {value:.3g}" for name, value in own.items())]
         lines += [f"mixed = {str(mixed).lower()}", f"reserved = {reserved}"]
+        if (rows := waits & (of == engine)).any():
+            lines.append(f"unsaid = {max(1.0, np.quantile((data.first / bare[1])[rows], 0.9) / first_high):.2f}")
     OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
     serving.cache_clear()
     whole = {point: (took, until) for point, took, until in predicted()}
     took, until = (np.array([whole[point][which] for point in data.found]) for which in (0, 1))
-    write(data, (took, until), (token, first), others)
+    write(data, (took, until), (token, first), others | {UNSAID: bare})
 
 
 if __name__ == "__main__":

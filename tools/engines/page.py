@@ -100,9 +100,15 @@ training, but for experts: their matrices are read whatever the prompt's length,
 that are read in one step read the experts once; ranks with batches of their own read each its prompts and share the experts.
 
 The server's queue is then followed request by request (`core/serving/loop.py`): all requests come at once, each answer makes room
-for the next, ten requests are answered for each one that is there at a time, an engine reads at most 8,192 tokens of prompts a
-step and mixes them with tokens or not. Both times are means over those requests. Beside its queue a first token waits for steps
-(until it is seen, until its token is sent), for its prompt on the host, and for the host.
+for the next, ten requests are answered for each one that is there at a time, an engine reads at most so many tokens of prompts a
+step and mixes them with tokens or not. Both times are means over those requests. **An engine's options make prompts wait**: SGLang
+looks for requests every `scheduler_recv_interval` steps, TensorRT-LLM lets prompts wait `batch_wait_timeout_iters` steps for
+others, and of ranks with batches of their own `timeout_iters` until each has one. The launch scripts of the measured servers name
+them (`tools/engines/launches.toml`), so that the figures here are those of engines without them; `--server
+sglang:scheduler_recv_interval=30` counts them. Of a server that is not told any, no prompt is taken to wait so, as in the rows
+without such options, and the printed upper end of a first token holds nine tenths of the rows with them (`unsaid` in
+`data/serving.toml`). Beside its queue a first token waits for steps (until it is seen, until its token is
+sent), for its prompt on the host, and for the host.
 
 What is fitted is one share for matrices, experts, caches, arithmetic and links, the time of three kinds of kernels of prompts
 over that in training, that of experts' FLOPs over the peak's, and of each engine its kernels, its host, its all-reduce, its
@@ -113,13 +119,16 @@ models' errors alone it holds {inside[0]:.0%} of the tokens and {inside[1]:.0%} 
 
 **What the table cannot tell.** {pairs:,} pairs of points agree in all that is stated (engine, model, GPU, formats, ranks,
 lengths, requests): half of the pairs are {half:.0%} or more apart in the time of a token and {first_half:.0%} in that of the
-first one, a tenth {most:.0%} and {first_most:.0%}. Releases differ, and so may speculative decoding and prefix caches, which
-the table does not name. Nor does it name how often an engine looks for requests or sends tokens: TensorRT-LLM's servers of
-Llama 3.1 70B on 1, 2 and 4 GPUs wait some 20 steps longer for a first token where answers have 1,024 tokens than where they
-have 8,192, and those on 8 do not. First tokens of SGLang and TensorRT-LLM are off by such steps. And TensorRT-LLM's servers of
-Llama 3.1 8B on an H100 behave as if one of the n requests always waited: under 8, 16 and 32 requests a first token takes
-longer by the time of a whole answer over n, which no other series shows. Half of vLLM's first tokens, of which the table has
-more and of nearer releases, are within {vllm:.0%} where the models are fitted.
+first one, a tenth {most:.0%} and {first_most:.0%}. Of those pairs and of 47 rows of TensorRT-LLM's release 1.2.0rc6.post3 it is
+known from the launch scripts that one side drafts tokens (MTP), whose acceptance nobody states; the table does not say which.
+SGLang's DeepSeek-R1 in NVFP4 without a release is of 2025, when the benchmark did not warm servers up: a first token of it
+takes 7 to 9 s, of the same server in release 0.5.9 0.5 s. TensorRT-LLM's servers of Llama 3.1 8B on an H100 (177 rows, of
+another benchmark) behave as if one of the n requests always waited: a first token takes longer by the time of a whole answer
+over n, which no other series shows; with one place less than requests the model is within 22 % of half of them. vLLM's
+MiniMax-M2.5 of release 0.19.0 reads `2 x prompt` tokens a step; told so, first tokens of 1,024 are predicted a fifth too long,
+and the row is not told. Prompts and answers of most rows are drawn from 0.8 to 1 of the length that is stated; figures are
+those of stated lengths. Half of vLLM's first tokens, of which the table has more and of nearer releases, are within {vllm:.0%}
+where the models are fitted.
 
 **What is left out.** Rows of a GB200's rack whose ranks are the GPUs of servers that read prompts and of others that generate,
 counted together (55 of 2,263; `engines/convert.py`). Of rows that are equal but for their names one is kept.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -59,6 +60,37 @@ def test_the_best_is_that_of_a_loop_of_estimates(model: str, gpu: str, gpus: int
     assert not [
         (mine, other) for mine in front for other in front if other[0] >= mine[0] and other[1] < mine[1] and mine != other
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_layout_and_no_batch_of_a_small_space_is_better(seed: int) -> None:
+    """Brute force: each layout of a drawn space with batches up to what fits, under drawn limits of both times."""
+    draw = random.Random(seed)
+    name = draw.choice(("qwen3-0.6b", "qwen3-4b", "qwen3-8b", "llama-3.1-8b", "olmoe-1b-7b"))
+    card, gpus = draw.choice(("l4", "l40s", "rtx4090", "a100-sxm4-40gb", "h100-sxm5-80gb")), draw.choice((1, 2, 3, 4))
+    answer, context = draw.choice((64, 256, 1024)), draw.choice((1536, 2048, 4096))
+    given = {"context": context, "answer": answer, "server": draw.choice(("vllm", "sglang", "trtllm"))}
+    limits = Limits(token=draw.choice((None, 0.01, 0.02, 0.05)), first=draw.choice((None, 0.5, 2.0, 10.0)))
+    job = Job(name, gpu=card)
+    most = 0.0
+    for batch in (*range(1, 9), 11, 13, *range(16, 96, 9), *range(100, 500, 61)):
+        for one in loop(job, gpus, given | {"batch": batch}, name.startswith("olmoe")):
+            slow = limits.token is not None and (one.token or 0.0) > limits.token
+            late = limits.first is not None and one.served is not None and one.served.first > limits.first
+            most = most if slow or late else max(most, (one.tokens_per_second or 0.0) / gpus)
+    plan = plan_serving(job.replace(gpus=gpus), given, {}, limits)
+    kept = [
+        row.per_gpu
+        for row in plan.choices
+        if (limits.token is None or row.answer.token <= limits.token)
+        and (limits.first is None or row.first <= limits.first)
+    ]
+    assert max(kept, default=0.0) >= most * (1 - 1e-9)
+    if kept:
+        again, _ = resolve_inference(
+            plan.choices[0].job, "generate", given | {"batch": plan.choices[0].answer.asked.batch}
+        )
+        assert again.tokens_per_second == pytest.approx(plan.choices[0].per_gpu * gpus, rel=1e-9)
 
 
 @pytest.mark.parametrize(("sought", "name"), [("seq-len", "context"), ("batch", "batch")])

@@ -156,6 +156,18 @@ def test_a_model_that_deepspeed_runs_returns_logits_of_16_bits(framework: str, n
     assert logits == pytest.approx(nbytes * 2 * 1024 * 151_936, rel=0.03)
 
 
+def test_states_that_are_away_but_for_the_update_are_on_no_other_pass() -> None:
+    """OpenRLHF reloads them before `fit` and offloads them after it (`ppo_trainer.py`, `_run_sleep`): weights stay throughout."""
+    stays, away = of(rollout_offload="optimizer"), of(rollout_offload="states")
+    for one, other in zip(stays.phases, away.phases, strict=True):
+        states = sum(
+            each.nbytes for each in one.residents if each.part in ("optimizer", "gradients") and each.role == "actor"
+        )
+        gone = states if one.side == "trainer" and one.name != "update" else 0.0
+        assert one.total - other.total == pytest.approx(gone, abs=1)
+        assert (gone > 0) == (one.name in ("old log-probs", "reference", "weight sync"))
+
+
 def test_a_role_that_is_idle_leaves_the_card_to_the_others() -> None:
     """Between its own passes a worker of verl or ROLL has nothing on the card (verl, `workers/engine_workers.py`: each method loads
     what it needs and offloads it; ROLL, `state_offload_manager`); an update has all of its own role, and no reference."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import msgspec
 import pytest
 
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.serving.inference import Inference
@@ -28,7 +30,7 @@ def test_tokens_take_what_measured_servers_took() -> None:
     """Every fifth of 1,823 points; the bars of a token are those of each model left out in turn (docs/decode.md)."""
     found = list(predicted(every=5))
     assert len(found) > 360
-    for name, column, half, most in (("token", 1, 0.12, 0.32), ("first", 2, 0.24, 0.85)):
+    for name, column, half, most in (("token", 1, 0.12, 0.32), ("first", 2, 0.24, 0.66)):
         off = [abs(one[column] / getattr(one[0], name) - 1) for one in found]  # type: ignore[operator]
         assert statistics.median(off) < half
         assert statistics.quantiles(off, n=10)[-1] < most
@@ -174,6 +176,59 @@ def test_seconds_of_prompts_and_of_what_a_first_token_waits_for_by_hand() -> Non
     computed = msgspec.structs.replace(kernels, experts=0.0, expert_flops=0.2)
     assert reading(computed, CARD, KNOWN, ENGINE) == pytest.approx(1.5 * 2 * (0.5 + 1.0 + 0.5 + 0.3 + 1.0 + 0.1))
     assert beside(0.02, 1000, 8, 4, KNOWN, ENGINE) == pytest.approx((3 * 2 * 0.02, 0.1 + 8 * 0.01 + 0.01))
+
+
+def test_options_of_a_queue_reach_a_server_s_first_token() -> None:
+    """A poll every 30 steps: 14.5 of them more in the mean where nothing else waits; a patience of 20 steps, all of them."""
+
+    def first(options: str, **more: Any) -> float:
+        asked = Inference(
+            task="generate", context=1600, answer=1500, batch=2, server=options, prefill_tokens=8192, **more
+        )
+        card = gpu("h100-sxm5-80gb")
+        served = infer(
+            model("qwen3-8b"), asked, card, cluster(card, 1), params=8_190_735_360, active_params=8_190_735_360
+        ).served
+        assert served is not None
+        return served.first / served.token
+
+    plain = first("sglang")
+    assert first("sglang:scheduler_recv_interval=30") - plain == pytest.approx(14.5, abs=1.5)
+    waits = "trtllm:batch_wait_timeout_iters=20,batch_wait_max_tokens_ratio=0.9"
+    assert first(waits) - first("trtllm") == pytest.approx(20, abs=2.5)
+    assert first("trtllm:timeout_iters=60") == first("trtllm")  # one rank has nothing to balance
+    with pytest.raises(ConfigError, match="scheduler_recv_interval is no option of vLLM"):
+        first("vllm:scheduler_recv_interval=30")
+
+
+def test_a_first_token_goes_further_up_where_nobody_says_how_prompts_wait() -> None:
+    """90 % of the servers with such options, predicted without them, lie below the upper end; a default that is said is known."""
+    card = gpu("h100-sxm5-80gb")
+
+    def upper(options: str) -> float:
+        asked = Inference(task="generate", context=1600, answer=1500, batch=2, server=options, prefill_tokens=8192)
+        answer = infer(
+            model("qwen3-8b"), asked, card, cluster(card, 1), params=8_190_735_360, active_params=8_190_735_360
+        )
+        return answer.served_range[1]
+
+    assert upper("sglang") / upper("sglang:scheduler_recv_interval=1") == pytest.approx(
+        serving().engines["sglang"].unsaid
+    )
+    assert upper("trtllm") / upper("trtllm:batch_wait_timeout_iters=0") == pytest.approx(
+        serving().engines["trtllm"].unsaid
+    )
+    assert upper("vllm") == upper("sglang:scheduler_recv_interval=30")
+    for engine in ("sglang", "trtllm"):
+        rows = [one for one in points() if one.engine == engine and one.launched.queues][::3]
+        most = serving().first_high * serving().engines[engine].unsaid
+        untold = (
+            serve(replica, one.asked.batch, one.prompt, one.answer, slots(one, replica))
+            for one in rows
+            for replica in (server_of(one),)
+        )
+        held = sum(one.first <= most * steady.first for one, steady in zip(rows, untold, strict=True)) / len(rows)
+        assert 0.85 < held < 1
 
 
 def test_what_a_rank_sends_in_a_ring() -> None:

@@ -20,14 +20,22 @@ def walked(load: Load, rounds: int, spread: float) -> tuple[float, float]:
     whole = rounds * load.requests
     prompts = [load.prompt * (1 + spread * (2 * dice.random() - 1)) for _ in range(whole)]
     answers = [max(1, round(load.answer * (1 + spread * (2 * dice.random() - 1)))) for _ in range(whole)]
-    later = [{"unread": prompts[n], "todo": answers[n], "made": answers[n]} for n in range(whole)]
+    later = [{"n": n, "unread": prompts[n], "todo": answers[n], "made": answers[n]} for n in range(whole)]
     more = load.reading if load.more is None else load.more
     now, waiting, running, done = 0.0, [later.pop(0) | {"came": 0.0} for _ in range(load.requests)], [], []
+    arrived: list[dict[str, Any]] = []
+    looked = patient = 0  # steps without a look for requests, and without a prompt that is let in
     while len(done) < whole:
+        if not running or looked >= load.polls:
+            patient = patient if waiting else 0
+            waiting, arrived, looked = waiting + arrived, [], 0
         took = 0.0
         ready: list[dict[str, Any]] = []
-        if waiting and len(running) < int(load.slots):
-            room = max(BUDGET - (len(running) if load.mixed else 0), BUDGET / 4)
+        begun = bool(waiting) and waiting[0]["unread"] not in prompts
+        enough = sum(prompts[one["n"]] for one in waiting) >= load.company
+        if waiting and len(running) < int(load.slots) and (not running or begun or enough or patient >= load.patience):
+            looked = patient = load.polls  # the engine looks for requests after prompts; those that are left wait anew
+            room = max(load.budget - (len(running) if load.mixed else 0), load.budget / 4)
             while waiting and room > 0 and len(running) + len(ready) < int(load.slots):
                 part = min(waiting[0]["unread"], room)
                 waiting[0]["unread"] -= part
@@ -37,6 +45,10 @@ def walked(load: Load, rounds: int, spread: float) -> tuple[float, float]:
                     break
                 ready.append(waiting.pop(0))
         alone = load.reading - more if took else 0.0  # whatever is read, once a step
+        if took:
+            patient = 0
+        elif running:
+            looked, patient = looked + 1, patient + bool(waiting)
         if load.mixed or not took:
             took += max(alone, load.idle + load.each * len(running))
             for one in running:
@@ -51,7 +63,7 @@ def walked(load: Load, rounds: int, spread: float) -> tuple[float, float]:
             running.remove(one)
             done.append(one | {"end": now})
             if later:
-                waiting.append(later.pop(0) | {"came": now})
+                arrived.append(later.pop(0) | {"came": now})
     first = sum(one["first"] - one["came"] for one in done) / whole
     return first, sum((one["end"] - one["first"]) / max(1, one["made"] - 1) for one in done) / whole
 
@@ -66,12 +78,30 @@ def walked(load: Load, rounds: int, spread: float) -> tuple[float, float]:
         {"prompt": 100, "requests": 200, "reading": 0.001},
         {"more": 0.12},
         {"more": 0.12, "mixed": False},
+        {"polls": 7},
+        {"polls": 7, "mixed": False, "requests": 3},
+        {"patience": 5, "company": 1e9},
+        {"patience": 5, "company": 6_500.0, "budget": 16_384},
+        {"patience": 9, "company": 1e9, "mixed": False, "slots": 4.0},
+        {"budget": 2048},
     ],
 )
 def test_the_queue_is_that_of_a_walk_through_every_step(changed: dict[str, Any]) -> None:
     load = msgspec.structs.replace(LOAD, **changed)
     found = closed_loop(load, 4, 0.1)
     assert (found.first, found.token) == pytest.approx(walked(load, 4, 0.1), rel=1e-9)
+
+
+def test_a_prompt_waits_for_the_next_look_and_for_others() -> None:
+    """One after another, so that nothing else waits: with a poll every 30 steps a request that comes at any step waits half of
+    them in the mean, one that waits for company all of its patience; where all are read at once nobody does."""
+    load = msgspec.structs.replace(LOAD, requests=2, prompt=1, answer=997, reading=1e-6, idle=0.01, each=0.0)
+    base = closed_loop(load, 200, 0.5).first
+    polled = closed_loop(msgspec.structs.replace(load, polls=30), 200, 0.5).first
+    patient = closed_loop(msgspec.structs.replace(load, patience=30, company=1e9), 200, 0.5).first
+    assert (polled - base) / load.idle == pytest.approx(14.5, rel=0.1)
+    assert (patient - base) / load.idle == pytest.approx(30, rel=0.06)
+    assert closed_loop(msgspec.structs.replace(load, patience=30, company=0.5), 200, 0.5).first == pytest.approx(base)
 
 
 def test_a_queue_for_places_obeys_littles_law() -> None:

@@ -297,7 +297,7 @@ def _resting(
     residents: list[Resident] = []
     for name, trainee in trained.items():
         weights, gradients, optimizer = trainee.states
-        gone_states = offload in ("optimizer", "all", "idle")
+        gone_states = offload in ("optimizer", "states", "all", "idle")
         gone_weights = offload in ("weights", "all", "idle") and name != busy
         residents.append(Resident(name, "weights", 0.0 if gone_weights else weights))
         residents.append(Resident(name, "gradients", 0.0 if gone_weights or gone_states else gradients))
@@ -525,7 +525,7 @@ def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], car
         for trainee in trained.values():
             weights, gradients, optimizer = trainee.states
             moved += weights if run.rollout_offload in ("weights", "all", "idle") else 0.0
-            moved += optimizer + gradients if run.rollout_offload in ("optimizer", "all", "idle") else 0.0
+            moved += optimizer + gradients if run.rollout_offload not in ("none", "weights") else 0.0
         by_use["moved while answers are generated"] = moved * on_node
     by_use["frozen models"] = on_node * sum(
         weights_held(member, main.rank) for member in frozen.values() if member.offloaded

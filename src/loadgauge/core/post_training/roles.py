@@ -142,7 +142,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def between(self) -> Offload:
         """The states that a role has moved away while another has its turn, as in `rollout_offload`."""
-        return "idle" if self.rollout_offload == "idle" else "none"
+        return {"idle": "idle", "states": "optimizer"}.get(self.rollout_offload, "none")
 
     @property
     def trained(self) -> Member:

@@ -95,7 +95,8 @@ def moved_states(run: Run) -> float:
         each for each in run.task.passes if each.role == member.role.name and each.does not in ("generate", "update")
     )
     turns = 2 + sum(1 for _ in own)
-    of = {"weights": weights, "optimizer": optimizer, "all": weights + optimizer, "idle": turns * weights + optimizer}
+    of = {"weights": weights, "optimizer": optimizer, "states": optimizer, "all": weights + optimizer}
+    of["idle"] = turns * weights + optimizer
     return float(of.get(run.rollout_offload, 0.0))
 
 

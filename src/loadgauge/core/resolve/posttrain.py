@@ -128,7 +128,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             assumed["--rollout"] = engine.text()
         if engine.inside and not placement.colocated:
             raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
-        if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none")):
+        if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none", "states")):
             assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
@@ -570,7 +570,7 @@ def _moves(job: Job, starved: bool = False) -> Moves:
         (
             "rollout_offload",
             ("optimizer", "all")[job.rollout_offload == "optimizer" :],
-            colocated and job.rollout_offload not in ("all", "idle"),
+            colocated and job.rollout_offload not in ("all", "states", "idle"),
         ),
         (
             "frozen_offload",

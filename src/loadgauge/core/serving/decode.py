@@ -8,6 +8,7 @@ Legend: B sequences that run, c tokens in the cache of each, n ranks of a replic
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
@@ -18,11 +19,12 @@ from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, Inference
 from loadgauge.core.definitions.serving.releases import age_of
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.serving.serving import EngineRates, Serving, serving
 from loadgauge.core.definitions.training.software import host_seconds
 from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
 from loadgauge.core.layers.attention.cache import kept_by_block
-from loadgauge.core.serving.loop import BUDGET, Load, closed_loop
+from loadgauge.core.serving.loop import Load, closed_loop
 from loadgauge.core.serving.memory import CONVOLUTION, STATE, stored
 from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
 from loadgauge.core.serving.time import Clock
@@ -161,6 +163,7 @@ class Server:
     """One replica of a model in an engine. Raises `LayoutError`, `NotStated` or `ConfigError`.
 
     engine: `vllm`, `sglang`, `trtllm` or `hf`, version: its release; asked: formats, tp, pp and ep of a replica
+    step, prompts: seconds of one more token of so many sequences at a context, and of so many prompts of a length read at once
 
     >>> from loadgauge.core.families.catalogue import model
     >>> from loadgauge.core.definitions.hardware.cluster import cluster
@@ -194,8 +197,8 @@ class Server:
         self.stages = split(model, asked)
         self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for stage in self.stages for kind in stage.pattern)
         self.layers = sum(len(stage.pattern) for stage in self.stages)
-        self._steps: dict[tuple[int, float], dict[str, float]] = {}
-        self._prompts: dict[tuple[int, int], float] = {}
+        self.step = functools.cache(self._step)
+        self.prompts = functools.cache(self._read)
 
     def work(self, batch: int, context: Size) -> Work:
         """Return the work of a rank for one more token of `batch` sequences of its attention, all stages together."""
@@ -247,24 +250,15 @@ class Server:
 
     def lanes(self, batch: int, context: float) -> dict[str, float]:
         """Return the seconds of a step by what takes them."""
-        seconds_by_lane = self._steps.get((batch, context))
-        if seconds_by_lane is None:
-            times = lanes(self.work(batch, context), self.card, self.known, self.engine)
-            seconds_by_lane = self._steps[batch, context] = {name: float(value) for name, value in times.items()}
-        return seconds_by_lane
+        times = lanes(self.work(batch, context), self.card, self.known, self.engine)
+        return {name: float(value) for name, value in times.items()}
 
-    def step(self, batch: int, context: float) -> float:
-        """Return the seconds of one more token of `batch` sequences, `context` tokens in the cache of each."""
+    def _step(self, batch: int, context: float) -> float:
+        """Seconds of one more token of `batch` sequences, `context` tokens in the cache of each."""
         return sum(self.lanes(batch, context).values())
 
-    def prompts(self, tokens: int, batch: int = 1) -> float:
-        """Return the seconds in which `batch` prompts of so many tokens are read at once."""
-        read = self._prompts.get((tokens, batch))
-        if read is None:
-            read = self._prompts[tokens, batch] = self._read(tokens, batch)
-        return read
-
-    def _read(self, tokens: int, batch: int) -> float:
+    def _read(self, tokens: int, batch: int = 1) -> float:
+        """Seconds in which `batch` prompts of so many tokens are read at once."""
         return float(reading(self.kernels(tokens, batch), self.card, self.known, self.engine))
 
     def together(self, tokens: int) -> float:
@@ -291,7 +285,8 @@ class Server:
             if few and self.machines.gpu.peaks.fp4
             else 1
         )
-        experts, flops = self._experts(msgspec.structs.replace(asked, weight_format=self.asked.weight_format))
+        sums = self._sums(msgspec.structs.replace(asked, weight_format=self.asked.weight_format))
+        experts = float(sums["experts"])
         ranks, width = self.asked.tp * self.asked.attentions, 2 * self.model.hidden_size
         sent = RING * tokens * batch * width * (ranks - 1) / ranks
         far = ranks > self.fabric.domain
@@ -300,20 +295,20 @@ class Server:
             attention=own["attention"],
             rest=own["rest"],
             experts=experts * self.known.experts / self.card.host if self.card.host else experts / self.card.bandwidth,
-            expert_flops=flops / self.card.flops,
+            expert_flops=float(sums["expert_flops"]) / self.card.flops,
             wire=2 * self.layers * sent / self.card.link if ranks > 1 and not far else 0.0,
             beyond=self._beyond(tokens * batch) if far else 0.0,
         )
 
-    def _experts(self, asked: Inference) -> tuple[float, float]:
-        """Bytes of the experts that prompts reach, and their FLOPs, on a rank."""
+    def _sums(self, asked: Inference) -> dict[str, Any]:
+        """Sums of a rank over the operations of prompts."""
         sums = dict.fromkeys(SUMS, 0.0)
         view = of_prompts(self.model, asked)
         for stage in self.stages:
             for part in parts(self.model, stage, view, asked.batch, asked.attentions):
                 for operation in part.layer:
                     _add(sums, operation, part.times, asked.weight_format, head=part.name == "head")
-        return float(sums["experts"]), float(sums["expert_flops"])
+        return sums
 
     def cache(self, context: float) -> float:
         """Return the bytes that a rank of the fullest stage keeps of a sequence of so many tokens."""
@@ -380,13 +375,17 @@ class Steady(msgspec.Struct, frozen=True):
     host: float = 0.0
 
 
-def serve(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Steady:
+def serve(
+    server: Server, requests: int, prompt: int, answer: int, slots: float | None = None, options: Engine | None = None
+) -> Steady:
     """Return the times of a server under `requests` for each attention. slots: sequences whose cache fits; None: all
+
+    options: of its queue; None: as the engine has them
 
     Its queue is followed (`serving/loop.py`); what a first token waits for beside it is in `definitions/serving`.
     """
     shares, engine, ranks = server.known, server.engine, server.asked.attentions
-    load = load_of(server, requests, prompt, answer, slots)
+    load = load_of(server, requests, prompt, answer, slots, options)
     running = min(float(requests), load.slots / ranks)
     loop = closed_loop(load)
     queue, turn = loop.first, 0.0
@@ -409,13 +408,16 @@ def serve(server: Server, requests: int, prompt: int, answer: int, slots: float 
     )
 
 
-def load_of(server: Server, requests: int, prompt: int, answer: int, slots: float | None = None) -> Load:
+def load_of(
+    server: Server, requests: int, prompt: int, answer: int, slots: float | None = None, options: Engine | None = None
+) -> Load:
     """Return the load of a server. A step's time is taken as a line through that of all that run and that of half of them."""
     ranks = server.asked.attentions
     running = max(1, round(min(float(requests), slots or requests)))
     context = prompt + answer / 2
     step, half = server.step(running, context), server.step(max(1, running // 2), context)
-    alone, many = server.prompts(prompt), max(1, BUDGET // prompt)
+    queue = (options or Engine(kind="vllm")).queue(prompt, ranks)
+    alone, many = server.prompts(prompt), max(1, queue["budget"] // prompt)
     more = alone if many == 1 else min(alone, (server.prompts(prompt, many) - alone) / (many - 1))
     each = max(0.0, (step - half) / (running - running // 2)) if running > 1 else 0.0
     return Load(
@@ -430,6 +432,7 @@ def load_of(server: Server, requests: int, prompt: int, answer: int, slots: floa
         mixed=server.engine.mixed,
         ranks=ranks,
         together=server.together(prompt) if ranks > 1 else 0.0,
+        **queue,
     )
 
 

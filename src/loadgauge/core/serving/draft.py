@@ -96,7 +96,7 @@ class Speculating(Server):
             lanes["draft"] = self.draft.tokens * self.drafter.step(batch, context) / self.draft.expected
         return lanes
 
-    def _read(self, tokens: int, batch: int) -> float:
+    def _read(self, tokens: int, batch: int = 1) -> float:
         return super()._read(tokens, batch) + (0.0 if self.drafter is None else self.drafter.prompts(tokens, batch))
 
     def cache(self, context: float) -> float:

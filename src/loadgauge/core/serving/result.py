@@ -128,7 +128,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def served_range(self) -> tuple[float, float]:
         """Factors on the seconds of a server's first token."""
-        return self._aged(serving().first_low, serving().first_high)
+        return self._aged(serving().first_low, serving().first_high * self.unsaid)
+
+    @property
+    def unsaid(self) -> float:
+        """Factor on the upper end of a first token of a server of which nobody says how prompts wait."""
+        engine = self.engine
+        return 1.0 if engine is None or engine.queues else serving().engines[engine.kind].unsaid
 
     def _aged(self, low: float, high: float) -> tuple[float, float]:
         """Factors of measured releases, as wide as what is not known of this one makes them."""
@@ -297,6 +303,6 @@ def infer(
             each = replica.cache(asked.prompt + replica.engine.reserved * asked.answer)
             left = max(0.0, share), int(max(0.0, share) * asked.context / replica.cache(asked.context))
             fits = share / each if share >= each else None
-        served = serve(replica, asked.batch, asked.prompt, asked.answer, fits)
+        served = serve(replica, asked.batch, asked.prompt, asked.answer, fits, engine)
         mean = served.token
     return msgspec.structs.replace(answer, first=first, last=last, token=mean, served=served, pool=left)

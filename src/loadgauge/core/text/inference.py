@@ -222,7 +222,17 @@ def _served(answer: Inferred, steady: Steady) -> list[str]:
         whole = serving().engines[engine.kind].reserved == 1
         held = "its whole answer reserved" if whole else "half answered"
         lines.append(f"The cache holds {steady.running:,.0f} of them, each {held}; the others wait.")
-    return [*lines, *_release(answer), *_money(answer)]
+    return [*lines, *_release(answer), *_waits(answer), *_money(answer)]
+
+
+def _waits(answer: Inferred) -> list[str]:
+    """Return a line on options of a queue that nobody says, where servers have been measured with them."""
+    if answer.unsaid == 1 or answer.engine is None:
+        return []
+    option = f"{answer.engine.kind}:{ENGINES[answer.engine.kind].waits}"
+    return [
+        f"No prompt is taken to wait by an option; the first token's upper end is of servers with {option} (=N says it)."
+    ]
 
 
 def _release(answer: Inferred) -> list[str]:

@@ -17,6 +17,7 @@ from loadgauge.core.base import Error, read_bytes
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.families.catalogue import model
 from loadgauge.core.serving.decode import Server, serve, slots_of
 from loadgauge.core.serving.memory import memory
@@ -29,7 +30,8 @@ EIGHT_BITS = {
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A measured server. requests: at once, of all attentions; first, token: measured [s]"""
+    """A measured server. requests: at once, of all attentions; options: of its queue, as its launch names them; first, token:
+    measured [s]"""
 
     engine: str
     model: str
@@ -41,8 +43,14 @@ class Point(msgspec.Struct, frozen=True):
     tp: int
     ep: int
     attentions: int
+    options: str
     first: float
     token: float
+
+    @property
+    def launched(self) -> Engine:
+        """The engine with the options of its launch."""
+        return Engine.parse(f"{self.engine}:{self.options.replace(' ', ',')}", "engine")
 
     @property
     def asked(self) -> Inference:
@@ -100,5 +108,5 @@ def predicted(every: int = 1) -> Iterator[tuple[Point, float, float]]:
             engine = server(point)
         except Error:
             continue
-        steady = serve(engine, point.asked.batch, point.prompt, point.answer, slots(point, engine))
+        steady = serve(engine, point.asked.batch, point.prompt, point.answer, slots(point, engine), point.launched)
         yield point, steady.token, steady.first

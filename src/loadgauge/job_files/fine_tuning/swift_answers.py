@@ -161,7 +161,7 @@ def _engines(facts: Facts, at: Named) -> dict[str, Any]:
         at.prefixes: None if engine.prefix else False,
         at.stages: engine.pp if engine.pp > 1 else None,
         at.moved[0]: True if out in ("weights", "all") else None,
-        at.moved[1]: True if out in ("optimizer", "all") else None,
+        at.moved[1]: True if out in ("optimizer", "states", "all") else None,
     }
 
 

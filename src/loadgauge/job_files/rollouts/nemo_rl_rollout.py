@@ -92,15 +92,17 @@ OF_SGLANG = product(
     fixed(sleep=lambda keys: 2 if _asleep(keys) else 0),
 )
 """Options of SGLang's servers, by its own names."""
+AWAY = "policy.offload_optimizer_for_logprob"
 ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
 
 
 def _rollout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values = at.inner.write(facts, keys)
+    values = at.inner.write(facts, keys) | ({AWAY: True} if facts.get("rollout_offload") == "states" else {})
     return {**values, ROLLOUT_BACKEND: "vllm"} if values and keys.has(ROLLOUT_BACKEND) else values
 
 
 @reads(
+    AWAY,
     facts="rollout rollout_offload",
     write=_rollout_written,
     inner=engine(
@@ -122,9 +124,11 @@ def _rollout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     ),
 )
 def rollout(keys: Keys, at: Named) -> Facts:
-    """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile
-    (`models/generation/vllm/vllm_worker.py`, `offload_after_refit`)."""
-    moved = {"rollout_offload": "all" if generates(keys) and _asleep(keys) else None}
+    """vLLM, which sleeps at level 1 where it is on the trainer's GPUs; the trainer moves everything to the host meanwhile, a
+    reference takes the place of its weights, and the optimizer's states come back for the update alone
+    (`policy/workers/dtensor_policy_worker_v2.py`, `offload_before_refit`, `use_reference_model`, `prepare_for_training`)."""
+    away = "idle" if _asleep(keys) else "states" if keys.flag(AWAY) else None
+    moved = {"rollout_offload": away if generates(keys) else None}
     if not generates(keys) or backend_of(keys) != "sglang":
         return at.inner.read(keys) | moved
     return {"rollout": served("sglang", OF_SGLANG.read(keys))} | moved

@@ -340,12 +340,12 @@ def _engine(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
 @reads(
     MOVED,
     facts="rollout_offload",
-    write=lambda facts, keys: {MOVED: facts.get("rollout_offload") in ("optimizer", "all")},
+    write=lambda facts, keys: {MOVED: facts.get("rollout_offload") in ("optimizer", "states", "all")},
 )
 def _moved(keys: Keys) -> Facts:
-    """The idea of what DeepSpeed moves while vLLM generates: everything but the 16-bit weights."""
+    """The idea of what DeepSpeed moves but for an update: everything but the 16-bit weights (`ppo_trainer.py`, `_run_sleep`)."""
     host = keys.flag(MOVED) and not keys.flag("ds.adam_offload")
-    return {"rollout_offload": "optimizer" if host else "none"}
+    return {"rollout_offload": "states" if host else "none"}
 
 
 def _longest(keys: Keys) -> int:

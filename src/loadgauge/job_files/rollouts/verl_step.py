@@ -275,7 +275,7 @@ def _moved_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     loaded = {"float32": "fp32", "bfloat16": "bf16"}.get(facts.get("frozen_weights") or "")
     return {
         MOVED_INNER["param"][which]: out in ("weights", "all", "idle"),
-        MOVED_INNER["optimizer"][which]: out in ("optimizer", "all", "idle"),
+        MOVED_INNER["optimizer"][which]: out in ("optimizer", "states", "all", "idle"),
         at.frozen[which]: bool(facts["frozen_offload"]) if facts.get("frozen_offload") is not None else None,
         at.dtype: loaded if not which else None,
     }
@@ -304,13 +304,7 @@ def moved(keys: Keys, at: Named) -> Facts:
     refers = keys.flag(f"{A}use_kl_loss") or keys.flag("algorithm.use_kl_in_reward")
     offloaded = True if not which else bool(keys.flag(at.frozen[1]) or (not keys.has(at.frozen[1]) and weights))
     return {
-        "rollout_offload": "idle"
-        if weights and states
-        else "weights"
-        if weights
-        else "optimizer"
-        if states
-        else "none",
+        "rollout_offload": ("idle" if weights else "states") if states else "weights" if weights else "none",
         "frozen_offload": offloaded if refers else None,
         "frozen_weights": None if which or not refers else keys.choice(at.dtype, held) or usual,
     }

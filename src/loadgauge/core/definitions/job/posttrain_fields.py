@@ -82,6 +82,7 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         "choice", "posttrain", "Dtype in which reference, reward model and teacher are loaded (that of --weights).",
         choices=("float32", "bfloat16", "float16"), needs="task")] = None
     rollout_offload: Annotated[str | None, about(
-        "choice", "posttrain", "What the trainer moves to host memory while answers are generated; idle: all, and whenever another"
-        " role has its turn.", choices=("none", "weights", "optimizer", "all", "idle"), needs="task")] = None
+        "choice", "posttrain", "What the trainer moves to host memory while answers are generated; states: the optimizer's,"
+        " whenever no update runs; idle: all, and whenever another role has its turn.",
+        choices=("none", "weights", "optimizer", "all", "states", "idle"), needs="task")] = None
     # fmt: on

@@ -8,14 +8,14 @@ vLLM's `gpu_memory_utilization` is a share of the card's whole memory, in which 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
 from loadgauge.core.definitions.job.job_text import choice, positive_number, switch, whole_number
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
-from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS
+from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, PREFILL, WEIGHT_FORMATS
 from loadgauge.core.definitions.serving.releases import numbered
 
 Kind = Literal["vllm", "sglang", "trtllm", "hf"]
@@ -26,6 +26,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
     share: the option that says how much of a card it may use; missing: options that mean nothing to it
     inside: the trained model itself generates, in the trainer's process; answers: it generates for trainers
+    waits: the option that makes prompts wait
     """
 
     title: str
@@ -39,26 +40,29 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     missing: frozenset[str] = frozenset()
     inside: bool = False
     answers: bool = True
+    waits: str = ""
     source: str
 
 
+QUEUES = ("polls", "patience", "company", "balance")
+"""Options of how prompts wait, each of one engine."""
 ENGINES: dict[str, Defaults] = {
     "vllm": Defaults(
         title="vLLM", share="utilization", utilization=0.9, max_num_seqs=256, max_batched_tokens=8192,
-        missing=frozenset({"static_fraction", "batch"}), source="vllm",
+        missing=frozenset({"static_fraction", "batch", *QUEUES}), source="vllm",
     ),
     "sglang": Defaults(
         title="SGLang", share="static_fraction", static_fraction=0.85, max_num_seqs=256, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch"}), source="sglang",
+        missing=frozenset({"utilization", "batch", *QUEUES} - {"polls"}), waits="scheduler_recv_interval", source="sglang",
     ),
     "trtllm": Defaults(
         title="TensorRT-LLM", share="static_fraction", static_fraction=0.9, max_num_seqs=2048, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch"}), answers=False, source="trtllm",
+        missing=frozenset({"utilization", "batch", "polls"}), answers=False, waits="batch_wait_timeout_iters", source="trtllm",
     ),
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False, inside=True,
         missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
-                           "accepted", "version"}),
+                           "accepted", "version", *QUEUES}),
         source="transformers",
     ),
 }  # fmt: skip
@@ -78,7 +82,8 @@ ALIASES = {
     "pipeline_parallel_size": "pp", "data_parallel_size": "dp", "expert_parallel_size": "ep", "sleep_level": "sleep",
     "max_model_len": "context", "context_length": "context", "dtype": "weights", "quantization": "weights",
     "free_gpu_memory_fraction": "static_fraction", "kv_cache_free_gpu_memory_fraction": "static_fraction",
-    "max_num_tokens": "max_batched_tokens", "max_batch_size": "max_num_seqs",
+    "max_num_tokens": "max_batched_tokens", "max_batch_size": "max_num_seqs", "scheduler_recv_interval": "polls",
+    "batch_wait_timeout_iters": "patience", "batch_wait_max_tokens_ratio": "company", "timeout_iters": "balance",
 }  # fmt: skip
 """The engines' own words for options."""
 
@@ -96,6 +101,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs
     batch: sequences of a batch, where the engine has no cache of its own (transformers)
     version: its release (None: not named)
+    polls: steps from one look for requests to the next (SGLang); of TensorRT-LLM, patience: steps that prompts wait for others,
+    company: share of `max_batched_tokens` that ends the wait; balance: steps until each rank with a batch of its own has a prompt
+    (None: not said, and the engine's own: no wait)
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -121,6 +129,26 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1
     tool: float | None = None
     version: str | None = None
+    polls: int | None = None
+    patience: int | None = None
+    company: float | None = None
+    balance: int | None = None
+
+    def queue(self, prompt: int, ranks: int) -> dict[str, Any]:
+        """Return how prompts of so many tokens wait, as `serving.loop.Load` has it. ranks: with batches of their own
+
+        >>> Engine.parse("trtllm:batch_wait_timeout_iters=20,batch_wait_max_tokens_ratio=0.5", "engine").queue(1024, 1)
+        {'budget': 8192, 'polls': 1, 'patience': 20, 'company': 4096.0}
+        """
+        budget = self.max_batched_tokens or PREFILL
+        alone = self.patience, (self.company or 0.0) * budget
+        patience, company = (self.balance, float(ranks * prompt)) if ranks > 1 else alone
+        return {"budget": budget, "polls": self.polls or 1, "patience": patience or 0, "company": company}
+
+    @property
+    def queues(self) -> bool:
+        """Return whether an option says how prompts wait."""
+        return any(getattr(self, name) is not None for name in QUEUES)
 
     @property
     def inside(self) -> bool:
@@ -228,10 +256,10 @@ def _switched(text: str) -> bool:
 
 def _value(option: str, text: str) -> object:
     """An option's value. Raises `ConfigError`."""
-    if option in ("utilization", "static_fraction"):
+    if option in ("utilization", "static_fraction", "company"):
         share = positive_number(text)
         if share > 1:
-            raise ConfigError(f"must be a share of the memory, at most 1, got {text}")
+            raise ConfigError(f"must be a share, at most 1, got {text}")
         return share
     if option == "version":
         numbered(text)
@@ -242,4 +270,5 @@ def _value(option: str, text: str) -> object:
         return _switched(text)
     if option in ("kv", "weights"):
         return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))
-    return whole_number(text, 0 if option == "sleep" else 1, 2 if option == "sleep" else 10**9)
+    least = 0 if option in ("sleep", "patience", "balance") else 1
+    return whole_number(text, least, 2 if option == "sleep" else 10**9)

@@ -21,6 +21,7 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     steps, first, request: what a first token waits for beside its queue: steps of those that run, seconds, and seconds for each
     request that is there
     mixed: whether a step reads prompts and makes tokens; reserved: share of an answer whose cache is held from its start on
+    unsaid: of first tokens, how much further the range goes up where nobody says how prompts wait
     age: time of its kernels and links over that of the releases that were measured
     """
 
@@ -34,6 +35,7 @@ class EngineRates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     request: float
     mixed: bool
     reserved: float
+    unsaid: float = 1.0
     age: float = 1.0
 
 
