@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from loadgauge.core.definitions.model.kernels import Dtypes, Kernels
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Moe, Norm
@@ -116,6 +116,7 @@ def closed_form(kind: str, sharded: bool, how: Kernels) -> dict[str, object]:
 @settings(max_examples=60, deadline=None)
 @given(sizes(), kinds, st.booleans(), kernels)
 def test_number_array_and_symbol_agree(size: Sizes, kind: str, sharded: bool, how: Kernels) -> None:
+    assume(size.v != size.n + size.r)  # of equal widths another kernel runs, which letters do not know
     size = dataclasses.replace(size, s=64 * size.s)  # a ring's chunks are whole bytes, which the closed form neglects
     exact = read(layer_of(size, kind, how, sharded=sharded))
     as_array = Sizes(**{name: np.array([float(v)]) for name, v in dataclasses.asdict(size).items()})
