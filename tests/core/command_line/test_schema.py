@@ -14,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from command_line import typed, written
+from loadgauge.core.base import read_data
 from loadgauge.core.command_line.main import COMMANDS, commands
 from loadgauge.core.text.table import SCHEMA
 
@@ -368,3 +369,14 @@ def test_the_same_thing_has_the_same_key_in_every_command() -> None:
     assert whole["time"]["step"] == of_fleet["step"] == planned["time"]["step"]
     assert whole["layout"] == planned["layout"]
     assert whole["model"]["name"] == of_fleet["model"]["name"]
+
+
+def test_no_key_of_the_schema_is_given_twice() -> None:
+    """Of two alike JSON takes the last, and documents of the first would be wrong."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        assert len(set(keys)) == len(keys), [key for key in keys if keys.count(key) > 1]
+        return dict(pairs)
+
+    json.loads(read_data("schema.json"), object_pairs_hook=once)
