@@ -85,7 +85,7 @@ WAYS = {
     "own module": (
         Step("net.py --gpu 4090", r"net\.py:FUNCTION", (2,), 0),
         Step("net.py:model --gpu 4090", r"FITS .*1 x rtx4090, 1 sample", (0,)),
-        Step("net.py:model --inputs net.py:batch --gpu 24GB --batch-size 64", r"64 rows.*activations", (0,)),
+        Step("net.py:model --inputs net.py:batch --gpu 24GB --batch-size 64", r"64 samples.*activations", (0,)),
         Step("plan net.py:model --inputs net.py:batch --gpu 4090 --find micro-batch", r"largest micro-batch that fits: \d", (0,)),
     ),
     "student": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -16,6 +17,16 @@ from loadgauge.core.definitions.job.job import Job  # noqa: E402
 from loadgauge.pytorch.capture.inputs.kinds import model_class, of_config  # noqa: E402
 from loadgauge.pytorch.trace.torch_run import TorchRun  # noqa: E402
 from torch_kept import addresses, owned  # noqa: E402
+
+
+def _grouped(grad: Any, x: Any, weight: Any, *rest: Any, **_: Any) -> int:
+    """FLOPs of a convolution's backward by shapes: each weight at each place of the result, for each gradient. PyTorch's own
+    formula lets the channels of all groups meet."""
+    assert not rest[4]  # transposed
+    return int(2 * grad[0] * math.prod(grad[2:]) * math.prod(weight) * sum(rest[7][:2]))
+
+
+GROUPED = {torch.ops.aten.convolution_backward: _grouped}
 
 TOKEN, PICTURE = 300, 301
 TEXT = {
@@ -124,7 +135,9 @@ class Step:
             loss = module(**given).loss
         storages = {one.tensor.untyped_storage().data_ptr(): one.tensor.untyped_storage().nbytes() for one in saved}
         self.kept = sum(nbytes for address, nbytes in storages.items() if address not in own)
-        with FlopCounterMode(display=False) as counter:  # which holds on to what the graph let go of
+        with FlopCounterMode(
+            display=False, custom_mapping=GROUPED
+        ) as counter:  # which holds on to what the graph let go of
             module(**given).loss.backward()
         self.flops = counter.get_total_flops()
         self.parameters = sum(one.numel() for one in module.parameters())

@@ -38,7 +38,7 @@ def four_layers(framework: str, name: str, pp: int, memory: str) -> Case:
     [
         ("megatron", "llama-3.1-8b", ("core_attn", "layernorm", "mlp"), 1, "48.2GiB"),
         ("megatron", "llama-3.1-8b", ("core_attn", "layernorm", "mlp"), 2, "27.2GiB"),
-        ("megatron", "mixtral-8x7b", ("core_attn", "layernorm", "moe", "moe_act"), 1, "137GiB"),
+        ("megatron", "mixtral-8x7b", ("core_attn", "layernorm", "moe", "moe_act"), 1, "134GiB"),
     ],
 )
 def test_the_least_that_fits_is_what_a_loop_finds(
@@ -68,7 +68,7 @@ def test_a_framework_that_chooses_by_operation_is_asked_by_operation() -> None:
     assert sorted(set(sizes))[:3] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("link", ["25GB/s", "400GB/s"])
+@pytest.mark.parametrize("link", ["8GB/s", "400GB/s"])
 def test_what_runs_again_and_what_is_off_the_card_are_chosen_together_as_a_loop_finds(link: str) -> None:
     """The fewest seconds of all policies with each kind of tensors off the card; a quick link to the host changes the answer."""
     flags = {

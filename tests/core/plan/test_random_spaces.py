@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 
@@ -85,6 +86,9 @@ def same_as_the_loop(seed: int) -> bool:
         if (not front or memory < front[-1][1] * (1 - 1e-9)) and step <= SLOWEST * expected[0][0]:
             front.append((step, memory))
     shown = [(each.time.step, each.memory.total) for each in result.pareto if each.time]
+    # Of equal seconds, to these digits, the one that takes less.
+    later = [*(step for step, _ in shown[1:]), math.inf]
+    shown = [row for row, after in zip(shown, later, strict=True) if after > row[0] * (1 + 1e-9)]
     assert shown == [pytest.approx(row, rel=1e-9) for row in front]
     return True
 

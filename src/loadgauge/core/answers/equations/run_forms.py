@@ -181,9 +181,15 @@ def _collectives() -> list[Part]:
         )
         for kind in collectives
     ]
-    gathered = "the same of gather, at the rank that gathers, and of scatter, at the one that scatters"
-    parts.append((gathered, (n - 1) / n, "times"))
-    return [*parts, ("the same of broadcast, of reduce, and of sending and receiving", sympy.Integer(1), "times")]
+    return [
+        *parts,
+        ("the same of broadcast, of reduce, and of sending and receiving", sympy.Integer(1), "times"),
+        (
+            "the same of gather, at the rank that gathers, and of scatter, at the one that scatters",
+            (n - 1) / n,
+            "times",
+        ),
+    ]
 
 
 def _longest() -> list[Part]:

@@ -9,7 +9,7 @@ from loadgauge.core.answers.post_training import answered, time_document
 from loadgauge.core.answers.why.of_task import TOPICS
 from loadgauge.core.base import NO, YES, needs
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.posttrain import Choice, Found, Remedy, Space, find_value, plan_task, remedies, with_value
+from loadgauge.core.plan import posttrain
 
 MOST_GPUS = 2**16
 
@@ -19,14 +19,14 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
 
     options: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
     """
-    value = None if sought is None else find_value(job, options, sought)
+    value = None if sought is None else posttrain.find_value(job, options, sought)
     if sought is not None and value is not None:
-        job, options = with_value(job, options, sought, value)
+        job, options = posttrain.with_value(job, options, sought, value)
     elif sought == "gpus":
         job = job.replace(gpus=MOST_GPUS)
-    plan = plan_task(job, Space.of(job, options))
+    plan = posttrain.plan_task(job, posttrain.Space.of(job, options))
     shown = plan.best or plan.nearest
-    others = remedies(job, options) if plan.best is None and sought is None else []
+    others = posttrain.remedies(job, options) if plan.best is None and sought is None else []
     plain = {} if sought is None else {"find": sought, "value": value}
     return Answer(
         form="plan.task",
@@ -41,16 +41,16 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
     )
 
 
-def _remedy(each: Remedy) -> dict[str, Any]:
+def _remedy(each: posttrain.Remedy) -> dict[str, Any]:
     held, time = each.choice.memory, each.choice.time
     plain = {"change": each.words, "flags": each.flags, "command": each.choice.job.command()}
     return plain | {"total": held.decisive.total, "step": time.step}
 
 
-def document(plan: Found) -> dict[str, Any]:
+def document(plan: posttrain.Found) -> dict[str, Any]:
     """Return the document of `--json`."""
 
-    def one(choice: Choice | None) -> dict[str, Any] | None:
+    def one(choice: posttrain.Choice | None) -> dict[str, Any] | None:
         if choice is None:
             return None
         held = choice.memory

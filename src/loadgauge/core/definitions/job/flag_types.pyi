@@ -123,7 +123,7 @@ class TaskFlags(Flags, total=False):
     steps: int
     frozen_offload: bool
     frozen_weights: Literal["float32", "bfloat16", "float16"]
-    rollout_offload: Literal["none", "weights", "optimizer", "all", "idle"]
+    rollout_offload: Literal["none", "weights", "optimizer", "all", "states", "idle"]
     gpu: str
 
 class CaptureFlags(TypedDict, total=False):

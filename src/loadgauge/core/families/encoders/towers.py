@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -142,7 +143,7 @@ JOINED = {
         made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
         merge="config.spatial_merge_size|2",
     ),
-    "llama4": Joined(made="llama4_vision_model", end="linear y e, gelu, linear n n, gelu, linear r t", rule="fit", merge="2",
+    "llama4": Joined(made="llama4_vision_model", end="linear i e, gelu, linear n n, gelu, linear r t", rule="fit", merge="2",
                      tile="image_size", high="16", marks=3),
     "idefics3": Joined(**SPLIT, marks=3),
     "smolvlm": Joined(**SPLIT, marks=3),
@@ -272,8 +273,9 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         output_bias=shape.bias,
         fused_qkv=shape.fused,
         rotary=shape.rotary,
-        # Each picture is attended to by itself, and what comes out is joined; Whisper lays its heads out one after another.
-        heads_first=shape.fused or not shape.key_bias,
+        # Each picture is attended to by itself, and what comes out is joined; Whisper lays its heads out one after another, which
+        # the kernel for masks does not.
+        heads_first=shape.fused or not (shape.key_bias or joined.rule == "padded"),
         causal=False,
         qk_norm=own,
         value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
@@ -291,8 +293,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         tower=Part(width=width, scaled=shape.scaled, hooked=shape.hooked),
     )
 
-    def of_steps(text: str, **own: bool) -> Block:
-        part = Part(width=width, steps=_steps(text, sizes), hooked=shape.hooked, **own)
+    def of_steps(text: str, pooled: int = 1, **own: bool) -> Block:
+        part = Part(width=width // pooled, steps=_steps(text, sizes), hooked=shape.hooked, **own)
         return Block(attention=None, mlp=None, norm=shape.norm, tower=part)
 
     side = sizes.read("window_size|0") // sizes["k"]
@@ -309,7 +311,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
             layers.append(of_steps(shape.deep, projects=True, beside=True))
     *own_ends, joins = "; ".join(text for text in (shape.end, joined.end) if text).split("; ")
     layers += [of_steps(text, projects=True, own=True) for text in own_ends]
-    layers.append(of_steps(joins, projects=True))
+    pools = [step.width for text in own_ends for step in _steps(text, sizes) if step.kind == "pool"]
+    layers.append(of_steps(joins, math.prod(pools), projects=True))  # of so many times fewer vectors
     grids = sizes.config.get("image_grid_pinpoints") or () if joined.rule == "anyres" else ()
     edge = joined.rule == "fixed" and _named(sizes.tower, joined) == "pixtral"
     rule = Rule(
