@@ -302,13 +302,15 @@ def test_a_program_of_transformers_trainer_is_patched_where_the_batch_is(tmp_pat
     """It is read again as it was read: as a program without adapters, not as a list of Trainer's arguments."""
     program = tmp_path / "train.py"
     program.write_text(
-        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments\n"
+        'tok = AutoTokenizer.from_pretrained("meta-llama/Llama-3.2-1B")\n'
         'model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B", torch_dtype="bfloat16")\n'
         'args = TrainingArguments("out", per_device_train_batch_size=8, gradient_accumulation_steps=4, bf16=True,\n'
         '                         gradient_checkpointing=True, optim="adafactor")\n'
-        "Trainer(model, args).train()\n"
+        'rows = ds.map(lambda b: tok(b["text"], truncation=True, max_length=2048))\n'
+        "Trainer(model, args, train_dataset=rows).train()\n"
     )
     out = typed(["lint", str(program), "--gpu", "4090"]).out
     assert "+args = TrainingArguments" in out
-    assert "per_device_train_batch_size=1, gradient_accumulation_steps=32" in out  # as many samples a step
+    assert "per_device_train_batch_size=2, gradient_accumulation_steps=16" in out  # as many samples a step
     assert "no patch" not in out

@@ -111,3 +111,17 @@ def test_a_schedule_of_deepseek_sends_tokens_in_eight_bits_and_sums_in_sixteen()
     assert out / back == pytest.approx((1 + 4 / 128) / 2, rel=1e-9)
     assert (sent(back_again.forward_comm), sent(back_again.backward_comm)) == ([back], [out])
     assert {each.groups for each in dispatch.forward_comm if each.axis == "ep"} == {(8, 4)}
+
+
+@pytest.mark.parametrize(("ep", "sorts"), [(4, 2), (8, 0)])
+def test_rows_of_several_experts_are_sorted_before_and_after_them(ep: int, sorts: int) -> None:
+    """Each sort reads and writes every row once, forward and backward; one expert a rank needs none
+    (source: megatron-core 0.16, `token_dispatcher.py`, `sort_chunks_by_idxs`)."""
+    words = {"gpus": 8, "ep": ep, "zero": 1, "seq_len": 1024}
+    setup = resolve_job(Job("mixtral-8x7b", framework="megatron", gpu="h100", **words))  # type: ignore[arg-type]
+    layer = next(
+        facts.layer for facts in setup.estimate().workings.memory.facts.values() if "mlp.return" in facts.layer.names
+    )
+    back = next(operation for operation in layer if operation.name == "mlp.return")
+    rows = 1024 * 2 * setup.layout.expert_imbalance
+    assert back.moves == pytest.approx((sorts * 2 * rows * 4096 * 2,) * 2, rel=1e-9)
