@@ -217,6 +217,22 @@ def test_what_the_verdict_leaves_out_is_said_under_it(opened: Any) -> None:
     assert "Left out: vision_config (≥ 1.1 GiB)" in page.locator("#verdict-fit").inner_text()
 
 
+def test_an_answer_that_comes_before_the_words_waits_for_them(usual: Any, address: str) -> None:
+    page, held = usual.new_page(), []
+    try:
+        page.route("**/messages/en.json", lambda route: held.append(route))
+        with page.expect_response("**/api/estimate"):
+            page.goto(f"{address}#model=llama-3.1-8b&gpu=h100-sxm5-80gb")
+        until(page, lambda: len(held) == 1)
+        page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
+        assert page.locator("#verdict .card").count() == 0
+        held.pop().continue_()
+        page.wait_for_selector("#verdict .card", state="attached")
+        assert "fit." not in page.locator("#verdict").inner_text()
+    finally:
+        page.close()
+
+
 def contrast(one: str, other: str) -> float:
     """The contrast of two colours, as WCAG 2 defines it."""
 

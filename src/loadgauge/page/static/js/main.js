@@ -53,8 +53,11 @@ let answer = null;
 let known = null;
 let begun = 0;
 let trouble = null;
+let dressed = null;
 
-const estimate = latest("estimate", arrived, async (error, { flags: asked }) => {
+/** What comes before the page's words is shown once they are there. */
+const estimate = latest("estimate", async (found) => { await dressed; arrived(found); }, async (error, { flags: asked }) => {
+  await dressed;
   if (asked.model?.startsWith("upload:") && error.kind === "ConfigError" && !handAgain.tried) {
     handAgain.tried = true;
     if (await handAgain(asked.model)) return request();
@@ -212,7 +215,8 @@ async function begin() {
   load();
   dress();
   request();
-  await dressWords();
+  dressed = dressWords();
+  await dressed;
   arrange();
   listenToDrops();
   listenToCaptures();
