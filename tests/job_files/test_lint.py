@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from command_line import typed
+from loadgauge.core.answers.post_training import answered
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.commands.findings import OWN, RULES, Linted, fixed, lint, patched
@@ -314,3 +315,57 @@ def test_a_program_of_transformers_trainer_is_patched_where_the_batch_is(tmp_pat
     assert "+args = TrainingArguments" in out
     assert "per_device_train_batch_size=2, gradient_accumulation_steps=16" in out  # as many samples a step
     assert "no patch" not in out
+
+
+DPO = """\
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: dpo
+pref_beta: 0.1
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 16
+bf16: true
+flash_attn: fa2
+disable_gradient_checkpointing: true
+output_dir: out
+"""
+
+
+def test_a_file_of_preferences_is_judged_whole_and_mended(tmp_path: Path) -> None:
+    place = tmp_path / "dpo.yaml"
+    place.write_text(DPO, encoding="utf-8")
+    job = Job(str(place), gpu="a100-sxm4-40gb", gpus=1)
+    linted = lint(job)
+    own = answered(job.replace(task="dpo")).memory
+    assert (linted.result.memory.total, linted.setup) == (own.total, None)
+    assert own.verdict in ("tight", "does not fit")
+    finding = next(each for each in linted.findings if each.level == "fails")
+    assert finding.mends, finding.left_out
+    text, mended = fixed(linted, job, DPO)
+    assert finding in mended
+    place.write_text(text, encoding="utf-8")
+    after = answered(job.replace(task="dpo")).memory
+    assert after.verdict == "fits"
+    assert own.total - after.total == pytest.approx(finding.memory)
+    found = typed(f"lint {place} --gpu a100-sxm4-40gb --gpus 1")
+    assert (found.code, "nothing found; FITS" in found.out) == (0, True)
+
+
+def test_a_file_with_an_engine_of_its_own_gpus_is_judged(tmp_path: Path) -> None:
+    place = tmp_path / "grpo.yaml"
+    place.write_text(
+        "model_name_or_path: Qwen/Qwen3-8B\nuse_vllm: true\nvllm_mode: server\nnum_generations: 8\n"
+        "per_device_train_batch_size: 8\nmax_completion_length: 1024\nbf16: true\ngradient_checkpointing: true\n",
+        encoding="utf-8",
+    )
+    found = typed(f"lint {place} --gpu h100-sxm5-80gb --gpus 8 --placement split:4+4 --task grpo --json")
+    assert found.code in (0, 1), found.err
+    told = json.loads(found.out)["files"][0]
+    estimated = json.loads(
+        typed(f"estimate {place} --gpu h100-sxm5-80gb --gpus 8 --placement split:4+4 --task grpo --json").out
+    )
+    assert told["verdict"] == estimated["verdict"]

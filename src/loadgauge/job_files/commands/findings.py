@@ -7,6 +7,7 @@ the file's own words, as a patch of the user's own text.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher, unified_diff
 from functools import lru_cache
@@ -14,7 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from loadgauge.core.answers.post_training import RunOfTask, answered
 from loadgauge.core.base import GIB, ConfigError, Error, gib, seconds
+from loadgauge.core.base.verdict import Needs
+from loadgauge.core.command_line.options.options import parse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.training.tasks import TASKS
@@ -23,6 +27,7 @@ from loadgauge.core.plan.advise.advice import advice
 from loadgauge.core.plan.advise.budget import Figures
 from loadgauge.core.plan.advise.changes import Change, Kind, Run, changes
 from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
+from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.verdict import unread_words
@@ -137,12 +142,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Linted(msgspec.Struct, frozen=True, kw_only=True):
-    """A job file as it is, and what was found in it, the gravest first."""
+    """A job file as it is, and what was found in it, the gravest first. setup: None where a task's phases have several"""
 
     file: str
     tool: str
-    setup: Setup
-    result: Estimate
+    setup: Setup | None
+    result: Estimate | RunOfTask
     findings: tuple[Finding, ...]
 
 
@@ -157,13 +162,21 @@ def lint(job: Job, text: str | None = None) -> Linted:
     if job.lengths is not None and job.padding is None:
         job = job.replace(padding=padding(source, file.dialect, file.syntax, file.file))
     task = _unchanged(job, source).job.task
-    if task is not None and task != "sft" and not TASKS[task].rollout:
-        raise ConfigError(f"lint has no rules for {task}; `loadgauge estimate {job.model}` answers for it", key="task")
-    setup = resolve_job(job)
-    result = setup.estimate()
-    findings = _said((*_findings(setup, result), *_words(file, source, setup)), job, source)
     tool = f"{file.dialect} {file.version}".strip()
-    return Linted(file=job.model, tool=tool, setup=setup, result=result, findings=findings)
+    if task is None or task == "sft" or TASKS[task].rollout:
+        try:
+            setup = resolve_job(job)
+        except ConfigError as error:  # an engine keeps its memory, or has GPUs of its own
+            if error.key != "task":
+                raise
+        else:
+            result = setup.estimate()
+            findings = _said((*_findings(setup, result), *_words(file, source, setup)), job, source)
+            return Linted(file=job.model, tool=tool, setup=setup, result=result, findings=findings)
+    job = job.replace(task=task)
+    run, trainer = answered(job), resolve_posttrain(job)[1]
+    findings = _said((*_of_task(run), *_words(file, source, trainer)), job, source)
+    return Linted(file=job.model, tool=tool, setup=None, result=run, findings=findings)
 
 
 def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, ...]:
@@ -198,7 +211,8 @@ def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         rule = Rule("does-not-fit", "fails", says)
         mends = [
-            msgspec.structs.replace(_found(rule, setup, result, trial), then=_comes_to(trial.result)) for trial in tried
+            msgspec.structs.replace(_found(rule, setup, result, trial), then=_comes_to(trial.result.memory))
+            for trial in tried
         ]
         yield from mends or [Finding(rule="does-not-fit", level="fails", says=says)]
     best: dict[str, Finding] = {}
@@ -214,14 +228,27 @@ def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
         yield Finding(rule="key-not-read", level="note", says=line)
 
 
+def _of_task(run: RunOfTask) -> Iterator[Finding]:
+    """Yield what fails in a run after pre-training, with what makes it fit; its other rules are those of training alone."""
+    memory = run.memory
+    if memory.verdict == "depends":
+        question = "" if memory.question is None else memory.question.words()
+        yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
+    for words, after in run.alternatives() or ([("", memory)] if memory.verdict in ("tight", "does not fit") else []):
+        says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity or 0, 1)}"
+        changed = flags_given(parse([run.job.model, *shlex.split(words)]))
+        fields = {name: value for name, value in changed.items() if name != "model"}
+        then, less = _comes_to(after) if words else "", memory.total - after.total
+        yield Finding(rule="does-not-fit", level="fails", says=says, memory=less, flags=words, fields=fields, then=then)
+
+
 def _helps(result: Estimate) -> bool:
     """Return whether a run that did not fit is a step on: one that depends is, where it fits as assumed."""
     memory = result.memory
     return memory.verdict != "depends" or memory.total <= (memory.capacity or 0)
 
 
-def _comes_to(result: Estimate) -> str:
-    memory = result.memory
+def _comes_to(memory: Needs) -> str:
     return f"then {memory.verdict.upper()}, {gib(memory.total, 1)} of {gib(memory.capacity or 0, 1)}"
 
 
@@ -476,6 +503,8 @@ def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset
             break
         mended.append(rest[0])
         fields, keys = fields | rest[0].fields, keys | rest[0].keys
+        if setup is None:
+            break
         setup = resolve_job(setup.job.replace(**rest[0].fields), setup.model)
         now = (each for each in _findings(setup, setup.estimate()) if each.fields.keys() - fields.keys())
         findings = _said(now, job, text)

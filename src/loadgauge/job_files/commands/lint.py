@@ -11,6 +11,7 @@ import click
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
+from loadgauge.job_files.commands.convert import of_task
 
 if TYPE_CHECKING:
     from loadgauge.job_files.commands.findings import Linted
@@ -22,6 +23,7 @@ SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 @click.argument("files", nargs=-1, metavar="FILE...")
 @run_options
 @whole_run_options
+@of_task
 @click.option("--rule", "rules", multiple=True, metavar="NAME", help="Only these rules (see `--rules`).")
 @click.option("--rules", "list_rules", is_flag=True, help="List the rules.")
 @click.option("--diff", "as_diff", is_flag=True, help="The files as they would be with all of it mended, as a patch.")

@@ -51,7 +51,7 @@ class Spoken(click.Command):
         }
         counts, args = _counts(args, options)
         bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
-        words, notes = translate(args, options, sum(bare) if min(bare, default=1) > 0 else None)
+        words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None)
         rest = super().parse_args(ctx, words)
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)

@@ -607,11 +607,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """
         count = self.num_nextn_predict_layers if layers is None else layers
         if count < 1:
-            key = "num_nextn_predict_layers"
-            raise ConfigError(
-                f"{self.name} has no multi-token prediction layers: --draft eagle, ngram or a small model instead",
-                key=key,
-            )
+            text = f"{self.name} has no multi-token prediction layers; --draft eagle or ngram instead"
+            raise ConfigError(text, key="num_nextn_predict_layers")
         if self.head.kind != "lm":
             raise ConfigError(f"{self.name} has no language-model head to predict tokens with", key="head")
         unread = tuple(text for text in self.unused_keys if not text.startswith("num_nextn_predict_layers"))
