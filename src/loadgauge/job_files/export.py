@@ -119,6 +119,9 @@ def export(setup: Setup, dialect: str, template: str | None = None, *, file: str
 PIECES = re.compile(r"\n|\s+(?=--)")
 """Bounds of what a job file says at a time: lines, and flags."""
 
+MEANS = re.compile(r" [^ ]*: it means ")
+"""What lies between a flag and the value that a file gives it."""
+
 
 def words(before: Setup, after: Setup) -> str:
     """Return a change of a run as lines of its job file, or of its framework's, to paste; empty where these cannot say it.
@@ -144,7 +147,8 @@ def words(before: Setup, after: Setup) -> str:
     lost = sorted(set(texts[1].left_out) - set(texts[0].left_out))
     if not added or any("it means" not in line for line in lost):
         return ""
-    return f"{file or dialect}: {'; '.join(added)}{f' ({chr(59).join(lost)})' if lost else ''}"
+    nearest = f" (there it is {', '.join(MEANS.sub(' ', line) for line in lost)})" if lost else ""
+    return f"{file or dialect}: {'; '.join(added)}{nearest}"
 
 
 def _added(old: str, new: str) -> list[str]:

@@ -24,6 +24,8 @@ from loadgauge.core.text.verdict import (
 SHOWN = 5
 """Lines of parts; what they leave out is in the last one."""
 BAR = 24
+NAMES = {"outside": "outside tensors"}
+"""Parts whose key alone does not say what they are."""
 
 
 def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper) -> None:
@@ -85,9 +87,9 @@ def largest_parts(parts: Mapping[str, float]) -> list[str]:
         rest = ranked[SHOWN - 1 :]
         ranked = [*ranked[: SHOWN - 1], (f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
     most = max(nbytes for _, nbytes in ranked)
-    width = max(12, *(len(part) + 2 for part, _ in ranked))
+    width = max(12, *(len(NAMES.get(part, part)) + 2 for part, _ in ranked))
     return [
-        f"  {part:<{width}}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
+        f"  {NAMES.get(part, part):<{width}}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
         for part, nbytes in ranked
     ]
 
