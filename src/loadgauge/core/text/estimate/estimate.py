@@ -152,7 +152,9 @@ def _counters(memory: Memory, counter: Counter | None) -> str:
         shown = memory.reading(counter)
         return f"{counter} shows {gib(shown.value)} at the peak (80 % range {in_gib(shown.low)}-{gib(shown.high)})."
     allocated, reserved = (in_gib(memory.reading(name).value, 1) for name in ("allocated", "reserved"))
-    shown = f"The card shows {gib(memory.total, 1)} (nvidia-smi): PyTorch reserves {reserved} of it (max_memory_reserved)"
+    shown = (
+        f"The card shows {gib(memory.total, 1)} (nvidia-smi): PyTorch reserves {reserved} of it (max_memory_reserved)"
+    )
     return f"{shown}, its tensors take {allocated} (max_memory_allocated)."
 
 
