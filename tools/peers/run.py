@@ -40,7 +40,9 @@ files = [file for one in own for file in ([one] if one.is_file() else one.rglob(
 print(sum(file.stat().st_size for file in files))
 """
 """Bytes that a tool and what it depends on take on disk, without bytecode and what every environment has."""
-WHAT_IT_TAKES = "What each takes: itself and what it depends on, in a new environment; seconds on two cores, a second time:"
+WHAT_IT_TAKES = (
+    "What each takes: itself and what it depends on, in a new environment; seconds on two cores, a second time:"
+)
 PATIENCE = 600
 """Seconds that an installation or an answer may take."""
 

@@ -98,7 +98,11 @@ def page(
 
 def remedy(setup: Setup, result: Estimate) -> str:
     """Return the flags of the mildest change that makes a run fit; none where it fits, or where nothing does."""
-    return next((one.flags for one in advice(setup) if one.result.memory.fits), "") if result.memory.fits is False else ""
+    return (
+        next((trial.flags for trial in advice(setup) if trial.result.memory.fits), "")
+        if result.memory.fits is False
+        else ""
+    )
 
 
 def _flag(name: str) -> str:

@@ -152,10 +152,10 @@ def _counters(memory: Memory, counter: Counter | None) -> str:
         shown = memory.reading(counter)
         return f"{counter} shows {gib(shown.value)} at the peak (80 % range {in_gib(shown.low)}-{gib(shown.high)})."
     allocated, reserved = (in_gib(memory.reading(name).value, 1) for name in ("allocated", "reserved"))
-    shown = (
+    card = (
         f"The card shows {gib(memory.total, 1)} (nvidia-smi): PyTorch reserves {reserved} of it (max_memory_reserved)"
     )
-    return f"{shown}, its tensors take {allocated} (max_memory_allocated)."
+    return f"{card}, its tensors take {allocated} (max_memory_allocated)."
 
 
 def _lengths(target: Paper, setup: Setup) -> None:
