@@ -10,6 +10,7 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
+from loadgauge.core.text.estimate.step_time import moved
 from loadgauge.core.text.table import Paper, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
@@ -35,6 +36,7 @@ def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper
     lines = (
         _counter(result, counter),
         _step(result),
+        moved(setup, result),
         f"Host memory: {host_words(on_host, setup.job.host_memory)}" if setup.job.host_memory else "",
         _whole(setup, result),
         question_words(memory),
