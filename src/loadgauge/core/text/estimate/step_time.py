@@ -58,8 +58,8 @@ def moved(setup: Setup, result: Estimate) -> str:
     before = resolve_job(setup.job.replace(measured=None), setup.model).estimate().timing
     large = {name: value for name, value in after.parts.items() if value > after.step / 100 and before.parts.get(name)}
     parts = ", ".join(f"{name} {value / before.parts[name]:.3g}x" for name, value in large.items())
-    ends = " to ".join(seconds(end) for end in (before.low, before.high))
-    return f"By what you measured: {seconds(after.step)} instead of {seconds(before.step)} ({ends}): {parts}"
+    now, was = (f"{seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)})" for time in (after, before))
+    return f"By what you measured: {now} instead of {was}: {parts}"
 
 
 def basis(result: Estimate) -> str:
