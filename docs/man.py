@@ -52,7 +52,7 @@ def summary(command: click.Command) -> list[str]:
             lines.append(".nf")
             typed = True
         elif typed and not line.strip():
-            lines.append(".fi")
+            lines += [".fi", ".PP"]
             typed = False
         else:
             lines.append(escaped(line.strip()) if line.strip() else ".PP")

@@ -111,6 +111,7 @@ QUESTIONS = {  # What a stranger asks, and what the answer must have in it.
     "A model that only has a size?": r"(?s)10\.\d+ B|9\.\d+ B",
     "Which layout is best?": r"(?s)^BEST.*loadgauge estimate",
     "What must the network carry?": r"(?s)GB/s.*all-reduce",
+    "I measured one node: what of eight?": r"By what you measured: .* instead of",
     "What does padding cost?": r"padding-free",
     "What would PyTorch allocate?": r"^PEAK",
     "What would nvidia-smi show?": r"nvidia-smi shows [\d.]+ GiB",

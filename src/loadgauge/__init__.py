@@ -1,7 +1,17 @@
 """loadgauge: whether an LLM training job fits, where every byte goes, how long it takes and what it costs.
 
-Ten names: `estimate`, `plan`, `why` (an out-of-memory error), `trace` (real PyTorch code on a simulated device), `capture` (any
-model), `read` and `convert` (job files of other tools), `train` (padding-free, a package), `Job` and `Error`.
+Ten names, each with an example in its own help; the others are specifications behind them.
+
+    estimate   does it fit, where does every byte go, how long does it take
+    plan       the best of all layouts, or the nearest miss
+    why        what held the memory when it ran out, from the text of the error
+    trace      what real PyTorch code would allocate, on a simulated device
+    capture    any module: its memory and work as formulas
+    read       another tool's job file, as a Job
+    convert    one tool's job file into another's
+    train      padding-free batches for your own loop (a package)
+    Job        a run as a value, with every flag of the command line
+    Error      the base of every error here
 
 >>> import loadgauge
 >>> result = loadgauge.estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, seq_len=4096)

@@ -160,3 +160,13 @@ def test_without_a_card_or_where_it_cannot_be_written(tmp_path: Path) -> None:
         patch.setattr(single, "values", lambda *_: {"micro_batch": (1,)})
         with pytest.raises(ConfigError, match="cannot be written"):
             single.write(given, given.estimate(), tmp_path)
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    """The mildest change that the command line names; a run that fits has none."""
+    for job, fits in ((JOB, True), (JOB.replace(gpu="t4", model="llama-3.2-1b"), False)):
+        setup = resolve_job(job)
+        flags = single.remedy(setup, setup.estimate())
+        assert (flags == "") == fits
+        if flags:
+            assert typed(f"{job.command().removeprefix('loadgauge ')} {flags}").out.startswith("FITS")

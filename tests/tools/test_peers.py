@@ -15,6 +15,7 @@ PRINTED = """
 total              81.24 GB
 total 125.51 GiB
 Total: 100.41 GB
+allocated shows 62.7 GiB (61.0 to 68.0)
 """
 
 
@@ -30,11 +31,13 @@ def test_a_tool_is_one_file_that_says_all(file: Path) -> None:
 def test_what_cannot_be_asked_is_listed_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "HERE", tmp_path)
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    (tmp_path / ".peers/mine/bin").mkdir(parents=True)
-    (tmp_path / ".peers/mine/bin/python").symlink_to(sys.executable)
-    text = "install = ['pip']\nanswer = '([0-9.]+ GiB)'\nholds = 'all'\n"
-    (tmp_path / "mine.toml").write_text(f"{text}python = \"print('12.345 GiB')\"\n", encoding="utf-8")
-    assert run.ask("mine", tmp_path)[2:] == ("12.3 GiB", "all")
-    (tmp_path / "mine.toml").write_text(f"{text}python = 'raise SystemExit(3)'\n", encoding="utf-8")
-    rows = [run.ask("mine", tmp_path)]
+    (tmp_path / ".peers/pip/bin").mkdir(parents=True)
+    (tmp_path / ".peers/pip/bin/python").symlink_to(sys.executable)
+    text = "install = ['pip']\nmodule = 'json'\nanswer = '([0-9.]+ GiB)'\nholds = 'all'\n"
+    (tmp_path / "pip.toml").write_text(f"{text}python = \"print('12.345 GiB')\"\n", encoding="utf-8")
+    answer, holds, disk, imported, took = run.ask("pip", tmp_path)[2:]
+    assert (answer, holds) == ("12.3 GiB", "all")
+    assert (disk.split()[1], imported.split()[1], took.split()[1]) == ("MB", "s", "s")
+    (tmp_path / "pip.toml").write_text(f"{text}python = 'raise SystemExit(3)'\n", encoding="utf-8")
+    rows = [run.ask("pip", tmp_path)]
     assert "| no answer: CalledProcessError | all |" in run.table(rows)

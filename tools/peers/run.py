@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import venv
 from pathlib import Path
@@ -29,12 +31,24 @@ CONFIG = {
     "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "vocab_size": 32000, "hidden_act": "silu",
     "max_position_embeddings": 4096, "tie_word_embeddings": False, "torch_dtype": "float16", "rms_norm_eps": 1e-05,
 }  # fmt: skip
+IMPORT = "import time; begun = time.perf_counter(); import {}; print(time.perf_counter() - begun)"
+SIZE = """
+import pathlib, sysconfig
+folder = pathlib.Path(sysconfig.get_path("purelib"))
+own = [one for one in folder.iterdir() if one.name.split("-")[0] not in ("pip", "setuptools", "pkg_resources", "_distutils_hack")]
+files = [file for one in own for file in ([one] if one.is_file() else one.rglob("*")) if file.is_file() and file.suffix != ".pyc"]
+print(sum(file.stat().st_size for file in files))
+"""
+"""Bytes that a tool and what it depends on take on disk, without bytecode and what every environment has."""
+WHAT_IT_TAKES = (
+    "What each takes: itself and what it depends on, in a new environment; seconds on two cores, a second time:"
+)
 PATIENCE = 600
 """Seconds that an installation or an answer may take."""
 
 
-def ask(name: str, inputs: Path) -> tuple[str, str, str, str]:
-    """Return the tool with its version, what was typed, its answer or why there is none, and what that holds."""
+def ask(name: str, inputs: Path) -> tuple[str, ...]:
+    """Return the tool with its version, what was typed, its answer or why there is none, what that holds, and what it costs."""
     tool = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
     place = ROOT / ".peers" / name
     python = place / "bin" / "python"
@@ -44,14 +58,20 @@ def ask(name: str, inputs: Path) -> tuple[str, str, str, str]:
             venv.create(place, with_pip=True)
             for packages in filter(None, (tool.get("before"), tool["install"])):
                 _run([str(python), "-m", "pip", "install", "--quiet", *packages])
-        shown = _run([str(python), "-m", "pip", "show", tool["install"][0]])
+        shown = _run([str(python), "-m", "pip", "show", name])
         release = re.search(r"^Version: (.+)$", shown, re.MULTILINE)
         paths = {"config": str(inputs / "config.json"), "override": str(inputs / "override.json")}
         words = tool["command"].format(**paths).split() if "command" in tool else ["python", "-c", tool["python"]]
-        printed = _run([str(place / "bin" / words[0]), *words[1:]])
+        command = [str(place / "bin" / words[0]), *words[1:]]
+        _run(command)
+        begun = time.perf_counter()
+        printed, took = _run(command), time.perf_counter() - begun
+        imported = float(_run([str(python), "-c", IMPORT.format(tool["module"])]).splitlines()[-1])
+        size = _run([str(python), "-c", SIZE])
     except (subprocess.SubprocessError, OSError) as error:
-        return name, typed, f"no answer: {type(error).__name__}", tool["holds"]
-    return f"{name} {release[1] if release else ''}".strip(), typed, read(tool, printed), tool["holds"]
+        return name, typed, f"no answer: {type(error).__name__}", tool["holds"], "", "", ""
+    costs = (f"{int(size) / 1e6:,.0f} MB", f"{imported:.2f} s", f"{took:.1f} s")
+    return f"{name} {release[1] if release else ''}".strip(), typed, read(tool, printed), tool["holds"], *costs
 
 
 def read(tool: dict[str, str], printed: str) -> str:
@@ -62,17 +82,20 @@ def read(tool: dict[str, str], printed: str) -> str:
 
 
 def _run(words: list[str]) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=ROOT, env=clean, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return done.stdout + done.stderr
 
 
-def table(rows: list[tuple[str, str, str, str]]) -> str:
-    """The answers as a Markdown table, with the day they were asked on."""
+def table(rows: list[tuple[str, ...]]) -> str:
+    """The answers as a Markdown table, with the day they were asked on, and what each tool takes on disk and in time."""
     today = datetime.date.today().isoformat()
     lines = [f"Asked on {today}:", "", "| tool | command | its answer | what is in it |", "|---|---|--:|---|"]
-    for name, typed, answer, holds in rows:
+    for name, typed, answer, holds, *_ in rows:
         shown = typed if typed.startswith("its") else f"`{typed.replace('{', '').replace('}', '.json')}`"
         lines.append(f"| {name} | {shown} | {answer} | {holds} |")
+    lines += ["", WHAT_IT_TAKES, "", "| tool | on disk | `import` | its answer |", "|---|--:|--:|--:|"]
+    lines += [f"| {name} | {' | '.join(costs)} |" for name, _, _, _, *costs in rows]
     return "\n".join(lines)
 
 

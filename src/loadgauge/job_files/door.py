@@ -26,6 +26,7 @@ NAMES = {
     "note": "loadgauge.job_files.job_file:note",
     "FLAGS": "loadgauge.job_files.export:FLAGS",
     "words": "loadgauge.job_files.export:words",
+    "heard": "loadgauge.job_files.export:heard",
     "export": "loadgauge.job_files.export:export",
 }
 """Names that others may use, and where each is."""

@@ -12,9 +12,10 @@ from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
 from loadgauge.core.families.catalogue import config, repositories
 from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.job_files.dialects import FILES
+from loadgauge.job_files.dialects import FILES, dialect
 from loadgauge.job_files.exchange import Written, load, read, write
-from loadgauge.job_files.ideas.facts import Extra
+from loadgauge.job_files.ideas.coverage import key_lists
+from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 from loadgauge.job_files.reading.nested import yaml_document
@@ -119,6 +120,9 @@ def export(setup: Setup, dialect: str, template: str | None = None, *, file: str
 PIECES = re.compile(r"\n|\s+(?=--)")
 """Bounds of what a job file says at a time: lines, and flags."""
 
+MEANS = re.compile(r" [^ ]*: it means ")
+"""Pattern of that between a flag and the value that a file gives it."""
+
 
 def words(before: Setup, after: Setup) -> str:
     """Return a change of a run as lines of its job file, or of its framework's, to paste; empty where these cannot say it.
@@ -144,7 +148,8 @@ def words(before: Setup, after: Setup) -> str:
     lost = sorted(set(texts[1].left_out) - set(texts[0].left_out))
     if not added or any("it means" not in line for line in lost):
         return ""
-    return f"{file or dialect}: {'; '.join(added)}{f' ({chr(59).join(lost)})' if lost else ''}"
+    nearest = f" (there it is {', '.join(MEANS.sub(' ', line) for line in lost)})" if lost else ""
+    return f"{file or dialect}: {'; '.join(added)}{nearest}"
 
 
 def _added(old: str, new: str) -> list[str]:
@@ -181,3 +186,45 @@ def _on_a_line(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_on_a_line, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+TYPED = ("trl", "llamafactory", "axolotl", "megatron")
+"""Dialects in whose words flags are looked up, in this order."""
+BESIDE = "launch"
+"""Their launchers' list of keys."""
+
+
+def heard(key: str, value: str, *, adapts: bool) -> tuple[str, dict[str, Any]] | str | None:
+    """Return whose word a flag is and what it changes there, by field; why it cannot be said here; None for nobody's.
+
+    It is read twice by the tool's own reader, in a job file without it and in one with it. One that changes nothing there, and is
+    not known to change nothing anywhere, may change something beside others.
+    adapts: whether the run has adapters, without which keys of theirs change nothing
+
+    >>> [heard(key, "512", adapts=False) for key in ("cutoff_len", "rdzv_id", "mciro_batch")]
+    [('llamafactory', {'seq_len': 512}), ('launch', {}), None]
+    >>> heard("label_smoothing_factor", "0.1", adapts=False)
+    'in trl: keeps the log-probabilities of all words once more; not counted, leave it out'
+    """
+    reasons = []
+    for name in TYPED:
+        job, extra = name_for_dialect(Job("qwen3-8b", gpus=8, precision="bf16", lora_rank=16 if adapts else None), name)
+        file, coverage = write(job, name, extra=extra).text.rstrip(), dialect(name).coverage
+        line = f" --{key.replace('_', '-')} {value}" if file.startswith("torchrun ") else f"\n{key}: {value}"
+        try:
+            before, after = (read(text, name, alone=True, given={"gpus": 8}) for text in (file, file + line))
+        except Error:
+            continue
+        unread = {each.lstrip("-").replace("-", "_") for each in after.unread}
+        fields = {
+            each: getattr(after.job, each) for each in FIELDS if getattr(after.job, each) != getattr(before.job, each)
+        }
+        (_, bound), rule = coverage.bound(key, value) or ("", None), coverage.stop(key, value)
+        listed, cause = bool(coverage.kinds(key)) and key in unread, rule or bound
+        if fields or (listed and cause is None):
+            return name, fields
+        if key not in unread:
+            reasons.append(f"in {name} it counts beside other keys: say it in a job file")
+        elif listed and cause is not None:
+            reasons.append(f"in {name}: {cause.why}; not counted, leave it out")
+    return (BESIDE, {}) if key_lists(BESIDE).kinds(key) else next(iter(reasons), None)

@@ -27,6 +27,7 @@ from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import names_file
+from loadgauge.core.plan.advise.advice import advice
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.page.inputs.uploads import plain_name
@@ -88,10 +89,20 @@ def page(
             name: msgspec.json.decode((STATIC / f"messages/{name}.json").read_bytes())
             for name in ("en", "zh", "errors.zh")
         },
+        "remedy": remedy(setup, result),
         "version": __version__,
     }
     packed = base64.b64encode(gzip.compress(msgspec.json.encode(run), mtime=0)).decode()
     return framed(packed), len(cells) + 1
+
+
+def remedy(setup: Setup, result: Estimate) -> str:
+    """Return the flags of the mildest change that makes a run fit; none where it fits, or where nothing does."""
+    return (
+        next((trial.flags for trial in advice(setup) if trial.result.memory.fits), "")
+        if result.memory.fits is False
+        else ""
+    )
 
 
 def _flag(name: str) -> str:

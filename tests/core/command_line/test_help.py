@@ -98,6 +98,12 @@ SAID = {
     "--strategy=fsdp --num-generations 8 --save-steps 10": "--zero 3 --samples 8", "--finetuning-type qlora": "--qlora",
     "--gpus 8xh100": "--gpus 8 --gpu h100", "on 2x4090 --fft": "--gpu 4090 --gpus 2", "h100": "--gpu h100",
     "--gradient_accumulation_steps 4 --num-gpus 16 --tp 2 --mbs 3": "--global-batch 96 --gpus 16 --tp 2 --micro-batch 3",
+    "--quantization_bit 4": "--qlora --base nf4 --kbit-upcast none", "--stage sft --num_machines 2": "--gpus 16",
+    "--fp16_full_eval --master_port 29500 --rdzv-backend c10d": "", "--flash_attn fa2": "--attention fa2",
+    "--torch_compile True": "--torch-compile", "--offload_optimizer cpu": "--offload optimizer", "--adapter qlora": "--qlora",
+    "--recompute-granularity full --fp8-format hybrid": "--recompute full --precision fp8",
+    "--use_gradient_checkpointing unsloth": "--recompute full --framework unsloth", "--stage3": "--zero 3",
+    "--bnb_4bit_use_double_quant False --qlora": "--base nf4-single --qlora", "--transformer-impl transformer_engine": "",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
 
@@ -118,6 +124,9 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
     ("line", "named"),
     [
         ("--load-in-8bit", "--base"), ("--packing", "--seq-len"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
+        ("--gpu-memory-utilization 0.9", "--server"), ("-ngl 20", "--offload experts"), ("--label_smoothing_factor 0.1", "in trl"),
+        ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
+        ("--mciro-batch 4", "no such option"), ("--deepspeed none-such.json", "no such file"),
     ],
 )  # fmt: skip
 def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:

@@ -182,3 +182,15 @@ def test_a_nodes_memory_has_a_verdict_of_its_own(line: str) -> None:
         assert ("DOES NOT FIT" in answer.out) == bool(code)
     refused = typed(f"{line} --host-memory 3x")
     assert (refused.code, refused.out) == (2, "")
+
+
+@pytest.mark.parametrize("framework", ["huggingface", "deepspeed", "torchtitan", "megatron"])
+def test_the_headline_is_what_the_card_shows(framework: str) -> None:
+    """One figure for one thing: the total, its range and the counter of the card are the same; PyTorch's are parts of it."""
+    memory = estimate(
+        "llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=8, zero=3, recompute="full", framework=framework
+    ).memory
+    card, reserved = memory.reading("nvidia-smi"), memory.reading("reserved")
+    assert (card.low, card.value, card.high) == pytest.approx((memory.low, memory.total, memory.high))
+    assert memory.allocated < reserved.value <= memory.total
+    assert reserved.high <= memory.high

@@ -80,3 +80,14 @@ def test_a_folder_of_anchors_is_rows_beside_their_predictions(anchor: Path) -> N
     assert rows["few", "time"]["predicted"] < 0.5 * step(RUN)
     assert rows["few-card", "memory"]["measured"] == 20 * 2**30
     assert "expected `str`" in rows["bad.toml", "time"]["reason"].lower()
+
+
+def test_the_answer_says_by_how_much_it_was_moved(anchor: Path) -> None:
+    """The step and its range without the file, and each part of a step."""
+    before, after = (document(line)["time"] for line in (ELSEWHERE, f"{ELSEWHERE} --anchor {anchor}"))
+    for form in ("--brief", "--full"):
+        text = " ".join(typed(f"{ELSEWHERE} --anchor {anchor} {form}").out.split())
+        assert "By what you measured: " in text
+        assert f"forward {after['parts']['forward'] / before['parts']['forward']:.3g}x" in text
+        assert "By what you measured" not in typed(f"{ELSEWHERE} {form}").out
+    assert after["high"] / after["low"] < before["high"] / before["low"]

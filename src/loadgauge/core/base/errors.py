@@ -19,7 +19,11 @@ YES, NO, CANNOT_TELL = 0, 1, 2
 
 
 class Error(Exception):
-    """Whatever loadgauge refuses, in one clear line."""
+    """Whatever loadgauge refuses, in one clear line.
+
+    >>> str(Error("needs --gpu"))
+    'needs --gpu'
+    """
 
 
 def first_line(error: BaseException) -> str:

@@ -28,8 +28,8 @@ class How(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """Return whether a text is short: where it is asked for, and by default on a terminal."""
-        return sys.stdout.isatty() if self.brief is None else self.brief
+        """Return whether a text is short: where it is asked for, and by default on a terminal; an explanation is whole."""
+        return self.topic is None and sys.stdout.isatty() if self.brief is None else self.brief
 
     def check(self) -> None:
         """Raise `ConfigError` where two forms are asked for, or a figure without a file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -181,14 +182,21 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
     if name in options or name in ("-h", "--help", "--help-all"):
         return list(typed)
     if f"--{plain}" in options and len(name) > 2:
+        switch = options[f"--{plain}"]
+        if switch.secondary_opts and not equals and rest and rest[0].lower() in TRUTH:
+            typed.append(rest.pop(0))
+            return [(f"--{plain}", switch.secondary_opts[0])[TRUTH[typed[1].lower()]]]
         return [f"--{plain}", *typed[1:]]
-    if RENAMED.get(plain) in options:
-        return [RENAMED[plain], *typed[1:]]
     after = typed[1] if equals else rest[0] if rest else ""
     worded = WORDED.get(plain, {}).get(after.lower().partition(" ")[0].replace("-", "_"))
     if worded is not None or (plain in NUMBERED and after.isdecimal()):
         typed += [] if equals else [rest.pop(0)]
         return worded.split() if worded is not None else [*NUMBERED[plain].split(), after]
+    if plain == "deepspeed" and after.endswith(".json") and "--with" in options:
+        typed += [] if equals else [rest.pop(0)]
+        return ["--with", after]
+    if RENAMED.get(plain) in options:
+        return [RENAMED[plain], *typed[1:]]
     if plain in MODEL and after:
         typed += [] if equals else [rest.pop(0)]
         return [after]
@@ -204,7 +212,31 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         return []
     if plain in ASKED:
         raise click.UsageError(f"no flag {name}: {ASKED[plain]}", click.get_current_context(silent=True))
-    return list(typed)
+    return _of_a_tool(name, plain, typed, rest, options) if name.startswith("--") and len(name) > 4 else list(typed)
+
+
+def _of_a_tool(
+    name: str, plain: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]
+) -> list[str]:
+    """Return the words here of a key of a trainer's own files, as its reader has it. Raises `click.UsageError`."""
+    dialects = provider("DIALECTS")
+    if dialects is None or "--micro-batch" not in options or any(get_close_matches(name, options, 1, 0.85)):
+        return list(typed)
+    beside = not typed[1:] and bool(rest) and not rest[0].startswith("-")
+    value = typed[1] if typed[1:] else rest[0] if beside else "true"
+    meant = dialects.heard(plain.replace("-", "_"), value, adapts="lora" in plain)
+    if isinstance(meant, str):
+        raise click.UsageError(f"no flag {name}: {meant}", click.get_current_context(silent=True))
+    if meant is None:
+        return list(typed)
+    typed += [rest.pop(0)] if beside else []
+    return (
+        Job(
+            model="", **{field: value for field, value in meant[1].items() if f"--{field.replace('_', '-')}" in options}
+        )
+        .flags()
+        .split()
+    )
 
 
 def _value(field: str, taken: list[str]) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 RENAMED = {
     **dict.fromkeys(
         ("batch-size", "b", "bs", "mbs", "batchsize", "per-device-train-batch-size", "per-device-batch-size", "micro-batch-size",
-         "train-micro-batch-size-per-gpu", "micro-bs", "device-batch-size", "local-batch-size"),
+         "train-micro-batch-size-per-gpu", "micro-bs", "device-batch-size", "local-batch-size", "per-gpu-train-batch-size",
+         "train-batch-size-per-gpu"),
         "--micro-batch",
     ),
     **dict.fromkeys(("global-batch-size", "gbs", "train-batch-size", "effective-batch-size"), "--global-batch"),
@@ -14,7 +15,13 @@ RENAMED = {
          "context-len", "ctx", "ctx-len", "cutoff-len", "max-length", "model-max-length", "block-size", "n-ctx"),
         "--seq-len",
     ),
-    "max-model-len": "--context",
+    **dict.fromkeys(("max-model-len", "ctx-size", "c", "num-ctx"), "--context"),
+    **dict.fromkeys(("max-num-seqs", "max-running-requests", "max-concurrency", "parallel", "np"), "--batch"),
+    **dict.fromkeys(("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"), "--vpp"),
+    **dict.fromkeys(("deepspeed-config", "ds-config", "deepspeed-config-file", "config-file", "accelerate-config"), "--with"),
+    "n-predict": "--answer", "zero-optimization-stage": "--zero", "recompute-granularity": "--recompute",
+    "expert-tensor-parallel-size": "--etp", "speculative-model": "--draft",
+    "model-draft": "--draft", "md": "--draft", "input-len": "--prompt-len", "output-len": "--answers",
     **dict.fromkeys(("kv-cache-dtype", "kv-dtype", "cache-dtype", "kv-cache", "kv-quant"), "--cache-format"),
     **dict.fromkeys(("num-generations", "n-samples-per-prompt", "rollout-n", "group-size", "n-samples"), "--samples"),
     **dict.fromkeys(("max-completion-length", "max-response-length", "max-new-tokens", "response-length"), "--answers"),
@@ -44,30 +51,41 @@ RENAMED = {
 """Flags with a value, and the flag here that takes it."""
 
 SWITCHES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("fsdp", "fsdp2", "full-shard", "zero3", "zero-3"), ("--zero 3", "--zero 0")),
-    "zero2": ("--zero 2",), "zero1": ("--zero 1",), "ddp": ("--zero 0",), "distributed-optimizer": ("--zero 1", "--zero 0"),
+    **dict.fromkeys(
+        ("fsdp", "fsdp2", "full-shard", "zero3", "zero-3", "stage3", "use-fsdp", "use-megatron-fsdp", "use-torch-fsdp2"),
+        ("--zero 3", "--zero 0"),
+    ),
+    **dict.fromkeys(("zero2", "stage2"), ("--zero 2",)), "zero1": ("--zero 1",), "ddp": ("--zero 0",),
+    "distributed-optimizer": ("--zero 1", "--zero 0"),
     "use-distributed-optimizer": ("--zero 1", "--zero 0"),
     **dict.fromkeys(
         ("gradient-checkpointing", "grad-checkpointing", "gradient-checkpoint", "activation-checkpointing", "gc",
-         "checkpoint-activations", "activation-checkpoint"),
+         "checkpoint-activations", "activation-checkpoint", "use-gradient-checkpointing", "enable-gradient-checkpointing"),
         ("--recompute full", "--recompute none"),
     ),
     **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
     **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)), "time": ("",),
     "recompute-activations": ("--recompute selective", "--recompute none"),
-    **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb"), ("--qlora", "--no-qlora")),
+    **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--use-dora",),
     **{name: (f"--precision {name}",) for name in ("bf16", "fp16", "fp32", "fp8")},
     **dict.fromkeys(("flash-attn", "flash-attention", "use-flash-attn", "flash-attention-2", "flash-attn-2"), ("--attention fa2",)),
-    "sdpa": ("--attention flash",), "eager": ("--attention eager",),
+    **dict.fromkeys(
+        ("bnb-4bit-use-double-quant", "use-bnb-nested-quant", "use-nested-quant", "double-quant"),
+        ("--base nf4", "--base nf4-single"),
+    ),
+    "xformers": ("--attention fa1",), "sdpa": ("--attention flash",), "eager": ("--attention eager",),
     **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "liger-kernel", "enable-liger-kernel"), ("--kernels liger",)),
     **dict.fromkeys(("unsloth", "use-unsloth"), ("--framework unsloth",)), "deepspeed": ("--framework deepspeed",),
     "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
+    **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
+                     "disable-log-requests", "disable-log-stats", "cont-batching", "no-context-shift"), ("",)),
     **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
     **dict.fromkeys(("inference", "serve", "serving"), ("--task generate",)),
     **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
     **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
-    **dict.fromkeys(("offload-optimizer", "optimizer-offload"), ("--offload optimizer",)),
+    **dict.fromkeys(("offload-optimizer", "optimizer-offload", "optimizer-cpu-offload"), ("--offload optimizer",)),
+    **dict.fromkeys(("cpu-moe", "cmoe"), ("--offload experts",)), "use-dpo": ("--task dpo",),
     **dict.fromkeys(("verbose", "long", "details"), ("--full",)), **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
 }  # fmt: skip
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
@@ -77,8 +95,32 @@ ASKED = {
     **dict.fromkeys(
         ("load-in-8bit", "int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
     ),
+    "gpu-memory-utilization": "give --server vllm:utilization=0.9, or of a rollout --rollout vllm:utilization=0.6",
+    **dict.fromkeys(("reduce-bucket-size", "allgather-bucket-size"), "DeepSpeed's own file says it: --with ds_config.json"),
+    "overlap-comm": "give --overlap dp,prefetch",
+    **dict.fromkeys(("use-cpu", "no-cuda"), "what is estimated runs on a GPU: give --gpu, or --memory 24GB"),
+    **dict.fromkeys(("kv-cache-memory", "kv-cache-memory-bytes"), "give --server vllm:utilization=0.9"),
+    "ubatch-size": "give --server vllm:max_batched_tokens=N", "cpu-offload-gb": "give --offload experts",
+    "enforce-eager": "give --server vllm:graphs=0",
+    "max-num-batched-tokens": "give --server vllm:max_batched_tokens=N",
+    "enable-prefix-caching": "prompts are taken to be new; give --prompt-len without what is in the cache",
+    "speculative-config": "give --draft MODEL|eagle|ngram, or --mtp",
+    "enable-expert-parallel": "give --ep, as many ranks as --tp",
+    **dict.fromkeys(("override-tensor", "ot"), "give --offload experts"),
+    **dict.fromkeys(("tensor-split", "split-mode", "sm", "ts"), "give --pp (layers, as llama.cpp does) or --tp (rows)"),
+    "max-position-embeddings": "give --seq-len",
+    **dict.fromkeys(("freeze-layers", "unfreeze-layers"), "give --train, for a part of a model"),
+    **dict.fromkeys(("finetune-vision-layers", "freeze-vision-tower", "freeze-vit"), "give --pictures and --tower"),
+    **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), "give --overlap dp,prefetch,tp"),
+    **dict.fromkeys(("fast-inference", "use-vllm"), "give --rollout vllm:utilization=0.6"),
+    "mem-fraction-static": "give --server sglang:mem_fraction_static=0.85",
+    **dict.fromkeys(("cache-type-k", "cache-type-v", "ctk", "ctv"), "give --cache-format int8 (q8_0) or int4 (q4_0), for both"),
+    **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl", "n-cpu-moe", "ncmoe"), "all layers lie on the card; of experts:"
+                    " --offload experts"),
+    **dict.fromkeys(("recompute-num-layers", "recompute-method"), "give --recompute full:layers=N or full:group=N"),
+    "num-layers-per-virtual-pipeline-stage": "give --vpp, the chunks of a stage",
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
-    **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "dataset"), "give --tokens, of the whole run"),
+    **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset"), "give --tokens, of the whole run"),
     **dict.fromkeys(
         ("quantization", "quant", "quantize", "bits", "quant-bits"), "give --qlora, or --task generate --weight-format awq"
     ),
@@ -109,10 +151,25 @@ _STORED = {
     name: f"--weight-format {name}"
     for name in ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
 }
+_OFFLOADED = {
+    what: {"cpu": f"--offload {what}", "nvme": f"--offload {what} --offload-to nvme", "none": ""}
+    for what in ("optimizer", "all")
+}
 WORDED = {
     **dict.fromkeys(("deepspeed", "strategy", "distributed", "distributed-type", "sharding", "sharding-strategy", "fsdp"), _SHARED),
     **dict.fromkeys(("peft", "method", "finetuning-type", "train-type", "tuner-type", "mode"), _METHODS),
-    **dict.fromkeys(("quantization", "quant", "quantize"), _STORED),
+    **dict.fromkeys(("quantization", "quant", "quantize", "q"), _STORED),
+    **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), dict.fromkeys(("99", "999", "all", "_1", "auto"), "")),
+    **dict.fromkeys(("offload-optimizer", "offload-optimizer-device"), _OFFLOADED["optimizer"]),
+    **dict.fromkeys(("offload-param", "offload-param-device", "offload-params"), _OFFLOADED["all"]),
+    **dict.fromkeys(("fp8-format", "fp8"), dict.fromkeys(("hybrid", "e4m3"), "--precision fp8")),
+    "flash-attn": {"fa2": "--attention fa2", "sdpa": "--attention flash", "disabled": "--attention eager", "on": "", "auto": ""},
+    "stage": {"sft": "", "pt": ""} | {task: f"--task {task}" for task in ("dpo", "kto", "ppo", "rm")},
+    "fp8-recipe": {
+        "mxfp8": "--precision mxfp8", **{name: f"--precision fp8-{name}" for name in ("delayed", "tensorwise", "blockwise")},
+    },
+    "use-gradient-checkpointing": {"unsloth": "--recompute full --framework unsloth"},
+    "recompute-method": {"uniform": ""},
 }  # fmt: skip
 """Flags with a word of a few, and the words here."""
 NUMBERED = {"lora": "--lora-rank"}
@@ -124,7 +181,7 @@ FILLERS = ("on", "with", "using", "for", "in", "at")
 
 COUNTS = {
     **dict.fromkeys(("dp", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
-    **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes"), "nodes"),
+    **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines"), "nodes"),
     **dict.fromkeys(
         ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps", "accumulate"),
         "accumulation",
@@ -135,6 +192,8 @@ COUNTS = {
 HARMLESS = (
     "learning-rate", "lr", "lora-alpha", "weight-decay", "warmup-steps", "warmup-ratio", "seed", "logging-steps", "output-dir",
     "lr-scheduler-type", "save-steps", "save-every", "save-strategy", "eval-strategy", "report-to", "run-name", "warmup",
+    "swap-space", "threads", "t", "port", "host", "hf-repo", "hf-file", "random-state", "main-gpu", "gradient-clipping",
+    "model-impl", "defrag-thold",
     "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
@@ -206,6 +265,8 @@ VALUES: dict[str, dict[str, str]] = {
 
 COUNT = r"\d{1,6}"
 PATTERNS: tuple[tuple[str, str, str], ...] = (
+    ("adapter", r"qlora", "--qlora"),
+    ("adapter", r"dora", "--use-dora"),
     ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
     ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
     ("gpu", r"(\d+(?:\.\d+)?) ?(GB|GiB)", r"--memory \1\2"),

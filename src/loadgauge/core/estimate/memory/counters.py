@@ -56,7 +56,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
     held: share of what is handed out by which a card with room usually shows more: what the allocator holds idle, times what
         measured cards of this class show beyond (`Spread.middle`)
-    beyond: the same factor where pools are counted apart
     """
 
     outside: Assumed
@@ -67,7 +66,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     more: float = 0.0
     pools: Pools = MAIN_ONLY
     held: float = 0.0
-    beyond: Any = 1.0
 
     @classmethod
     def of(
@@ -117,7 +115,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
             held=(1 + idle) * factors["middle"] - 1,
-            beyond=where(split, parts.middle, whole.middle),
         )
 
     @staticmethod
@@ -142,8 +139,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """Return the margins of a run of whose peak more is not known [bytes]."""
         return msgspec.structs.replace(self, fewer=self.fewer + fewer, more=self.more + more)
 
-    def reading(self, counter: Counter, allocated: float) -> Reading:
+    def reading(self, counter: Counter, allocated: float, card: float | None = None) -> Reading:
         """Return the reading of a counter where PyTorch has handed out `allocated` bytes at the peak.
+
+        `nvidia-smi` shows what is needed (see there, for `card` too): the total of an answer.
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
         >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
@@ -152,20 +151,14 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         True
         """
         others, own, inside = Assumed(0.0, 0.0, 0.0), self.pools, self.inside
-        if counter not in ("reserved", "nvidia-smi"):
+        if counter == "nvidia-smi":
+            return self.needed(allocated, card)
+        if counter != "reserved":
             return self._range(allocated, NONE, others)
         if own.most:
             ends = ((own.idle.usual, 1.0), (own.idle.low, inside.low), (own.idle.high, inside.high))
             others = Assumed(*(own.most * (1 + share) * factor for share, factor in ends))
-        held = self._range(allocated - own.beside, self.fragmentation.reserved, others)
-        if counter == "reserved":
-            return held
-        needed, beside = self.needed(allocated), self.outside
-        return Reading(
-            max(needed.low, held.low),
-            held.value * self.beyond + beside.value,
-            max(needed.high, held.high + beside.high),
-        )
+        return self._range(allocated - own.beside, self.fragmentation.reserved, others)
 
     def needed(self, allocated: float, card: float | None = 0.0) -> Reading:
         """Return the memory of a run [bytes]; the value is what a card with room usually shows.

@@ -104,8 +104,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return self.total - self.parts["outside"] + self.workspaces
 
     def reading(self, counter: Counter) -> Reading:
-        """Return the reading of a counter at the peak [bytes]."""
-        return self.margins.reading(counter, self.allocated)
+        """Return the reading of a counter at the peak [bytes]; none is above the total, which `nvidia-smi` shows."""
+        shown = self.margins.reading(counter, self.allocated, self.capacity)
+        return Reading(min(shown.low, self.low), min(shown.value, self.total), min(shown.high, self.high))
 
     def widened(self, fewer: float, more: float, flag: str) -> Memory:
         """Return the memory of a run that may need `fewer` or `more` bytes. flag: of what, or the key of a job file"""

@@ -10,6 +10,7 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
+from loadgauge.core.text.estimate.step_time import moved
 from loadgauge.core.text.table import Paper, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
@@ -24,6 +25,8 @@ from loadgauge.core.text.verdict import (
 SHOWN = 5
 """Lines of parts; what they leave out is in the last one."""
 BAR = 24
+NAMES = {"outside": "outside tensors"}
+"""Parts whose key alone does not say what they are."""
 
 
 def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper) -> None:
@@ -33,6 +36,7 @@ def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper
     lines = (
         _counter(result, counter),
         _step(result),
+        moved(setup, result),
         f"Host memory: {host_words(on_host, setup.job.host_memory)}" if setup.job.host_memory else "",
         _whole(setup, result),
         question_words(memory),
@@ -85,9 +89,9 @@ def largest_parts(parts: Mapping[str, float]) -> list[str]:
         rest = ranked[SHOWN - 1 :]
         ranked = [*ranked[: SHOWN - 1], (f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
     most = max(nbytes for _, nbytes in ranked)
-    width = max(12, *(len(part) + 2 for part, _ in ranked))
+    width = max(12, *(len(NAMES.get(part, part)) + 2 for part, _ in ranked))
     return [
-        f"  {part:<{width}}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
+        f"  {NAMES.get(part, part):<{width}}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
         for part, nbytes in ranked
     ]
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from loadgauge.core.answers.estimate import Estimated, neither_said
 from loadgauge.core.base import count, flops, gib, in_gib, seconds
-from loadgauge.core.definitions.training.memory_range import COUNTERS, Counter
+from loadgauge.core.definitions.training.memory_range import Counter
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import STRETCHES, Estimate, Memory
 from loadgauge.core.estimate.states.parameters import parameters
@@ -151,8 +151,11 @@ def _counters(memory: Memory, counter: Counter | None) -> str:
     if counter is not None:
         shown = memory.reading(counter)
         return f"{counter} shows {gib(shown.value)} at the peak (80 % range {in_gib(shown.low)}-{gib(shown.high)})."
-    shown_by = {name: in_gib(memory.reading(name).value, 1) for name in COUNTERS if name != "active"}
-    return f"Counters at the peak: {', '.join(f'{name} {value}' for name, value in shown_by.items())} GiB (usual)."
+    allocated, reserved = (in_gib(memory.reading(name).value, 1) for name in ("allocated", "reserved"))
+    card = (
+        f"The card shows {gib(memory.total, 1)} (nvidia-smi): PyTorch reserves {reserved} of it (max_memory_reserved)"
+    )
+    return f"{card}, its tensors take {allocated} (max_memory_allocated)."
 
 
 def _lengths(target: Paper, setup: Setup) -> None:

@@ -9,6 +9,7 @@ from loadgauge.core.definitions.hardware.prices import listed
 from loadgauge.core.definitions.training.software import TUNINGS, USUAL, kind_of
 from loadgauge.core.estimate.result import Estimate, Time
 from loadgauge.core.estimate.time.cost import Budget
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import rate
 from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
@@ -43,9 +44,22 @@ def timing(target: Paper, setup: Setup, result: Estimate) -> None:
     rows.append(["step", f"{time.step:,.4g}", "100.0%", "", f"on the slowest pipeline stage ({time.stage})"])
     draw(target, columns, rows, "Where the time of a step goes", [len(rows) - 1])
     points(target, [basis(result)], "", style="dim")
+    points(target, list(filter(None, [moved(setup, result)])), "")
     budget = setup.budget(result)
     if budget is not None:
         whole_run(target, budget, result.gpu or "")
+
+
+def moved(setup: Setup, result: Estimate) -> str:
+    """Return by how much what was measured moves the time of a step, whole and part by part; empty where nothing was measured."""
+    after = result.time
+    if setup.job.measured is None or after is None:
+        return ""
+    before = resolve_job(setup.job.replace(measured=None), setup.model).estimate().timing
+    large = {name: value for name, value in after.parts.items() if value > after.step / 100 and before.parts.get(name)}
+    parts = ", ".join(f"{name} {value / before.parts[name]:.3g}x" for name, value in large.items())
+    now, was = (f"{seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)})" for time in (after, before))
+    return f"By what you measured: {now} instead of {was}: {parts}"
 
 
 def basis(result: Estimate) -> str:

@@ -64,8 +64,9 @@ function buildSettings() {
     .map(([axis, values]) => (["recompute", "gpu"].includes(axis) ? controls.choice : controls.range)(axis, values));
   const back = h("button", { class: "pill", type: "button", id: "back", onclick: () => set(run.here) }, t("single.back"));
   updates.push((place) => { back.disabled = Object.keys(place).every((axis) => place[axis] === run.here[axis]); });
+  const remedy = run.remedy ? h("p", { class: "hint", id: "remedy" }, t("single.remedy"), " ", h("code", {}, run.remedy)) : "";
   find("#settings").setAttribute("aria-label", t("settings"));
-  find("#settings").replaceChildren(h("fieldset", { class: "group" }, h("legend", {}, t("single.try")), rows, h("p", { class: "hint" }, t("single.table", { count: fixed(run.count) })), back));
+  find("#settings").replaceChildren(h("fieldset", { class: "group" }, h("legend", {}, t("single.try")), remedy, rows, h("p", { class: "hint" }, t("single.table", { count: fixed(run.count) })), back));
 }
 
 function buildTop() {
