@@ -337,6 +337,8 @@ def _checkpointing(keys: Keys, at: Named) -> Facts:
 
 PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}
 """`rlhf_type`: those that generate nothing."""
+OF_ONE = ("kto", *GENERATING, "gkd")
+"""`rlhf_type`: those whose rows have one answer."""
 OF_PREFERENCES = names_in(
     "beta label_smoothing loss_weights rpo_alpha ld_alpha discopop_tau cpo_alpha simpo_gamma desirable_weight undesirable_weight"
     " center_rewards_coefficient ref_model ref_model_type ref_model_revision"
@@ -442,10 +444,22 @@ def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
     )
 
 
-@reads(inner=row("seq_len", "max_length"), packed="packing_length")
+def _in_a_pack(keys: Keys) -> int:
+    """Answers to a prompt that share a packed row of `max_length` (`dataset/packing.py` adds up what `_rlhf_encode` returns)."""
+    kind = Named(kind="rlhf_type")
+    return 2 if keys.flag("packing") and _started(keys, kind) and keys.word(kind.kind) not in OF_ONE else 1
+
+
+def _length_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    length = facts.get("seq_len")
+    return at.inner.write(facts | {"seq_len": length and length * _in_a_pack(keys)}, keys)
+
+
+@reads(inner=row("seq_len", "max_length"), packed="packing_length", write=_length_written)
 def length(keys: Keys, at: Named) -> Facts:
-    """`max_length`, or that of packs."""
-    return {"seq_len": keys.whole(at.packed)} if keys.whole(at.packed) else at.inner.read(keys)
+    """`max_length`, or that of packs, shared by the two answers of a pair."""
+    whole = keys.whole(at.packed) or at.inner.read(keys)["seq_len"]
+    return {"seq_len": whole and whole // _in_a_pack(keys)}
 
 
 @reads(

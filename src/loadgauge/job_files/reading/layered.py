@@ -1,7 +1,7 @@
 """A YAML file over the files that it names as `defaults:`, with `${a.b}` in the place of other values.
 
 The first of them is beneath, the file itself on top. A file that is not there is one of the tool's own; of another name it is
-`absent`, and the tool's own that has most of the keys above takes its place.
+`absent`, and the tool's own that has most of the keys above takes its place, of several the one whose name is nearest.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def _beneath(
             inner, where = bundled[Path(name).name], ""
         else:
             alike = {other: len(flat.keys() & _all_keys(bundled, other)) for other in bundled}
-            nearest = max(alike, key=lambda other: alike[other])
+            nearest = max(alike, key=lambda other: (alike[other], SequenceMatcher(None, name, other).ratio()))
             inner, where = (bundled[nearest], "") if alike[nearest] else ({}, "")
             absent[name] = nearest if alike[nearest] else ""
         layers += [*_beneath(inner, where, read, bundled, key, absent, depth + 1), inner]
