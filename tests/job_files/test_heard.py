@@ -142,7 +142,9 @@ def test_two_answers_share_a_packed_row(kind: str, length: int) -> None:
 
 def test_preferences_of_qwen_vl_have_ligers_kernels_without_its_loss() -> None:
     """`train_dpo.py` patches the model as `train_sft.py` does; the patched forward makes whole logits where it has no labels."""
-    words = "deepspeed src/train/train_dpo.py --model_id Qwen/Qwen2.5-VL-3B-Instruct --use_liger {on} --freeze_llm False"
+    words = (
+        "deepspeed src/train/train_dpo.py --model_id Qwen/Qwen2.5-VL-3B-Instruct --use_liger {on} --freeze_llm False"
+    )
     jobs = [read(words.format(on=on), "qwen-vl-finetune").job for on in ("True", "False")]
     assert [(job.kernels, job.loss) for job in jobs] == [("liger", "float32"), ("native", None)]
 
@@ -165,3 +167,29 @@ def test_a_recipe_whose_base_is_not_there_has_the_model_of_its_name() -> None:
     got = read("defaults: ../vlm_grpo_9B.yaml\npolicy:\n  max_total_sequence_length: 3072\n", "nemo-rl", file=file)
     assert (got.job.model, got.job.framework) == ("qwen2.5-vl-3b", "torchtitan")
     assert any("as the name of the file says" in remark for remark in got.remarks)
+
+
+CARDS = """from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+gpu_memory_gb = torch.cuda.get_device_properties(0).total_memory / 1024**3
+if gpu_memory_gb >= 150:
+    name, rank = "unsloth/Llama-3.3-70B-Instruct", 64
+elif gpu_memory_gb >= 40:
+    name, rank = "unsloth/Llama-3.1-8B-Instruct", 32
+else:
+    name, rank = "unsloth/Llama-3.2-1B-Instruct", 16
+half = torch.cuda.is_bf16_supported()
+model, tokenizer = FastLanguageModel.from_pretrained(name, dtype=torch.bfloat16 if half else torch.float16)
+model = FastLanguageModel.get_peft_model(model, r=rank)
+trainer = SFTTrainer(model=model, args=SFTConfig(bf16=half, fp16=not half))
+"""
+
+
+def test_a_program_that_asks_the_card_is_read_for_80_gb() -> None:
+    """A condition on the card's memory chooses among a program's branches, and is named as what decides."""
+    got = read(CARDS, "unsloth")
+    assert (got.job.model, got.job.lora_rank, got.job.precision) == ("unsloth/Llama-3.1-8B-Instruct", 32, "bf16")
+    assert [(item.key, item.effect) for item in got.uncounted] == [
+        ("gpu_memory_gb >= 150", "either"),
+        ("gpu_memory_gb >= 40", "either"),
+    ]

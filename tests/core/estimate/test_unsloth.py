@@ -110,7 +110,9 @@ def adapted(job: Job) -> int:
     return sum(
         int(weight.numel)
         for kind in setup.model.pattern
-        for weight in block_layer(setup.model.blocks[kind], setup.model.hidden_size, view_of(LAYOUT, setup.training)).weights
+        for weight in block_layer(
+            setup.model.blocks[kind], setup.model.hidden_size, view_of(LAYOUT, setup.training)
+        ).weights
         if weight.trainable
     )
 

@@ -32,21 +32,11 @@ ONCE = frozenset({"model", "args", "trainer"})
 ANSWERS, LOSS = "args.max_completion_length", "args.loss_type"
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-TELLS = ("is_bfloat16_supported", "is_bf16_supported")
-"""Calls that ask the GPU for bfloat16, which those since Ampere have."""
 
 
 def _own(keys: Keys) -> bool:
     """Return whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own."""
     return any(name.endswith("Config") and kind_of(name) for name in getattr(keys.document, "program", ()))
-
-
-def _asks(keys: Keys, key: str) -> bool | None:
-    """The value of `bf16` or `fp16`, where it may be a question to the GPU."""
-    value = keys.raw(key)
-    if isinstance(value, str) and any(name in value for name in TELLS):
-        return "not " not in value
-    return keys.flag(key)
 
 
 def _texts(keys: Keys) -> int:
@@ -175,7 +165,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kept="model.float32_mixed_precision",
 )
 def _precision(keys: Keys, at: Named) -> Facts:
-    half = {"bf16": _asks(keys, at.bf16), "fp16": _asks(keys, at.fp16)}
+    half = {"bf16": keys.flag(at.bf16), "fp16": keys.flag(at.fp16)}
     if half["bf16"] and half["fp16"]:
         raise keys.wrong(at.fp16, "contradicts bf16")
     dtype = str(keys.raw(at.loaded) or "").removeprefix("$torch.")

@@ -95,7 +95,6 @@ COMMAND = re.compile(
 RECOMPUTES = re.compile(
     r"\.gradient_checkpointing_enable\(|\bprepare_model_for_kbit_training\((?![^)]*use_gradient_checkpointing=False)"
 )
-ASKS = ("is_bf16_supported", "is_bfloat16_supported")
 
 
 def kind_of(name: str, bases: Mapping[str, str] | None = None) -> str | None:
@@ -289,13 +288,10 @@ class Program:
             return
         if value is UNKNOWN:
             source = ast.unparse(node)[:100]
-            if any(word in source for word in ASKS):
-                value = "not " not in source
-            elif _own(node, self.calls.constants):
+            if _own(node, self.calls.constants):
                 return  # of the command line, which has it under its own name or not at all
-            else:
-                listed = name in PRIMARY or key_lists("trl").kinds(name)
-                name, value = (name if listed else f"unresolved.{name}"), f"${source}"
+            listed = name in PRIMARY or key_lists("trl").kinds(name)
+            name, value = (name if listed else f"unresolved.{name}"), f"${source}"
         self.values.setdefault(name, value)
 
     @property

@@ -1,7 +1,7 @@
 """A YAML file over the files that it names as `defaults:`, with `${a.b}` in the place of other values.
 
 The first of them is beneath, the file itself on top. A file that is not there is one of the tool's own; of another name it is
-`absent`, and the tool's own that has most of the keys above takes its place, of several the one whose name is nearest.
+`absent`, and the tool's own that has most of the keys above takes its place, of several the one with most words of both names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +154,10 @@ def _all_keys(bundled: Mapping[str, Mapping[str, Any]], name: str) -> frozenset[
     return beneath | own.keys()
 
 
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower())) - {"yaml"}
+
+
 def _flat(document: Nested) -> dict[str, Any]:
     return {name: document.get(name) for name in document.names()}
 
@@ -189,7 +192,8 @@ def _beneath(
             inner, where = bundled[Path(name).name], ""
         else:
             alike = {other: len(flat.keys() & _all_keys(bundled, other)) for other in bundled}
-            nearest = max(alike, key=lambda other: (alike[other], SequenceMatcher(None, name, other).ratio()))
+            told = _words(f"{Path(name).stem} {Path(file).stem}")
+            nearest = max(alike, key=lambda other: (alike[other], len(told & _words(other)) / len(_words(other))))
             inner, where = (bundled[nearest], "") if alike[nearest] else ({}, "")
             absent[name] = nearest if alike[nearest] else ""
         layers += [*_beneath(inner, where, read, bundled, key, absent, depth + 1), inner]

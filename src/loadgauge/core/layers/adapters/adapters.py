@@ -197,16 +197,19 @@ def adapted_experts(
     return whole
 
 
-def grouped_adapter(
-    build: Writer, name: str, matrix: Weight, rows: Size, source: Tensor, i: Size, o: Size
-) -> Tensor:
+def grouped_adapter(build: Writer, name: str, matrix: Weight, rows: Size, source: Tensor, i: Size, o: Size) -> Tensor:
     """Add the two grouped products of all experts' adapters as Unsloth runs them, without a copy of the experts' matrices
     (unsloth_zoo 2026.10: `temporary_patches/moe_utils.py`, `_apply_lora_grouped_mm`); returns what they add to the output."""
     lora, narrow, experts, into = build.adapter, build.dtypes.activation, matrix.copies, source
     wide = lora.held(narrow) == 4 and narrow != 4
     for part, n, k in (("lora_a", lora.rank, i), ("lora_b", o, lora.rank)):
         weight = Weight(
-            f"{name}.{part}.weight", experts * n * k, matrix.shards, wide=wide, expert=matrix.expert, shape=(experts * n, k)
+            f"{name}.{part}.weight",
+            experts * n * k,
+            matrix.shards,
+            wide=wide,
+            expert=matrix.expert,
+            shape=(experts * n, k),
         )
         out, gemm = Tensor(f"{name}.{part}", rows * n, source.itemsize), Gemm(rows / experts, n, k, experts)
         cast = (Tensor(f"{weight.name}.cast", weight.numel, narrow),) if wide else ()
