@@ -11,6 +11,7 @@ from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropo
 from loadgauge.job_files.ideas import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
+    CUT_LOSS,
     TORCH_OPTIMIZERS,
     Dialect,
     Facts,
@@ -245,7 +246,7 @@ def _kernels(keys: Keys) -> bool:
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, number = (facts.get("loss") or "auto").partition(":")
     word = facts.get("kernels") or "native"
-    on, cutting = word.startswith("liger"), kind == "chunked" and not number and _plugged(keys, CUT)
+    on, cutting = word.startswith("liger"), facts.get("loss") == CUT_LOSS
     if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
         return {}
     functions = word.endswith("lora") if facts.get("lora_rank") else None
@@ -263,8 +264,8 @@ def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         values |= {NORM: True if on else None, gated: True if on else None}
     listed = _plugins(keys)
     plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
-    if (on or kind == "liger") and not _plugged(keys, LIGER):
-        plugins.append(_module(LIGER))
+    wanted = {CUT: cutting, LIGER: on or kind == "liger"}
+    plugins += [_module(name) for name, needed in wanted.items() if needed and not _plugged(keys, name)]
     if plugins != listed:
         values["plugins"] = plugins or None
     if kind == "liger" or (kind == "auto" and on):
@@ -299,7 +300,7 @@ def _loss(keys: Keys, at: Named) -> Facts:
         number = keys.whole(at.count)
         return facts | {"loss": f"chunked:{number}" if number else "chunked"}
     if _cuts(keys, at):
-        return facts | {"loss": "chunked"}
+        return facts | {"loss": CUT_LOSS}
     if keys.flag(at.fused) and _plugged(keys, LIGER):
         return facts | {"loss": "auto" if _kernels(keys) else "liger"}
     # Log-probabilities of TRL 1.9, which axolotl 0.19 needs, are of float32 logits.

@@ -14,6 +14,7 @@ from loadgauge.job_files.hugging_face.huggingface import compiled, liger
 from loadgauge.job_files.ideas import (
     ATTENTION,
     BITSANDBYTES,
+    CUT_LOSS,
     MISSING,
     Dialect,
     Facts,
@@ -41,9 +42,9 @@ OPTIMIZERS = {
 """Classes, and names of `components/optim/optimizer.py`."""
 LOSSES = "nemo_automodel.components.loss."
 LOSSES_OF = {
-    f"{LOSSES}masked_ce.MaskedCrossEntropy": "float32", f"{LOSSES}linear_ce.FusedLinearCrossEntropy": "chunked",
+    f"{LOSSES}masked_ce.MaskedCrossEntropy": "float32", f"{LOSSES}linear_ce.FusedLinearCrossEntropy": CUT_LOSS,
     f"{LOSSES}chunked_ce.ChunkedCrossEntropy": "compiled", f"{LOSSES}te_parallel_ce.TEParallelCrossEntropy": "fused",
-    "FusedLinearCrossEntropy": "chunked", "TEParallelCrossEntropy": "fused", "MaskedCrossEntropy": "float32",
+    "FusedLinearCrossEntropy": CUT_LOSS, "TEParallelCrossEntropy": "fused", "MaskedCrossEntropy": "float32",
     "torch.nn.CrossEntropyLoss": "plain", "torch.nn.functional.cross_entropy": "plain", "ChunkedCrossEntropy": "compiled",
     "nemo_automodel.components.models.nemotron_parse.nemotron_parse_loss.NemotronParseLoss": "float32",
 }  # fmt: skip
