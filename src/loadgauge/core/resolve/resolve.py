@@ -114,6 +114,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
             raise ConfigError("is an option of `loadgauge estimate --task`", key=name)
     card, assumed = named_card(job)
     chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
+    if not file and job.framework in FRAMEWORKS and FRAMEWORKS[job.framework].unties and chosen.own.rewritten:
+        chosen = msgspec.structs.replace(chosen, tie_word_embeddings=False)
 
     def fill(name: str, default: Any, why: str = "") -> Any:
         value = getattr(job, name)
