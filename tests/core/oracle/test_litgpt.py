@@ -90,6 +90,6 @@ def test_a_quantised_base_has_the_head_and_another_token_table() -> None:
 
 
 def test_embedding_and_head_are_two_matrices() -> None:
-    """`convert_hf_checkpoint.py` writes a head that is the embedding as a matrix of its own, and only `pretrain.py` can tie them."""
+    """`convert_hf_checkpoint.py` writes a tied head as a matrix of its own, and only `pretrain.py` can tie them."""
     tied, own = (resolve_job(Job("llama-3.2-3b", framework=name)).estimate().params for name in ("megatron", "litgpt"))
     assert own - tied == 128_256 * 3072

@@ -17,6 +17,7 @@ from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
+from loadgauge.job_files.reading.nested import leaves
 
 CLASS = re.compile(r"(?:Seq2Seq|SentenceTransformer)?(\w*?)(?:Config|TrainingArguments|Trainer)$")
 TRAINERS = {
@@ -301,22 +302,16 @@ class Program:
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, in order; the paths inside of a value that is a mapping."""
-        return tuple(self._paths())
-
-    def _paths(self) -> Iterator[str]:
-        for name, value in self.values.items():
-            if isinstance(value, dict) and value:
-                yield from (f"{name}.{key}" for key in value)
-            else:
-                yield name
+        return tuple(".".join(path) for path in leaves(self.values))
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""
         if key in self.values:
             return self.values[key]
-        name, _, rest = key.partition(".")
-        inner = self.values.get(name)
-        return inner.get(rest, MISSING) if rest and isinstance(inner, dict) else MISSING
+        inner: Any = self.values
+        for name in key.split("."):
+            inner = inner.get(name, MISSING) if isinstance(inner, dict) else MISSING
+        return inner
 
     def put(self, key: str, value: Any) -> None:
         """Sets an argument of the call that takes it. Raises `ConfigError` where none does, or a command line fills it."""

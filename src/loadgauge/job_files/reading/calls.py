@@ -222,7 +222,8 @@ class Calls:
 UNKNOWN = object()
 """The value of an expression that only a run of the program gives."""
 ARGUMENTS = re.compile(r"(?:^|_)(?:args?|arguments|config|cfg|opts?|options)$")
-"""Names of what a program's arguments are parsed into."""
+"""Usual names of what a program's arguments are parsed into."""
+PARSES = re.compile(r"\bparse_(?:known_)?args\w*$")
 TORCH = re.compile(r"(?:torch|DType)\.(bfloat16|float16|float32|half)")
 MEMBER = re.compile(r"(?:.*\.)?(?:OptimizerNames|IntervalStrategy|SaveStrategy|SchedulerType)\.([A-Z0-9_]+)")
 """Members of transformers' enumerations, whose values are their names in small letters, but for these."""
@@ -262,7 +263,7 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
         if (match := NAMED.fullmatch(ast.unparse(node)[:80])) is not None:
             return match[1]
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
-        return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) else UNKNOWN
+        return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) or owner in names.parsed else UNKNOWN
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left, right = inner(node.left), inner(node.right)
         numbers = all(type(side) in (int, float) and abs(side) < LARGEST for side in (left, right))
@@ -384,7 +385,7 @@ def _of_memory(test: ast.expr) -> Any:
     """
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in ORDERED:
         return UNKNOWN
-    number = getattr(test.comparators[0], "value", None)
+    number: Any = getattr(test.comparators[0], "value", None)
     if type(number) not in (int, float) or not MEMORY.search(ast.unparse(test.left)[:80]):
         return UNKNOWN
     return ORDERED[type(test.ops[0])](CARD * (1024**3 if number > 1e6 else 1), number)
@@ -433,6 +434,17 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         plain = {id(statement) for statement in tree.body}
+        self.parsed = {
+            name.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and PARSES.search(_called(node.value.func))
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        }
+        """Names of what a program's arguments are parsed into."""
         self.assigned = lists(
             (name, (getattr(node, "lineno", 0), value, id(node) in plain))
             for node in ast.walk(tree)
