@@ -84,8 +84,9 @@ def _attention(keys: Keys, at: Named) -> Facts:
             share=0.2,
         )
         return {"attention": "fa2"}
-    if name == "fp8":
-        keys.note(at.word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
+    keys.note(
+        at.word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves", when=name == "fp8"
+    )
     if name:
         kind = WORDS[name] if name in WORDS else keys.choice(at.word, WORDS)
     return {"attention": "fa2" if kind is None and keys.flag("gemma4_hybrid_attn_impl") else kind}
@@ -114,8 +115,13 @@ def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any
 )
 def _checkpointing(keys: Keys, at: Named) -> Facts:
     word, moves = str(keys.raw(at.key)), keys.raw(at.moved)
-    if keys.raw(at.part) not in (None, False):
-        keys.note(at.part, "keeps what some operations make, which saves making it again", "costs", "activations")
+    keys.note(
+        at.part,
+        "keeps what some operations make, which saves making it again",
+        "costs",
+        "activations",
+        when=keys.raw(at.part) not in (None, False),
+    )
     asked = word.startswith("offload") or keys.flag(at.key) or keys.flag(at.own) or keys.flag(at.old)
     if word == "offload_disk" or moves in ("disk", "offload_disk"):
         keys.note(

@@ -56,22 +56,22 @@ def _shape(keys: Keys) -> str:
             f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})"
         )
     gated = kind in GATED
-    if not gated:
-        keys.note(
-            f"{SIZES}mlp_class_name",
-            "is of GPT-NeoX, for which GPT-2 is counted",
-            parts="activations transient",
-            share=0.2,
-        )
+    keys.note(
+        f"{SIZES}mlp_class_name",
+        "is of GPT-NeoX, for which GPT-2 is counted",
+        parts="activations transient",
+        share=0.2,
+        when=not gated,
+    )
     sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
     width = keys.whole(f"{SIZES}head_size")
-    if width is not None and width * (sizes["heads"] or 32) != (sizes["hidden"] or 4096):
-        keys.note(
-            f"{SIZES}head_size",
-            "is not the width over the heads, which is counted",
-            parts="weights activations",
-            share=0.3,
-        )
+    keys.note(
+        f"{SIZES}head_size",
+        "is not the width over the heads, which is counted",
+        parts="weights activations",
+        share=0.3,
+        when=width is not None and width * (sizes["heads"] or 32) != (sizes["hidden"] or 4096),
+    )
     rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
     sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}
     return f"{'llama' if gated else 'gpt'}:" + ",".join(f"{word}={size}" for word, size in sizes.items() if size)

@@ -120,8 +120,13 @@ def _adapter(keys: Keys, at: Named) -> Facts:
     if how == "oft" and keys.whole(ADAPTER_SIZE, minimum=0):
         why = "says how many blocks there are, whose size is counted as usual"
         keys.note(ADAPTER_SIZE, why, parts="optimizer gradients")
-    if how == "oft" and keys.real("module_dropout"):
-        keys.note("module_dropout", "leaves out OFT's rotations at random", "costs", "activations transient")
+    keys.note(
+        "module_dropout",
+        "leaves out OFT's rotations at random",
+        "costs",
+        "activations transient",
+        when=how == "oft" and keys.real("module_dropout"),
+    )
     return (ADAPTER_OFT if how == "oft" else ADAPTER_LORA).read(keys) | ADAPTER_BESIDE.read(keys)
 
 
@@ -153,17 +158,23 @@ def _optimizer(keys: Keys) -> Facts:
     ):
         if keys.flag(f"use_{name}"):
             layerwise = "-layerwise" if keys.flag(f"{name}_layerwise") else ""
-            if str(keys.raw(f"{name}_target") or "all") != "all":
-                keys.note(f"{name}_target", "projects gradients of some layers alone", "costs", "optimizer", 4)
+            keys.note(
+                f"{name}_target",
+                "projects gradients of some layers alone",
+                "costs",
+                "optimizer",
+                4,
+                when=str(keys.raw(f"{name}_target") or "all") != "all",
+            )
             every = keys.whole(interval) or 200
             return {"optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={every}"}
     if keys.flag("use_badam"):
-        if str(keys.raw("badam_mode") or "layer") != "layer":
-            keys.note(
-                "badam_mode",
-                "trains a share of each matrix, counted as one layer at a time",
-                parts="gradients optimizer",
-            )
+        keys.note(
+            "badam_mode",
+            "trains a share of each matrix, counted as one layer at a time",
+            parts="gradients optimizer",
+            when=str(keys.raw("badam_mode") or "layer") != "layer",
+        )
         return {"optimizer": "badam"}
     return {"optimizer": "adam-mini"} if keys.flag("use_adam_mini") else OPTIMIZER.read(keys)
 
@@ -224,12 +235,17 @@ def _reference(keys: Keys, at: Named) -> Facts:
         (at.adapted, "gives the reference adapters of its own, which are not counted"),
         (at.quantised, "quantises the reference, which is counted in 16 bits"),
     ):
-        if keys.raw(key) not in (None, False, 0, "0"):
-            keys.note(key, remark, "either", "weights gathered", 0.5)
+        keys.note(key, remark, "either", "weights gathered", 0.5, when=keys.raw(key) not in (None, False, 0, "0"))
     if not keys.has(at.named):
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
-    if keys.word(at.named) != keys.word("model_name_or_path"):
-        keys.note(at.named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
+    keys.note(
+        at.named,
+        "is counted as a copy of the model that is trained",
+        "either",
+        "weights gathered",
+        0.5,
+        when=keys.word(at.named) != keys.word("model_name_or_path"),
+    )
     return {"reference": "model"}
 
 
@@ -246,10 +262,22 @@ def _answers(keys: Keys, at: Named) -> Facts:
             at.how if keys.has(at.how) else at.scores,
             "scores by adapters (reward_model_type: lora), which need finetuning_type lora",
         )
-    if keys.whole(at.bits, minimum=0):
-        keys.note(at.bits, "quantises the reward model, which is counted whole", "saves", "weights", 0.5)
-    if keys.has(at.adapted):
-        keys.note(at.adapted, "adds adapters to the reward model, which are not counted", "costs", "weights", 0.1)
+    keys.note(
+        at.bits,
+        "quantises the reward model, which is counted whole",
+        "saves",
+        "weights",
+        0.5,
+        when=keys.whole(at.bits, minimum=0),
+    )
+    keys.note(
+        at.adapted,
+        "adds adapters to the reward model, which are not counted",
+        "costs",
+        "weights",
+        0.1,
+        when=keys.has(at.adapted),
+    )
     each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
     return {
         "task": "ppo",
@@ -329,8 +357,7 @@ def _losses(keys: Keys) -> Facts:
     _, entropic, anchored = LOSSES
     if not any(keys.flag(name) for name in LOSSES):
         return {}
-    if keys.flag(entropic):
-        keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
+    keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5, when=keys.flag(entropic))
     if keys.flag(anchored):
         why = "compares with a frozen copy of the model, whose logits are kept too"
         keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)

@@ -260,10 +260,14 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
     """`optim`, or one that it builds itself: GaLore on all linear layers of the blocks, and Muon (`optimizers/mapping.py`)."""
     kind = keys.choice(at.own, OWN_OPTIMIZERS)
     if kind == "muon":
-        if keys.word(at.own) == "muonclip":
-            keys.note(
-                at.own, "has one moment of what is no matrix too, where two are counted", "saves", "optimizer", 0.5
-            )
+        keys.note(
+            at.own,
+            "has one moment of what is no matrix too, where two are counted",
+            "saves",
+            "optimizer",
+            0.5,
+            when=keys.word(at.own) == "muonclip",
+        )
         return {"optimizer": "muon"}
     inner = OPTIMIZER.read(keys)
     if kind is None and keys.flag(at.switch):
@@ -271,8 +275,12 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
     if kind != "galore":
         return inner
     for name in at.more:
-        if keys.raw(name) not in (None, False, "false"):
-            keys.note(name, "has GaLore project other gradients, or keep them in fewer bits", parts="optimizer")
+        keys.note(
+            name,
+            "has GaLore project other gradients, or keep them in fewer bits",
+            parts="optimizer",
+            when=keys.raw(name) not in (None, False, "false"),
+        )
     suffixes = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
     name = inner["optimizer"]
     base = suffixes.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
@@ -381,15 +389,21 @@ def rlhf(keys: Keys, at: Named) -> Facts:
         return {}
     word = keys.word(at.kind) or "dpo"
     own = keys.agreed(MODEL, keys.word)
-    if keys.has("ref_model") and keys.word("ref_model") != own:
-        keys.note("ref_model", "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
-    if keys.flag("use_liger_kernel"):
-        keys.note(
-            "use_liger_kernel",
-            "may have a loss of its own, where whole logits are counted",
-            "saves",
-            "loss transient",
-        )
+    keys.note(
+        "ref_model",
+        "is counted as a copy of the model that is trained",
+        "either",
+        "weights gathered",
+        0.5,
+        when=keys.has("ref_model") and keys.word("ref_model") != own,
+    )
+    keys.note(
+        "use_liger_kernel",
+        "may have a loss of its own, where whole logits are counted",
+        "saves",
+        "loss transient",
+        when=keys.flag("use_liger_kernel"),
+    )
     if word in GENERATING:
         return {}  # `swift_answers`
     task = keys.choice(at.kind, PREFERENCES) or "dpo"
@@ -414,8 +428,14 @@ def _labels_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def labels(keys: Keys, at: Named) -> Facts:
     """Return the idea of `task_type`: labels or a rank, by a classifier of every token (`model/register.py`)."""
     columns = keys.choice(at.kind, HEADS)
-    if keys.word(at.kind) in HEADLESS:
-        keys.note(at.kind, "holds the language model's head, which makes no logits", "costs", "weights", 0.2)
+    keys.note(
+        at.kind,
+        "holds the language model's head, which makes no logits",
+        "costs",
+        "weights",
+        0.2,
+        when=keys.word(at.kind) in HEADLESS,
+    )
     return {"head": columns if columns is None or columns else keys.whole(at.number) or 2}
 
 

@@ -316,8 +316,13 @@ REWARDS = "trainer.reward_funcs"
 
 def _rewards(keys: Keys) -> Facts:
     """Names a reward model; functions, which scripts have without quotes, run on the host."""
-    if not str(keys.plain(REWARDS) or "$").startswith("$"):
-        keys.note(REWARDS, "is a reward model, which is not counted", "costs", "weights transient")
+    keys.note(
+        REWARDS,
+        "is a reward model, which is not counted",
+        "costs",
+        "weights transient",
+        when=not str(keys.plain(REWARDS) or "$").startswith("$"),
+    )
     return {}
 
 

@@ -55,10 +55,13 @@ def _told(keys: Keys) -> bool:
     if not batch:
         why = f"is not there, and only it says the micro-batch: 1 is counted, and the range has up to {MOST}"
         keys.note(CONFIG, why, "costs", "activations transient loss", MOST - 1)
-    if not exact:
-        keys.note(
-            CONFIG, "is not there, and only it says the precision", "either", "weights gradients activations loss"
-        )
+    keys.note(
+        CONFIG,
+        "is not there, and only it says the precision",
+        "either",
+        "weights gradients activations loss",
+        when=not exact,
+    )
     return False
 
 

@@ -419,11 +419,21 @@ def _of_task(keys: Keys, trainer: str, at: Named) -> Facts:
     """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
     kernels = "liger" if keys.flag(at.liger) or keys.flag(at.old) else "native"
     if trainer in ("orpo", "cpo", "reward", "gkd"):
-        if kernels == "liger":
-            keys.note(at.liger, f"takes TRL's {trainer} loss in pieces, or not at all", "saves", "loss transient")
+        keys.note(
+            at.liger,
+            f"takes TRL's {trainer} loss in pieces, or not at all",
+            "saves",
+            "loss transient",
+            when=kernels == "liger",
+        )
         return {"loss": "auto", "kernels": kernels}
-    if kernels == "liger" and not keys.since(1, 16):
-        keys.note(at.liger, "takes the loss in pieces, with the head", "saves", "loss transient")
+    keys.note(
+        at.liger,
+        "takes the loss in pieces, with the head",
+        "saves",
+        "loss transient",
+        when=kernels == "liger" and not keys.since(1, 16),
+    )
     return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
 
 

@@ -124,8 +124,13 @@ def longest(keys: Keys) -> int | None:
     """Return TRL's own `max_length`; None where a file has none, as `max_length: null` says, and nothing is cut."""
     if keys.document.get("max_length") is not None:
         return 1024
-    if "seq_len" not in keys.given:
-        keys.note("max_length", "is None, so nothing is cut; add --seq-len", "either", "activations loss")
+    keys.note(
+        "max_length",
+        "is None, so nothing is cut; add --seq-len",
+        "either",
+        "activations loss",
+        when="seq_len" not in keys.given,
+    )
     return None
 
 

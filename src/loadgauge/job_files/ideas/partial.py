@@ -145,10 +145,14 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
     def read(keys: Keys) -> Facts:
         if str(keys.raw(method) or "").lower() != "freeze":
             return {"train": None}
-        if not keys.flag("pure_bf16"):
-            keys.note(
-                method, "keeps what is frozen in 16 bits, which is counted in 32", "saves", "weights gathered", 0.5
-            )
+        keys.note(
+            method,
+            "keeps what is frozen in 16 bits, which is counted in 32",
+            "saves",
+            "weights gathered",
+            0.5,
+            when=not keys.flag("pure_bf16"),
+        )
         count = keys.whole(layers, minimum=-(10**6))
         count = 2 if count is None else count
         if keys.flag(spread):

@@ -99,8 +99,13 @@ class Keys:
         """Return, not raise, the error that a file trains nothing, as this key says."""
         return Untrained(message, key=self.document.shown(key), file=self.file)
 
-    def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
-        """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
+    def note(
+        self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0, *, when: object = True
+    ) -> None:
+        """Adds what of a key is not counted, where `when` holds: its effect, and the share of which parts of the memory, as in
+        `Stop`."""
+        if not when:
+            return
         value, shown = self.plain(key), self.document.shown(key)
         note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
         self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))

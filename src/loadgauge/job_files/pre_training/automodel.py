@@ -426,12 +426,12 @@ def _task(keys: Keys, at: Named) -> Facts:
     other = next((task for part, task in OTHER_RECIPES.items() if part in recipe), None)
     if other is not None:
         raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
-    if "diffusionlm" in recipe or "diffusiongemma" in recipe:
-        keys.note(
-            "recipe",
-            "fills in masked tokens, all of which see each other; counted as SFT",
-            parts="activations loss",
-        )
+    keys.note(
+        "recipe",
+        "fills in masked tokens, all of which see each other; counted as SFT",
+        parts="activations loss",
+        when="diffusionlm" in recipe or "diffusiongemma" in recipe,
+    )
     facts: Facts = {"task": "gkd" if name else None, "teacher": name}
     return facts | ({"head": keys.whole(at.labels) or 2} if "sequenceclassification" in recipe else {})
 

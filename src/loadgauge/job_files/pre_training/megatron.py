@@ -209,8 +209,13 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         if kind == "selective":
             chosen = [*dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])]
             for name in chosen:
-                if name not in MODULES:
-                    keys.note(modules, f"{name} is recomputed too, and is not read", "saves", "activations")
+                keys.note(
+                    modules,
+                    f"{name} is recomputed too, and is not read",
+                    "saves",
+                    "activations",
+                    when=name not in MODULES,
+                )
             chosen = [name for name in chosen if name in MODULES]
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         if kind == "none":
@@ -264,8 +269,12 @@ def context(cp: str, comm: str) -> Idea:
         ranks = keys.whole(cp) or 1
         words = set(keys.words(comm) or ["p2p"]) & set(CP_COMM) or {"p2p"}
         transports = set(keys.words(comm) or []) - {"p2p", "a2a", "allgather"}
-        if any("+" in word for word in transports) or len(words) > 1:
-            keys.note(comm, "exchanges in different ways by layer, counted as one", "either")
+        keys.note(
+            comm,
+            "exchanges in different ways by layer, counted as one",
+            "either",
+            when=any("+" in word for word in transports) or len(words) > 1,
+        )
         return {"cp": ranks, "cp_comm": CP_COMM[words.pop()] if ranks > 1 else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -323,14 +332,14 @@ def precision(keys: Keys, at: Named) -> Facts:
             keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
         name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
         primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
-        if name == "mxfp8" and primary and not keys.flag(REUSED):
-            keys.note(
-                "fp8_param_gather",
-                f"gathers weights in a buffer of its own without {REUSED}",
-                "costs",
-                "gradients",
-                0.5,
-            )
+        keys.note(
+            "fp8_param_gather",
+            f"gathers weights in a buffer of its own without {REUSED}",
+            "costs",
+            "gradients",
+            0.5,
+            when=name == "mxfp8" and primary and not keys.flag(REUSED),
+        )
         return {"precision": f"{name}-primary" if primary else name}
     if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
         return {"precision": "bf16-mixed-16"}

@@ -306,8 +306,13 @@ def _compiled(keys: Keys, at: Named) -> Facts:
     facts = at.inner.read(keys)
     if not keys.has(*at.inner.keys):
         return {"compile": "model" in _usual(keys, "compile", "")}
-    if facts["compile"] and set(keys.words(at.parts) or WHOLE) != WHOLE:
-        keys.note(at.parts, "compiles a part alone", "costs", "activations transient loss")
+    keys.note(
+        at.parts,
+        "compiles a part alone",
+        "costs",
+        "activations transient loss",
+        when=facts["compile"] and set(keys.words(at.parts) or WHOLE) != WHOLE,
+    )
     return facts
 
 

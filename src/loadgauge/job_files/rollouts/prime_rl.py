@@ -180,11 +180,11 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _task(keys: Keys, at: Named) -> Facts:
     if not _rl(keys):
         return {"task": None}
-    if keys.word(at.kind) == "sft":
-        keys.note(
-            at.kind,
-            "takes answers that a server elsewhere makes, where the GPUs for generation are counted to make them",
-        )
+    keys.note(
+        at.kind,
+        "takes answers that a server elsewhere makes, where the GPUs for generation are counted to make them",
+        when=keys.word(at.kind) == "sft",
+    )
     return {"task": keys.choice(at.kind, ALGORITHMS) or "grpo", "reference": "none", "old_logprobs": "none"}
 
 
@@ -399,14 +399,14 @@ def _trainer(keys: Keys, at: Named) -> Facts:
     ranks = keys.whole(at.cp) or 1
     again = _section(keys, at.ac, usual=True)
     word = "full"
-    if again and keys.choice(at.mode, {"full": "full", "selective": "selective"}) == "selective":
-        keys.note(
-            at.mode,
-            "keeps parts of layers by name; whole layers are counted again",
-            "costs",
-            "activations",
-            10,
-        )
+    keys.note(
+        at.mode,
+        "keeps parts of layers by name; whole layers are counted again",
+        "costs",
+        "activations",
+        10,
+        when=again and keys.choice(at.mode, {"full": "full", "selective": "selective"}) == "selective",
+    )
     step = keys.whole(at.every) or 1
     if again and step > 1:
         word = f"full:every={step}"

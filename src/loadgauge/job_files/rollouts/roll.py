@@ -309,8 +309,13 @@ def _task(keys: Keys, at: Named) -> Facts:
     if pipeline_of == "dpo":
         return facts | refers | {"task": "ipo" if keys.flag(at.ipo) else "dpo"}
     if pipeline_of == "distill":
-        if keys.whole(at.likeliest, minimum=0) != 0:
-            keys.note(at.likeliest, "keeps the teacher's likeliest tokens only; all are counted", "saves", "loss")
+        keys.note(
+            at.likeliest,
+            "keeps the teacher's likeliest tokens only; all are counted",
+            "saves",
+            "loss",
+            when=keys.whole(at.likeliest, minimum=0) != 0,
+        )
         return facts | {
             "task": "gkd",
             "loss_terms": "forward-kl",

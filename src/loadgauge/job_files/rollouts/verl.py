@@ -321,8 +321,13 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
         return {}
     full = f"{keys.word(at.module) or 'torch.optim'}.{word}"
     matches = OPTIMIZERS.get(full) or (None if keys.has(at.module) else OPTIMIZERS.get(word.lower()))
-    if matches is None:
-        keys.note(at.name, "another optimizer, counted as AdamW with states in float32", "either", "optimizer")
+    keys.note(
+        at.name,
+        "another optimizer, counted as AdamW with states in float32",
+        "either",
+        "optimizer",
+        when=matches is None,
+    )
     return {"optimizer": None if matches == "adamw" else matches}
 
 
