@@ -163,8 +163,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     on = {key: keys.flag(key) for key in at.switches if key != "bf16"}
     auto, full = isinstance(keys.document.get("bf16"), Missing | str), keys.raw("bf16") == "full"
     brain = on["bfloat16"] or (not on["fp16"] if auto else keys.flag("bf16"))
-    if on["fp16"] and on["bfloat16"]:
-        raise keys.wrong("fp16", "contradicts another switch: bfloat16")
+    keys.refuse("fp16", "contradicts another switch: bfloat16", when=on["fp16"] and on["bfloat16"])
     # Weights of 16 bits alone; which 16 changes no byte.
     half = "fp16" if on["fp16"] else "bf16-pure" if on["float16"] else "fp32"
     name = "bf16-pure" if full else "bf16" if brain else half
@@ -195,8 +194,7 @@ def _doubted(keys: Keys) -> None:
     """Notes what plugins do that is not modelled. Raises ConfigError for one that trains elsewhere."""
     for name in _plugins(keys):
         plugin = name.rpartition(".")[2]
-        if plugin == REMOTE:
-            raise keys.wrong("plugins", f"{name!r} trains on a service, and not on these GPUs")
+        keys.refuse("plugins", f"{name!r} trains on a service, and not on these GPUs", when=plugin == REMOTE)
         if plugin not in PLUGINS:
             keys.note("plugins", f"{name} is a plugin that is not known here", parts=STEP)
         elif PLUGINS[plugin][1]:

@@ -209,8 +209,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         per_node = keys.whole(at.devices) or 1
     hosts = keys.whole(at.nodes) or 1
     several = keys.given.get("gpus", per_node * hosts) > 1
-    if several and keys.has("quantize"):
-        raise keys.wrong("quantize", "needs one GPU; LitGPT does not run it on several")
+    keys.refuse("quantize", "needs one GPU; LitGPT does not run it on several", when=several and keys.has("quantize"))
     unsaid = str(keys.raw(at.devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
     facts: Facts = {
         "gpus": None if unsaid and hosts == 1 else per_node * hosts,
@@ -264,8 +263,9 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _precision(keys: Keys, at: Named) -> Facts:
     name = keys.word(at.key)
     if name is None:
-        if keys.has("quantize"):
-            raise keys.wrong("quantize", "needs a precision such as bf16-true; the usual bf16-mixed cannot")
+        keys.refuse(
+            "quantize", "needs a precision such as bf16-true; the usual bf16-mixed cannot", when=keys.has("quantize")
+        )
         return {"precision": "bf16-autocast"}
     if name not in RECIPES:
         raise keys.wrong(at.key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")

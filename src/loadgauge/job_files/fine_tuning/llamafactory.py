@@ -54,8 +54,7 @@ def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any
 )
 def _checkpointing(keys: Keys, at: Named) -> Facts:
     asked = any(keys.flag(name) for name in at.trainers)
-    if asked and keys.flag(at.key):
-        raise keys.wrong(at.key, "contradicts the trainer's own switch")
+    keys.refuse(at.key, "contradicts the trainer's own switch", when=asked and keys.flag(at.key))
     return {"recompute": "none" if keys.flag(at.key) else "full"}
 
 
@@ -255,8 +254,7 @@ def _answers(keys: Keys, at: Named) -> Facts:
     named, kind = keys.word(at.scores), keys.word(at.how) or "lora"
     if named is None:
         raise keys.wrong(at.stage, f"'ppo' needs a reward model ({at.scores})")
-    if kind not in ("lora", "full", "api"):
-        raise keys.wrong(at.how, f"{kind!r} is not read; lora, full and api are")
+    keys.refuse(at.how, f"{kind!r} is not read; lora, full and api are", when=kind not in ("lora", "full", "api"))
     if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
         raise keys.wrong(
             at.how if keys.has(at.how) else at.scores,
@@ -343,8 +341,11 @@ def _trains(keys: Keys) -> Facts:
     for key in (predict, "do_eval"):
         if keys.flag(key) and not keys.flag(train):
             raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
-    if keys.has("infer_backend") and not keys.has(train, *usual):
-        raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
+    keys.refuse(
+        "infer_backend",
+        "says how answers are generated; the file is no training job",
+        when=keys.has("infer_backend") and not keys.has(train, *usual),
+    )
     return {}
 
 

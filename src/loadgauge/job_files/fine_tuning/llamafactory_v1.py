@@ -133,8 +133,7 @@ def _adapter(keys: Keys, at: Named) -> Facts:
             | ADAPTER_BESIDE.read(keys)
         )
         return facts | {"lora_targets": facts["lora_targets"] or "all"}
-    if _quantises(keys):
-        raise keys.wrong(QUANTISED, "needs peft_config.name lora")
+    keys.refuse(QUANTISED, "needs peft_config.name lora", when=_quantises(keys))
     return {"lora_rank": 0, "qlora": False}
 
 

@@ -46,8 +46,7 @@ def of_ranks(keys: Keys, samples: int) -> Batches:
         if ranks is None:
             raise keys.wrong(BATCH, "counts the sequences of all GPUs, which the file does not say; give --gpus")
         every, left = divmod(whole, each * ranks)
-        if left or not every:
-            raise keys.wrong(BATCH, f"{whole} are no whole micro-batches of {each} on {ranks} GPUs")
+        keys.refuse(BATCH, f"{whole} are no whole micro-batches of {each} on {ranks} GPUs", when=left or not every)
     again = (keys.whole("num_iterations") or 1) > 1 or rounds % every != 0
     return Batches({"generated": each * (every if every % rounds == 0 else rounds)}, each * every, again)
 
@@ -58,8 +57,9 @@ def of_all(keys: Keys, samples: int) -> Batches:
     number, ranks = keys.whole(BATCH), world(keys)
     if number is None:
         number = (keys.whole("global_batch_size") or 16) * (keys.whole(STEPS) or 1)
-    if number % samples:
-        raise keys.wrong("num_generations", f"{samples} do not divide the {number} sequences of a generation")
+    keys.refuse(
+        "num_generations", f"{samples} do not divide the {number} sequences of a generation", when=number % samples
+    )
     return Batches({"prompts": number // samples}, None if ranks is None else max(1, number // ranks), True)
 
 
@@ -68,8 +68,7 @@ def _each(keys: Keys) -> int:
 
 
 def _distilled(keys: Keys, facts: Facts, at: Named) -> Facts:
-    if keys.has(at.server):
-        raise keys.wrong(at.server, "is a teacher on GPUs of its own, which the file does not say")
+    keys.refuse(at.server, "is a teacher on GPUs of its own, which the file does not say", when=keys.has(at.server))
     keys.note(
         at.sequences,
         "generates answers of the teacher, which is not counted",

@@ -101,10 +101,11 @@ def _adapter(keys: Keys, at: Named) -> Facts:
     adapters = any(name.startswith("peft.") for name in keys.document.names())
     if keys.flag(FULL):  # and get_peft_model does nothing
         return {"lora_rank": 0}
-    if not adapters:
-        raise keys.wrong(
-            at.rank, "get_peft_model is not called, nor is full_finetuning=True given; nothing would be trained"
-        )
+    keys.refuse(
+        at.rank,
+        "get_peft_model is not called, nor is full_finetuning=True given; nothing would be trained",
+        when=not adapters,
+    )
     chosen = keys.words(at.modules)
     # As targets they are trained whole too (`_redirect_embedding_targets` of models/llama.py).
     named = [*(keys.words(at.save) or ()), *(chosen or ())]
@@ -166,8 +167,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _precision(keys: Keys, at: Named) -> Facts:
     half = {"bf16": keys.flag(at.bf16), "fp16": keys.flag(at.fp16)}
-    if half["bf16"] and half["fp16"]:
-        raise keys.wrong(at.fp16, "contradicts bf16")
+    keys.refuse(at.fp16, "contradicts bf16", when=half["bf16"] and half["fp16"])
     dtype = str(keys.raw(at.loaded) or "").removeprefix("$torch.")
     facts: Facts = {"precision": "fp16" if half["fp16"] or dtype == "float16" else "bf16"}
     # Whole models are loaded in bfloat16 too, and trained so, unless float32 is asked for (models/vision.py).

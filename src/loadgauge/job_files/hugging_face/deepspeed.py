@@ -91,15 +91,12 @@ def _sharded(keys: Keys, at: Named) -> Facts:
         raise keys.wrong(at.stage, f"must be 0, 1, 2 or 3, got {number}")
     moved = keys.choice(at.state, at.spelled) or keys.flag(at.old)
     if keys.choice(at.param, at.spelled) or keys.flag(at.older):
-        if number != 3:
-            raise keys.wrong(at.param, f"needs stage 3, not {number or 0}")
+        keys.refuse(at.param, f"needs stage 3, not {number or 0}", when=number != 3)
         return {"zero": number, "offload": "all", **_beside(keys, at)}
-    if moved and not number:
-        raise keys.wrong(at.state, "needs stages 1 to 3")
+    keys.refuse(at.state, "needs stages 1 to 3", when=moved and not number)
     part = keys.real(at.share)
     if moved and part is not None and part != 1:
-        if not 0 <= part < 1:
-            raise keys.wrong(at.share, f"must be from 0 to 1, got {part:g}")
+        keys.refuse(at.share, f"must be from 0 to 1, got {part:g}", when=not 0 <= part < 1)
         note = f"{keys.document.shown(at.share)} = {part:g}: of the other parameters states stay on the GPU"
         keys.add(Uncounted(note, keys.document.shown(at.share), parameter=12 * (1 - part)))
     return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(_beside(keys, at) if moved else {})}

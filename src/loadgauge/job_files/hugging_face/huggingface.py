@@ -322,8 +322,7 @@ def processes(*, argv: bool = True) -> Idea:
         gpus, hosts = keys.whole(count, minimum=1 if argv else -1), keys.whole(machines) or 1
         if gpus is None or gpus < 1:
             return {"gpus": visible(keys)} if argv and "gpus" not in keys.given else {}
-        if gpus % hosts:
-            raise keys.wrong(count, f"{gpus} cannot be split over {hosts} machines")
+        keys.refuse(count, f"{gpus} cannot be split over {hosts} machines", when=gpus % hosts)
         return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -356,8 +355,7 @@ def attention(*switches: str) -> Idea:
     def read(keys: Keys) -> Facts:
         old = any(keys.flag(name) for name in switches)
         named = keys.choice(key, ATTENTION, NEAREST["attention"])
-        if old and named == "eager":
-            raise keys.wrong(key, "contradicts the switch for flash attention")
+        keys.refuse(key, "contradicts the switch for flash attention", when=old and named == "eager")
         return {"attention": named or ("fa2" if old else None)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -56,8 +56,11 @@ def _targets(keys: Keys, method: str) -> str | None:
         raise keys.wrong(TARGETS, "is a pattern, which is not read; a list of names is, and all-linear")
     named = [str(name) for name in keys.words(TARGETS) or []]
     for name in named:
-        if any(part.isdecimal() for part in name.split(".")):
-            raise keys.wrong(TARGETS, f"{name!r} is one layer's; layers_to_transform says which layers have adapters")
+        keys.refuse(
+            TARGETS,
+            f"{name!r} is one layer's; layers_to_transform says which layers have adapters",
+            when=any(part.isdecimal() for part in name.split(".")),
+        )
     return ",".join(dict.fromkeys([*(name.rpartition(".")[2] for name in named), *experts])) or None
 
 

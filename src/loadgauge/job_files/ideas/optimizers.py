@@ -46,8 +46,11 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
                 when=low is None or argument not in (*LOW_RANK, *HARMLESS),
             )
             if argument in LOW_RANK:
-                if not (value.isascii() and value.isdecimal()):
-                    raise keys.wrong(arguments_key, f"{argument}={value}: must be a whole number")
+                keys.refuse(
+                    arguments_key,
+                    f"{argument}={value}: must be a whole number",
+                    when=not (value.isascii() and value.isdecimal()),
+                )
                 ours = LOW_RANK[argument]
                 if low is not None and int(value) != getattr(low, ours):
                     options.append(f"{ours}={int(value)}")

@@ -118,8 +118,9 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
                 virtual, left = 1, 0
             else:
                 virtual, left = divmod(total, stages * per_chunk)
-            if left or not virtual:
-                raise keys.wrong(layers, f"{per_chunk} does not divide {total} layers over {stages} stages")
+            keys.refuse(
+                layers, f"{per_chunk} does not divide {total} layers over {stages} stages", when=left or not virtual
+            )
         virtual = virtual or 1
         facts: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1}
         if stages > 1:

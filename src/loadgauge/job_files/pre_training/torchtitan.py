@@ -150,8 +150,7 @@ def _sharding(keys: Keys, at: Named) -> Facts:
     number = next((facts for key in (at.shards, at.old) if (facts := keys.whole(key, minimum=-1)) is not None), -1)
     cp, pp = keys.whole(DEGREES["cp"]) or 1, keys.whole(DEGREES["pp"]) or 1
     again = keys.choice(at.reshard, {"default": pp == 1, "always": True, "never": False})
-    if number == 0:
-        raise keys.wrong(at.shards, "must be -1 or at least 1, got 0")
+    keys.refuse(at.shards, "must be -1 or at least 1, got 0", when=number == 0)
     listed: Facts = {"shards": number} if number > 0 else {}
     if number == 1 and cp == 1:
         return {"zero": 0, "replicas": 1, "dp": replicas}

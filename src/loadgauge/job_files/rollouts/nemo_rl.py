@@ -141,8 +141,9 @@ def _layout(keys: Keys, at: Named) -> Facts:
         }
         return facts
     passed = keys.real(at.part)
-    if keys.flag(at.host) and passed not in (None, 0.0, 1.0):
-        raise keys.wrong(at.part, f"a part ({passed}) is not read; 0 or 1 is")
+    keys.refuse(
+        at.part, f"a part ({passed}) is not read; 0 or 1 is", when=keys.flag(at.host) and passed not in (None, 0.0, 1.0)
+    )
     return facts | {
         "framework": "megatron",
         "zero": 0 if keys.flag(at.distributed) is False else 1,

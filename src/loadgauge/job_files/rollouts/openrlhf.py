@@ -193,8 +193,9 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     waits = not keys.flag(at.late)
     _same_gpus(keys, trainer, at)
     if keys.flag(at.everything) and waits:
-        if rollout != trainer:
-            raise keys.wrong(at.engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor")
+        keys.refuse(
+            at.engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor", when=rollout != trainer
+        )
         return {"gpus": trainer, "gpus_per_node": each, "nodes": nodes, "placement": "colocated"}
     total = trainer + rollout
     node = min(8, max(each, 1)) if total > 8 else total
@@ -244,8 +245,11 @@ def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
     value = value or score or own
     moved, beside = [keys.flag(name) for name in (at.frozen, at.scored)], not _off(keys)
     there = [flag for flag, each in zip(moved, (beside, score is not None), strict=True) if each]
-    if len({bool(flag) for flag in there}) > 1:
-        raise keys.wrong(at.frozen, "is read where reference and reward model are both on the host, or neither")
+    keys.refuse(
+        at.frozen,
+        "is read where reference and reward model are both on the host, or neither",
+        when=len({bool(flag) for flag in there}) > 1,
+    )
     return {
         "task": task,
         "reference": "model" if beside else "none",
@@ -302,8 +306,9 @@ def _task(keys: Keys, at: Named) -> Facts:
     if trainer == "ppo_ray":
         return _of_answers(keys, own, at)
     if trainer in ("dpo", "kto"):
-        if keys.word(at.base) not in (None, own):
-            raise keys.wrong(at.base, "is read where it is the model that is trained")
+        keys.refuse(
+            at.base, "is read where it is the model that is trained", when=keys.word(at.base) not in (None, own)
+        )
         task = "ipo" if trainer == "dpo" and keys.flag(at.ipo) else trainer
         # A reference is loaded whole, beside adapters too.
         return {"task": task, "reference": "model", "frozen_offload": keys.flag(at.frozen) or None}
@@ -495,8 +500,7 @@ RANK, FOUR = "ds.lora.rank", "ds.load_in_4bit"
 def _adapter() -> Idea:
     def on(keys: Keys) -> bool:
         number = keys.whole(RANK, minimum=0)
-        if not number and keys.flag(FOUR):
-            raise keys.wrong(FOUR, "says a quantised base, and no adapter trains on it")
+        keys.refuse(FOUR, "says a quantised base, and no adapter trains on it", when=not number and keys.flag(FOUR))
         return bool(number)
 
     return adapters(
@@ -552,12 +556,13 @@ def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 @reads(OPTIMIZER_KIND, OLD[OPTIMIZER_KIND], facts="optimizer", write=_optimizer_written, of_critic="critic.optim")
 def _optimizer(keys: Keys, at: Named) -> Facts:
     own = keys.choice(_named(keys), OPTIMIZER_SORTS) or "adamw"
-    if (
-        _generates(keys)
+    keys.refuse(
+        at.of_critic,
+        "is read where it is the actor's",
+        when=_generates(keys)
         and _estimator(keys) == "gae"
-        and (keys.choice(at.of_critic, OPTIMIZER_SORTS) or "adamw") != own
-    ):
-        raise keys.wrong(at.of_critic, "is read where it is the actor's")
+        and (keys.choice(at.of_critic, OPTIMIZER_SORTS) or "adamw") != own,
+    )
     return {"optimizer": own}
 
 

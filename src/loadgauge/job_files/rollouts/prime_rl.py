@@ -147,8 +147,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         rollout = counts[1] or keys.whole(at.infer) or 1
     if not _rl(keys):
         return {"gpus": trainer, "gpus_per_node": per_node if many else None}
-    if not rollout:
-        raise keys.wrong(at.hosts, "says how many nodes generate, and is none")
+    keys.refuse(at.hosts, "says how many nodes generate, and is none", when=not rollout)
     age = keys.agreed((at.late, *at.older), lambda name: keys.whole(name, minimum=0))
     total = trainer + rollout
     return {
@@ -251,8 +250,7 @@ def _batch(keys: Keys, at: Named) -> Facts:
         tokens = keys.whole(TOKENS)
         number = 128 if tokens is None else max(1, round(tokens / longest / each)) * each
     prompts, left = divmod(number, each)
-    if left:
-        raise keys.wrong(at.whole, f"{number} answers are no whole groups of {each}")
+    keys.refuse(at.whole, f"{number} answers are no whole groups of {each}", when=left)
     rest = keys.agreed(at.answer, keys.whole)
     unsaid = rest is None or rest >= longest
     first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)

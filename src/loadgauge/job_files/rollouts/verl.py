@@ -232,8 +232,11 @@ def _layout(keys: Keys, at: Named) -> Facts:
     engine = engine_of(keys)
     if engine == "megatron":
         return _of_megatron(keys)
-    if keys.word(at.strategy) == "fsdp_turbo":
-        raise keys.wrong(at.strategy, "lays out the model by turbo_config, which is not read; fsdp2 is")
+    keys.refuse(
+        at.strategy,
+        "lays out the model by turbo_config, which is not read; fsdp2 is",
+        when=keys.word(at.strategy) == "fsdp_turbo",
+    )
     own = engine in ("torchtitan", "automodel")
     ranks = keys.whole(at.ring) or 1 if own else ulysses(keys)
     # Its configuration has gradients reduced with every micro-batch; before 0.9 there is nothing to choose.
@@ -425,8 +428,11 @@ def _micro_batch(keys: Keys, at: Named) -> Facts:
     length = _seq_len.read(keys)["seq_len"]
     asked = keys.flag(dynamic) if keys.has(dynamic) else not of_actor
     most = (keys.whole(tokens) or (16_384 if of_actor else 8192)) * sharing(keys)
-    if asked and most < length:
-        raise keys.wrong(tokens, f"{most} tokens are fewer than a sequence has ({length}), which verl refuses")
+    keys.refuse(
+        tokens,
+        f"{most} tokens are fewer than a sequence has ({length}), which verl refuses",
+        when=asked and most < length,
+    )
     stated = keys.whole(each) or (None if of_actor else 4)
     if not asked and stated is None:
         return {}

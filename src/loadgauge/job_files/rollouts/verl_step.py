@@ -344,6 +344,7 @@ def critic_batch(keys: Keys, at: Named) -> Facts:
         return {"critic_batch": keys.whole(at.each)}
     length = (keys.whole("data.max_prompt_length") or 512) + (keys.whole("data.max_response_length") or 512)
     tokens = (keys.whole(at.most) or 32_768) * (keys.whole(f"{C}ulysses_sequence_parallel_size") or 1)
-    if tokens < length:
-        raise keys.wrong(at.most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses")
+    keys.refuse(
+        at.most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses", when=tokens < length
+    )
     return {"critic_batch": tokens // length}
