@@ -74,8 +74,7 @@ def _attention_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _attention(keys: Keys, at: Named) -> Facts:
     kind = next((kind for key, kind in SWITCHES.items() if keys.flag(key)), None)
     name = (keys.word(at.word) or "").partition("@")[0].partition(":")[0]
-    if name and kind is not None:
-        raise keys.wrong(at.word, "contradicts the older switch of attention")
+    keys.refuse(at.word, "contradicts the older switch of attention", when=name and kind is not None)
     if "/" in name and name not in WORDS:
         keys.note(
             at.word,
@@ -364,8 +363,11 @@ def _adapter_written(facts: Facts, keys: Keys) -> dict[str, Any]:
 )
 def _adapter(keys: Keys) -> Facts:
     kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
-    if kind is None and keys.flag(ADAPTER_FOUR):
-        raise keys.wrong(ADAPTER_FOUR, "says a base in 4 bits, and no adapter trains on it")
+    keys.refuse(
+        ADAPTER_FOUR,
+        "says a base in 4 bits, and no adapter trains on it",
+        when=kind is None and keys.flag(ADAPTER_FOUR),
+    )
     if kind is None:
         return {"lora_rank": 0, "qlora": False}
     if kind == "mora":

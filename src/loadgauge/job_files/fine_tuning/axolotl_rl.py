@@ -213,8 +213,11 @@ def preference(keys: Keys, at: Named) -> Facts:
         return _of_blocks(keys)
     if word in (*GROUPS, "ebft"):
         return _of_answers(keys)
-    if word not in (None, *PREFERENCES):
-        raise keys.wrong("rl", f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS, 'ebft'))} are")
+    keys.refuse(
+        "rl",
+        f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS, 'ebft'))} are",
+        when=word not in (None, *PREFERENCES),
+    )
     scored = next((key for key in (SCORES, STEPS) if word is None and keys.flag(key)), None)
     keys.note(
         LABELS,

@@ -51,10 +51,11 @@ OPTIMIZERS |= BITSANDBYTES
 def _shape(keys: Keys) -> str:
     """The model that is written out, of a family that is like it."""
     kind = keys.word(f"{SIZES}mlp_class_name") or PLAIN
-    if kind not in (*GATED, PLAIN):
-        raise keys.wrong(
-            f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})"
-        )
+    keys.refuse(
+        f"{SIZES}mlp_class_name",
+        f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})",
+        when=kind not in (*GATED, PLAIN),
+    )
     gated = kind in GATED
     keys.note(
         f"{SIZES}mlp_class_name",
@@ -168,8 +169,9 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _adapter(keys: Keys, at: Named) -> Facts:
     asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
-    if asked is not None and asked[1] == "adapter":
-        raise keys.wrong(at.rank, "LLaMA-Adapter is not read; lora and full are")
+    keys.refuse(
+        at.rank, "LLaMA-Adapter is not read; lora and full are", when=asked is not None and asked[1] == "adapter"
+    )
     if not _trains_adapters(keys):
         return {"lora_rank": 0, "qlora": False}
     names: list[str] = []
@@ -267,8 +269,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
             "quantize", "needs a precision such as bf16-true; the usual bf16-mixed cannot", when=keys.has("quantize")
         )
         return {"precision": "bf16-autocast"}
-    if name not in RECIPES:
-        raise keys.wrong(at.key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")
+    keys.refuse(at.key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})", when=name not in RECIPES)
     return {"precision": RECIPES[name]}
 
 

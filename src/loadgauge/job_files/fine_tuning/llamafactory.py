@@ -112,8 +112,11 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _adapter(keys: Keys, at: Named) -> Facts:
     how = keys.choice(at.kind, METHODS) or "lora"
-    if how == "full" and keys.whole(ADAPTER_BITS) is not None:
-        raise keys.wrong(ADAPTER_BITS, "needs finetuning_type lora, not full")
+    keys.refuse(
+        ADAPTER_BITS,
+        "needs finetuning_type lora, not full",
+        when=how == "full" and keys.whole(ADAPTER_BITS) is not None,
+    )
     if how == "full":
         return {"lora_rank": 0, "qlora": False}
     if how == "oft" and keys.whole(ADAPTER_SIZE, minimum=0):
@@ -252,8 +255,7 @@ def _answers(keys: Keys, at: Named) -> Facts:
     """PPO: answers of a mini-batch at a time, by `generate`; the critic is a value of each token beside the actor's logits,
     the reference the model without its adapters, or a second one (`train/ppo/trainer.py`, `train/ppo/workflow.py`)."""
     named, kind = keys.word(at.scores), keys.word(at.how) or "lora"
-    if named is None:
-        raise keys.wrong(at.stage, f"'ppo' needs a reward model ({at.scores})")
+    keys.refuse(at.stage, f"'ppo' needs a reward model ({at.scores})", when=named is None)
     keys.refuse(at.how, f"{kind!r} is not read; lora, full and api are", when=kind not in ("lora", "full", "api"))
     if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
         raise keys.wrong(

@@ -322,8 +322,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     """16 bits by the format the weights are loaded in, which is the checkpoint's unless it is given: nearly always bfloat16."""
     loaded = keys.choice(at.dtype, DTYPES) or "bfloat16"
     half = {at.bf16: keys.flag(at.bf16), at.fp16: keys.flag(at.fp16)}
-    if all(half.values()):
-        raise keys.wrong(at.fp16, f"contradicts {keys.document.shown(at.bf16)}")
+    keys.refuse(at.fp16, f"contradicts {keys.document.shown(at.bf16)}", when=all(half.values()))
     # Without a word on it, weights of float32 are trained with float16's products.
     usual = at.bf16 if loaded == "bfloat16" else at.fp16
     on = {name: (usual == name if flag is None else flag) for name, flag in half.items()}

@@ -240,8 +240,7 @@ def _answers_read(keys: Keys, at: Named) -> Facts:
             when=(keys.whole(at.parts) or 1) > 1,
         )
         scores, at_once = _one_of(keys, at.reward), _each(keys) * rounds
-        if scores is None:
-            raise keys.wrong("rlhf_type", "'ppo' needs a reward model (reward_model)")
+        keys.refuse("rlhf_type", "'ppo' needs a reward model (reward_model)", when=scores is None)
         rows = min(keys.whole(at.forward) or 64, at_once)
         return facts | {
             "task": "ppo",

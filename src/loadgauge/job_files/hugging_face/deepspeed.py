@@ -87,8 +87,7 @@ def batch(prefix: str = "") -> Idea:
 
 def _sharded(keys: Keys, at: Named) -> Facts:
     number = keys.whole(at.stage, minimum=0)
-    if number is not None and number > 3:
-        raise keys.wrong(at.stage, f"must be 0, 1, 2 or 3, got {number}")
+    keys.refuse(at.stage, f"must be 0, 1, 2 or 3, got {number}", when=number is not None and number > 3)
     moved = keys.choice(at.state, at.spelled) or keys.flag(at.old)
     if keys.choice(at.param, at.spelled) or keys.flag(at.older):
         keys.refuse(at.param, f"needs stage 3, not {number or 0}", when=number != 3)
@@ -104,10 +103,11 @@ def _sharded(keys: Keys, at: Named) -> Facts:
 
 def _beside(keys: Keys, at: Named) -> Facts:
     nvme = [keys.raw(key) == "nvme" for key in (at.state, at.param) if keys.raw(key) in CPU]
-    if len(set(nvme)) > 1:
-        raise keys.wrong(
-            at.param, f"{keys.raw(at.param)!r} with the optimizer on {keys.raw(at.state)!r} is not read; the same is"
-        )
+    keys.refuse(
+        at.param,
+        f"{keys.raw(at.param)!r} with the optimizer on {keys.raw(at.state)!r} is not read; the same is",
+        when=len(set(nvme)) > 1,
+    )
     plain = any(keys.flag(key) is False for key in at.pins)
     return {"offload_to": "nvme" if any(nvme) else None, "pin_memory": False if plain else None}
 
@@ -205,8 +205,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 def _precision_read(keys: Keys, at: Named) -> Facts:
     half = {"bf16": keys.flag(at.bf16), "fp16": keys.flag(at.fp16)}
-    if all(half.values()):
-        raise keys.wrong(at.fp16, f"contradicts {keys.document.shown(at.bf16)}")
+    keys.refuse(at.fp16, f"contradicts {keys.document.shown(at.bf16)}", when=all(half.values()))
     name = next((word for word, on in half.items() if on), None)
     if name is None:
         return {} if {at.bf16, at.fp16} & set(keys.left) else {"precision": "fp32"}

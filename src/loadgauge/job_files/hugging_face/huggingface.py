@@ -117,8 +117,11 @@ def sharding(switched: bool = True) -> Idea:
 
     def read(keys: Keys) -> Facts:
         configuration = keys.raw("deepspeed")
-        if configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
-            raise keys.wrong("deepspeed", f"contradicts {keys.document.shown('fsdp')}")
+        keys.refuse(
+            "deepspeed",
+            f"contradicts {keys.document.shown('fsdp')}",
+            when=configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False,
+        )
         if isinstance(configuration, dict):
             return {"framework": "deepspeed"} | inner.read(keys) | sizes.read(keys)
         if configuration is not None and configuration is not False:
@@ -183,8 +186,7 @@ def half(default: Any = None, pure: str = "") -> Idea:
         if pure and keys.flag(pure):
             return {"precision": "bf16-pure"}
         bf16, fp16 = keys.flag("bf16"), keys.flag("fp16")
-        if bf16 and fp16:
-            raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+        keys.refuse("fp16", f"contradicts {keys.document.shown('bf16')}", when=bf16 and fp16)
         if bf16 is None and not fp16 and "bf16" in keys.left:
             return {"precision": "bf16"}
         usual = default(keys) if callable(default) else default

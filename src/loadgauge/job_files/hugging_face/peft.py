@@ -33,8 +33,7 @@ OFT_BLOCKS = "r"
 def method_of(keys: Keys) -> str:
     """The word of `--adapter` for a file. Raises `ConfigError` for a method that is not modelled."""
     kind = str(keys.raw(KIND) or LORA).upper()
-    if kind not in TYPES:
-        raise keys.wrong(KIND, f"{kind} is not modelled; {', '.join(TYPES)} are")
+    keys.refuse(KIND, f"{kind} is not modelled; {', '.join(TYPES)} are", when=kind not in TYPES)
     return TYPES[kind]
 
 

@@ -108,8 +108,7 @@ def instantiated(
     def read(keys: Keys) -> Facts:
         name = keys.choice(component, words, NEAREST["optimizer"])
         quick, lists = keys.flag(fused), keys.flag(foreach)
-        if quick and lists:
-            raise keys.wrong(foreach, f"contradicts {keys.document.shown(fused)}")
+        keys.refuse(foreach, f"contradicts {keys.document.shown(fused)}", when=quick and lists)
         for key in beside:
             keys.note(
                 key,

@@ -25,8 +25,6 @@ PACKAGES = {"automodel": "nemo-automodel"}
 """Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
 TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
-
-
 VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 UNASKED = ("nodes", "dp", "weights", "lora_dropout")
 """Facts that no flag asks for where another of the same idea is one."""

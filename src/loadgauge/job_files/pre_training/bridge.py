@@ -214,8 +214,7 @@ def _lora(keys: Keys, at: Named) -> Facts:
         note = f"{shown}: adapters of Mamba's layers are not counted"
         keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
         chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
-    if any(name not in TARGETS for name in chosen):
-        raise keys.wrong(at.modules, f"read: {', '.join(TARGETS)}")
+    keys.refuse(at.modules, f"read: {', '.join(TARGETS)}", when=any(name not in TARGETS for name in chosen))
     return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
 
 

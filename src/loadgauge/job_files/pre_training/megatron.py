@@ -107,11 +107,17 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         stages, total = keys.whole(pp) or 1, keys.whole(count)
         virtual, per_chunk = keys.whole(chunks), keys.whole(layers)
         if also is not None and keys.has(also):
-            if virtual is not None and virtual != keys.whole(also):
-                raise keys.wrong(also, f"contradicts {keys.document.shown(chunks)} = {virtual}")
+            keys.refuse(
+                also,
+                f"contradicts {keys.document.shown(chunks)} = {virtual}",
+                when=virtual is not None and virtual != keys.whole(also),
+            )
             virtual = keys.whole(also)
-        if virtual is not None and per_chunk is not None:
-            raise keys.wrong(layers, f"contradicts {keys.document.shown(chunks)}; leave one of them out")
+        keys.refuse(
+            layers,
+            f"contradicts {keys.document.shown(chunks)}; leave one of them out",
+            when=virtual is not None and per_chunk is not None,
+        )
         if per_chunk is not None:
             if total is None:
                 keys.note(layers, f"says nothing without {keys.document.shown(count)}, and {EVENLY}", *SPLIT)
@@ -223,8 +229,7 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
             return {"recompute": "none"}
         way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
         each = keys.whole(number) or 1
-        if way is None:
-            raise keys.wrong(granularity, f"full needs {keys.document.shown(how)}")
+        keys.refuse(granularity, f"full needs {keys.document.shown(how)}", when=way is None)
         return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -325,8 +330,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def precision(keys: Keys, at: Named) -> Facts:
     """The idea of the precision: 16 bits, and 8 or 4 bits in the matrix products."""
     half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
-    if keys.flag("bf16") and keys.flag("fp16"):
-        raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+    keys.refuse("fp16", f"contradicts {keys.document.shown('bf16')}", when=keys.flag("bf16") and keys.flag("fp16"))
     eight = keys.has("fp8_format", "fp8") or keys.flag("fp8_hybrid") or keys.flag("fp8_e4m3")
     if eight or keys.has("fp4_format", "fp4"):
         if not eight:
@@ -363,8 +367,7 @@ def zero(prefix: str = "", *also: str) -> Idea:
     def read(keys: Keys) -> Facts:
         replicas = keys.whole(instances) or 1
         shards = any(keys.flag(key) for key in (fsdp, older, *also[1:]))
-        if keys.flag(torch) and shards:
-            raise keys.wrong(torch, f"contradicts {keys.document.shown(fsdp)}")
+        keys.refuse(torch, f"contradicts {keys.document.shown(fsdp)}", when=keys.flag(torch) and shards)
         if keys.flag(torch):
             return {"zero": 2 if keys.flag(kept) else 3, "replicas": replicas}
         if shards:

@@ -186,8 +186,9 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if pp == 1:
         return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
     sequences = keys.whole(at.micro) or 1
-    if local % sequences:
-        raise keys.wrong(at.micro, f"{sequences} does not divide {keys.document.shown(at.rank)} = {local}")
+    keys.refuse(
+        at.micro, f"{sequences} does not divide {keys.document.shown(at.rank)} = {local}", when=local % sequences
+    )
     return {"micro_batch": sequences, "global_batch": batch, "accumulation": None if batch else local // sequences}
 
 

@@ -435,8 +435,11 @@ def _lengths(keys: Keys, at: Named) -> Facts:
     if not generates(keys):
         return {"seq_len": length}
     first, rest = keys.whole(at.prompt), keys.whole(at.answer)
-    if rest is not None and rest > length:
-        raise keys.wrong(at.answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
+    keys.refuse(
+        at.answer,
+        f"{rest} tokens of an answer are more than the {length} of prompt and answer",
+        when=rest is not None and rest > length,
+    )
     unsaid = rest in (None, length) and (first is None or first >= length)
     if rest is None or rest == length:
         rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)

@@ -129,8 +129,11 @@ def _same_gpus(keys: Keys, trainer: int, at: Named) -> None:
         keys.note(at.everything, stated, "saves", "weights gradients optimizer", 0.7)
     for role, beside in shares.items():
         where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
-        if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where):
-            raise keys.wrong(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs")
+        keys.refuse(
+            f"{role}.num_gpus_per_node",
+            f"is read where it is the actor's {trainer} GPUs",
+            when=beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where),
+        )
 
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -240,8 +243,7 @@ def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
     if task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
         task = "gspo"
     score, value = _rewards(keys), keys.word(at.critic)
-    if score is not None and "," in score:
-        raise keys.wrong(at.reward, "several reward models are not read; one is")
+    keys.refuse(at.reward, "several reward models are not read; one is", when=score is not None and "," in score)
     value = value or score or own
     moved, beside = [keys.flag(name) for name in (at.frozen, at.scored)], not _off(keys)
     there = [flag for flag, each in zip(moved, (beside, score is not None), strict=True) if each]
@@ -300,8 +302,7 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _task(keys: Keys, at: Named) -> Facts:
     """The task by the program; PPO's by its estimator of advantages, and the models beside the actor."""
     trainer = trainer_of(keys)
-    if trainer not in TRAINERS:
-        raise keys.wrong("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})")
+    keys.refuse("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})", when=trainer not in TRAINERS)
     own = keys.word("model")
     if trainer == "ppo_ray":
         return _of_answers(keys, own, at)

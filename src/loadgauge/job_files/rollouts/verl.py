@@ -265,8 +265,9 @@ def _layout(keys: Keys, at: Named) -> Facts:
     if size is not None and size > 0 and (total is None or size < total):
         # A group of the device mesh counts Ulysses' ranks among its own; VeOmni's does not.
         whole, left = divmod(size, 1 if engine == "veomni" else ranks)
-        if left or not whole:
-            raise keys.wrong(at.group, f"{size} cannot be split over {keys.document.shown(at.newer)} = {ranks}")
+        keys.refuse(
+            at.group, f"{size} cannot be split over {keys.document.shown(at.newer)} = {ranks}", when=left or not whole
+        )
         facts["shards"] = whole
     return facts
 

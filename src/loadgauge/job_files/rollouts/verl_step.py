@@ -93,8 +93,9 @@ def task(keys: Keys, at: Named) -> Facts:
     chosen = "ppo" if asked else "grpo" if chosen is None or (asked is False and chosen == "ppo") else chosen
     refers = keys.flag(at.kl) or keys.flag(at.in_reward)
     for name, on in zip(at.scored, at.switch, strict=True):
-        if keys.flag(on) and keys.word(name) is None:
-            raise keys.wrong(on, f"is on, and {name} does not say which model scores")
+        keys.refuse(
+            on, f"is on, and {name} does not say which model scores", when=keys.flag(on) and keys.word(name) is None
+        )
     if any(keys.flag(key) for key in at.teaches):
         keys.note(
             at.teaches[keys.has(at.teaches[1])], "a teacher scores on GPUs of its own, which are not counted", "either"
