@@ -109,11 +109,7 @@ def sharding(switched: bool = True) -> Idea:
         moved = "offload" in words or any(
             keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
         )
-        return {
-            "framework": "huggingface",
-            "zero": zero,
-            "offload": "all" if moved else "none",
-        }
+        return {"framework": "huggingface", "zero": zero, "offload": "all" if moved else "none"}
 
     def read(keys: Keys) -> Facts:
         configuration = keys.raw("deepspeed")
