@@ -372,9 +372,9 @@ class _Taken(ast.NodeTransformer):
 CARD = 80
 """Gigabytes of the card whose branch of a program counts: those of the cards that are rented most."""
 MEMORY = re.compile(r"(?i)mem(?!ber)|vram")
-ORDERED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
-}  # fmt: skip
+ORDERED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = dict(
+    zip((ast.Gt, ast.GtE, ast.Lt, ast.LtE), (operator.gt, operator.ge, operator.lt, operator.le), strict=True)
+)
 
 
 def _of_memory(test: ast.expr) -> Any:

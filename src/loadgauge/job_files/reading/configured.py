@@ -158,14 +158,14 @@ def unwrapped(text: str) -> str:
         int(match[1]) if match else usual for match, usual in zip(told, (sum(replicas) or 1, 0), strict=True)
     )
     counted = f"# torchrun --nnodes {machines} --nproc_per_node {cards}\n" if cards else ""
-    known = {
+    values = {
         name: number
         for name, number in zip(TOLD, (machines, cards, machines, cards, machines * cards), strict=True)
         if cards
     }
     for node in nodes:
-        known |= _variables(node.get("env") or node.get("envs") or node.get("environment"))
-    lines = [*(f"{name}={shlex.quote(str(value))}" for name, value in known.items()), *dict.fromkeys(commands)]
+        values |= _variables(node.get("env") or node.get("envs") or node.get("environment"))
+    lines = [*(f"{name}={shlex.quote(str(value))}" for name, value in values.items()), *dict.fromkeys(commands)]
     return UNWRAPPED + counted + "\n".join(lines).rstrip() + "\n"
 
 

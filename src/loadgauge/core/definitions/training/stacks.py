@@ -234,7 +234,7 @@ EXPERTS_ADAPTED_UNSLOTH = Habit(
         Change("no", "unsloth 2026.1: models/llama.py, get_peft_model"),
     )
 )
-"""Whether Unsloth's adapters of the MLP are those of routed experts too."""
+"""Adapters of routed experts beside those of the MLP, which Unsloth has without being asked."""
 
 BEFORE_ONE_TENSOR = "transformers=4.57"
 """The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
