@@ -81,3 +81,14 @@ def test_what_cannot_be_converted_is_refused(script: Path, tmp_path: Path) -> No
 
 def test_what_is_written_prints_as_its_text() -> None:
     assert f"{Written(dialect='trl', text='packing: false')}" == "packing: false"
+
+
+@pytest.mark.parametrize("text", ["num_train_epochs: 3.0\n", ""])
+def test_epochs_are_those_of_the_file(text: str, tmp_path: Path) -> None:
+    """axolotl needs a number of epochs, so a new file has one: that of the file that is converted."""
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 2048\nbf16: true\n" + text
+    )
+    words = str(convert([file], to="axolotl")).splitlines()
+    assert ("num_epochs: 3.0" if text else "num_epochs: 1") in words

@@ -450,7 +450,7 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         ("a.yaml", AXOLOTL + LIGER + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "liger", "loss": "auto"}),
         ("a.yaml", AXOLOTL + LIGER, None, {"kernels": "liger", "loss": "float32"}),
         ("a.yaml", AXOLOTL + LIGER.replace("]", f", {CUT}]") + "cut_cross_entropy: true\n", None,
-         {"kernels": "liger", "loss": "chunked"}),
+         {"kernels": "liger", "loss": "chunked:256"}),
         ("a.yaml", AXOLOTL + PLUGIN + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "native", "loss": "liger"}),
         ("a.yaml", AXOLOTL + "adapter: lora\ngptq: true\n", None, {"qlora": True, "base": "gptq"}),
         # LLaMA-Factory

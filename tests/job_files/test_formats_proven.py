@@ -92,8 +92,13 @@ def job(text: str, version: str | None = None) -> Any:
 
 @pytest.mark.parametrize(
     ("more", "loss"),
-    [("", "auto"), (CUT, "chunked"), (CUT + "cut_cross_entropy: true\n", "chunked"), (CUT + "cut_cross_entropy: false\n", "auto")],
-)  # fmt: skip
+    [
+        ("", "auto"),
+        (CUT, "chunked:256"),
+        (CUT + "cut_cross_entropy: true\n", "chunked:256"),
+        (CUT + "cut_cross_entropy: false\n", "auto"),
+    ],
+)
 def test_axolotls_plugin_of_the_loss_is_its_own_key(more: str, loss: str) -> None:
     """`CutCrossEntropyArgs`: `cut_cross_entropy` is true unless it is said."""
     assert job(AXOLOTL + more).loss == loss

@@ -128,3 +128,68 @@ def test_sizes_of_its_own_go_before_those_of_a_name(
     assert spec.num_hidden_layers == layers
     last = spec.blocks[-1].mlp
     assert getattr(last, "num_experts", 0) == experts
+
+
+PACKED = "swift rlhf --rlhf_type {kind} --model Qwen/Qwen3-8B --max_length 8192 --packing {on} --num_train_epochs 1"
+
+
+@pytest.mark.parametrize(("kind", "length"), [("dpo", 4096), ("rm", 4096), ("kto", 8192)])
+def test_two_answers_share_a_packed_row(kind: str, length: int) -> None:
+    """ms-swift packs by the sum of both lengths (`dataset/packing.py`); unpacked, each answer may be as long as `max_length`."""
+    assert read(PACKED.format(kind=kind, on="true"), "ms-swift").job.seq_len == length
+    assert read(PACKED.format(kind=kind, on="false"), "ms-swift").job.seq_len == 8192
+
+
+def test_preferences_of_qwen_vl_have_ligers_kernels_without_its_loss() -> None:
+    """`train_dpo.py` patches the model as `train_sft.py` does; the patched forward makes whole logits where it has no labels."""
+    words = (
+        "deepspeed src/train/train_dpo.py --model_id Qwen/Qwen2.5-VL-3B-Instruct --use_liger {on} --freeze_llm False"
+    )
+    jobs = [read(words.format(on=on), "qwen-vl-finetune").job for on in ("True", "False")]
+    assert [(job.kernels, job.loss) for job in jobs] == [("liger", "float32"), ("native", None)]
+
+
+def test_packs_of_balanced_rows_are_as_long_as_is_said() -> None:
+    """ROLL fills micro-batches up to a number of tokens (`LoadBalancePacker`), and without that packs the rows of each."""
+    text = (
+        "rollout_batch_size: 8\nnum_return_sequences_in_group: 8\nprompt_length: 1024\nresponse_length: 1024\nadv_estimator: grpo\n"
+        "pretrain: Qwen/Qwen2.5-7B\nactor_train:\n  use_sequence_packing: true\n  device_mapping: list(range(0,8))\n"
+        "  training_args: {per_device_train_batch_size: 1, gradient_accumulation_steps: 8}\n"
+        "  strategy_args: {strategy_name: megatron_train}\n"
+        "  sequence_packing_args: {algorithm: %s, max_packed_sequence_length_train: 8192}\n"
+    )
+    assert [read(text % name, "roll").job.micro_batch for name in ("load_balance", "none")] == [4, 1]
+
+
+def test_a_recipe_whose_base_is_not_there_has_the_model_of_its_name() -> None:
+    """NeMo-RL's recipes are called after algorithm, model, GPUs and layout; the nearest base has another model."""
+    file = "recipes/vlm_grpo-qwen2.5-vl-3b-instruct-clevr-1n8g-dtensor2tp1.v1.yaml"
+    got = read("defaults: ../vlm_grpo_9B.yaml\npolicy:\n  max_total_sequence_length: 3072\n", "nemo-rl", file=file)
+    assert (got.job.model, got.job.framework) == ("qwen2.5-vl-3b", "torchtitan")
+    assert any("as the name of the file says" in remark for remark in got.remarks)
+
+
+CARDS = """from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+gpu_memory_gb = torch.cuda.get_device_properties(0).total_memory / 1024**3
+if gpu_memory_gb >= 150:
+    name, rank = "unsloth/Llama-3.3-70B-Instruct", 64
+elif gpu_memory_gb >= 40:
+    name, rank = "unsloth/Llama-3.1-8B-Instruct", 32
+else:
+    name, rank = "unsloth/Llama-3.2-1B-Instruct", 16
+half = torch.cuda.is_bf16_supported()
+model, tokenizer = FastLanguageModel.from_pretrained(name, dtype=torch.bfloat16 if half else torch.float16)
+model = FastLanguageModel.get_peft_model(model, r=rank)
+trainer = SFTTrainer(model=model, args=SFTConfig(bf16=half, fp16=not half))
+"""
+
+
+def test_a_program_that_asks_the_card_is_read_for_80_gb() -> None:
+    """A condition on the card's memory chooses among a program's branches, and is named as what decides."""
+    got = read(CARDS, "unsloth")
+    assert (got.job.model, got.job.lora_rank, got.job.precision) == ("unsloth/Llama-3.1-8B-Instruct", 32, "bf16")
+    assert [(item.key, item.effect) for item in got.uncounted] == [
+        ("gpu_memory_gb >= 150", "either"),
+        ("gpu_memory_gb >= 40", "either"),
+    ]

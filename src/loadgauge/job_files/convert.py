@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ def read(file: str | Path, **fields: Any) -> JobFile:
     """
     how = Job(model=str(file)).replace(**fields)
     return read_files([how.model], how, {})[0]
+
+
+EPOCHS = ("num_epochs", "num_train_epochs", "--num_train_epochs", "--num-train-epochs", "train.epochs", "epochs")
+"""Words of tools for the times that the data is gone through, which a new file says too where its tool needs them."""
+QUOTES = "'\""
 
 
 def convert(
@@ -160,6 +166,10 @@ def convert_files(
         if onto is None and len(files) == 1 and same:
             onto = same[0]
         written = write(job, to, None if onto is None else load(onto), extra=extra, file=onto or "")
+        epochs = next((file.aside[name] for file in files for name in EPOCHS if name in file.aside), None)
+        if onto is None and epochs is not None:
+            text = re.sub(r"(?m)^num_epochs: 1$", f"num_epochs: {epochs.strip(QUOTES)}", written.text)
+            written = msgspec.structs.replace(written, text=text)
         rest = tuple(f"--{name.replace('_', '-')} {value}: has no place in it" for name, value in beyond.items())
         written = msgspec.structs.replace(written, left_out=(*written.left_out, *rest))
     return Conversion(files=files, job=job, extra=extra, written=written, onto=onto or "")

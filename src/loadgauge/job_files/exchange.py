@@ -40,7 +40,7 @@ from loadgauge.job_files.ideas import (
     stored,
 )
 from loadgauge.job_files.reading.argv import Argv, unread_program
-from loadgauge.job_files.reading.configured import Over, configured, launch_options
+from loadgauge.job_files.reading.configured import UNWRAPPED, Over, configured, launch_options, unwrapped
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed, Without
@@ -117,7 +117,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: str | Path) -> str:
     """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
-    return read_text(path, largest(str(path)))
+    return unwrapped(read_text(path, largest(str(path))))
 
 
 def largest(file: str) -> int:
@@ -126,8 +126,7 @@ def largest(file: str) -> int:
 
 
 def syntax_of(text: str, file: str) -> str:
-    suffix = Path(file).suffix.lower()
-    if suffix in SYNTAXES:
+    if (suffix := Path(file).suffix.lower()) in SYNTAXES and not text.startswith(UNWRAPPED):
         return SYNTAXES[suffix]
     start = text.lstrip()
     if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
@@ -304,10 +303,11 @@ def read(
     told = getattr(keys.document, "processes", None)
     if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")
-    if syntax in ("yaml", "toml") and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
+    own = syntax != "argv" or text.startswith(UNWRAPPED)
+    if own and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
         for name, fact in announced(text).items():
             facts[name] = fact
-            remarks = (*remarks, f"its {fact.value} GPUs are those that its comments tell")
+            remarks = (*remarks, f"its {fact.value} GPUs are those that its comments or its launcher tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
         facts, fewer = enough_gpus(facts)
         remarks = (*remarks, fewer) if fewer else remarks

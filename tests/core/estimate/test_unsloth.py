@@ -78,7 +78,7 @@ def test_experts_are_quantised_whatever_transformers_does() -> None:
     """
     mixture = model("gpt-oss-20b")
     experts = 24 * 32 * 3 * 2880 * 2880
-    job = Job("gpt-oss-20b", qlora=True, gpu="h100", seq_len=S, kbit_upcast="none")
+    job = Job("gpt-oss-20b", qlora=True, gpu="h100", seq_len=S, kbit_upcast="none", lora_targets="attention")
     kept = [
         resolve_job(job.replace(framework=framework)).estimate().memory.parts["weights"]
         for framework in ("huggingface", "unsloth")
@@ -86,3 +86,49 @@ def test_experts_are_quantised_whatever_transformers_does() -> None:
     assert kept[0] - kept[1] == pytest.approx(experts * (2 - BASE_FORMATS["nf4"].nbytes), rel=0.01)
     kind, mixture = trained(), model("gpt-oss-20b")
     assert shared_matrix(MemoryModel(mixture, LAYOUT, kind, view_of(LAYOUT, kind))) == 2880 * 4096 * (2 + 4 / 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "trained"),
+    [
+        # 48 layers of 128 experts: gate and up in one tensor (2048 -> 1536), and down (768 -> 2048), beside attention.
+        ("qwen3-30b-a3b", "all", 6_684_672 + 48 * 128 * 8 * (2048 + 1536 + 768 + 2048)),
+        ("qwen3-30b-a3b", "q_proj,down_proj", 48 * 8 * (2048 + 4096) + 48 * 128 * 8 * (768 + 2048)),
+        # 24 layers of 32 experts, whose width is that of the model.
+        ("gpt-oss-20b", "all", 3_981_312 + 24 * 32 * 8 * (2880 + 5760 + 2880 + 2880)),
+    ],
+)
+def test_adapters_of_the_mlp_are_those_of_experts_too(name: str, targets: str, trained: int) -> None:
+    """Unsloth since 2026.2 (`get_moe_target_parameters`); before, attention alone was adapted."""
+    job = Job(model=name, gpu="h100-sxm5-80gb", framework="unsloth", lora_rank=8, lora_targets=targets, seq_len=S)
+    assert adapted(job) == trained
+    assert adapted(msgspec.structs.replace(job, version="unsloth=2026.1", lora_targets="all")) < 7e6
+
+
+def adapted(job: Job) -> int:
+    setup = resolve_job(job)
+    return sum(
+        int(weight.numel)
+        for kind in setup.model.pattern
+        for weight in block_layer(
+            setup.model.blocks[kind], setup.model.hidden_size, view_of(LAYOUT, setup.training)
+        ).weights
+        if weight.trainable
+    )
+
+
+def test_adapters_of_experts_are_grouped_products() -> None:
+    """No copy of the experts' matrices is made of them, as PEFT makes one (`_apply_lora_grouped_mm`)."""
+    layers = [
+        block_layer(
+            model("qwen3-30b-a3b").blocks[0],
+            2048,
+            view_of(LAYOUT, training(name, lora=Lora(rank=8, targets=frozenset({"experts.down"})))),
+        )
+        for name in ("unsloth", "huggingface")
+    ]
+    copies = [[item.name for item in each.operations if item.name.endswith("adapted_weight")] for each in layers]
+    assert (len(copies[0]), len(copies[1])) == (0, 1)
+    low = next(item for item in layers[0].operations if item.name.endswith("down.lora_a"))
+    assert low.forward_flops == 2 * S * 8 * 768 * 8  # eight experts a token, of width 768
+    assert low.keeps[0].numel == S * 8 * 768

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from loadgauge import Layout
+from loadgauge import Job, Layout
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.estimate import view_of
@@ -17,6 +17,7 @@ from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel, stages
 from loadgauge.core.estimate.states.gathered import copies
 from loadgauge.core.families.reference import llama_model
+from loadgauge.core.resolve.resolve import resolve_job
 from torch_kept import keeping, total
 from torch_peak import highest
 
@@ -86,3 +87,9 @@ def test_a_quantised_base_has_the_head_and_another_token_table() -> None:
     of = memory(Lora(rank=RANK, quantised="nf4"))
     assert [weight.base for weight in of.head.weights if weight.numel == table] == [True]
     assert sum(weight.numel for weight in of.embedding.weights) == 3 * table
+
+
+def test_embedding_and_head_are_two_matrices() -> None:
+    """`convert_hf_checkpoint.py` writes a tied head as a matrix of its own, and only `pretrain.py` can tie them."""
+    tied, own = (resolve_job(Job("llama-3.2-3b", framework=name)).estimate().params for name in ("megatron", "litgpt"))
+    assert own - tied == 128_256 * 3072

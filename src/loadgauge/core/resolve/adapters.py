@@ -20,7 +20,7 @@ from loadgauge.core.definitions.model.lora import (
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS, Tuner
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
-from loadgauge.core.definitions.training.stacks import EXPERTS_QUANTISED, Stack
+from loadgauge.core.definitions.training.stacks import EXPERTS_ADAPTED_UNSLOTH, EXPERTS_QUANTISED, Stack
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.resolve.trained import adapt_only, modules_of, train_only
 
@@ -169,11 +169,11 @@ def _placed(
     )
     lora = msgspec.structs.replace(lora, upcast=_upcast(job, lora, framework, fill))
     sorts = _kinds(model, lora)
-    others = _others(model, framework)
+    others, own = _others(model, framework), _own_experts(job, model, framework)
     targets = frozenset(target for kind in sorts for target in kind.values())
     refused = frozenset({"mamba.output"} if others and model.model_type in NOT_OF_MAMBA else ())
     linear = (targets if others else targets - BESIDE) - refused
-    possible = linear | (others if tuner is None else frozenset())
+    possible = linear | own | (others if tuner is None else frozenset())
     if tuner is None or tuner.targets is None:
         usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
     else:
@@ -187,7 +187,8 @@ def _placed(
     if refused and wanted in EVERY:
         assumed["--lora-targets"] = f"{', '.join(sorted(linear))} (PEFT refuses out_proj of {model.model_type} models)"
     if wanted in EVERY:
-        return lora if tuner is None and linear <= ALL_TARGETS else msgspec.structs.replace(lora, targets=linear)
+        plain = tuner is None and linear | own <= ALL_TARGETS
+        return lora if plain else msgspec.structs.replace(lora, targets=linear | own)
     if (pattern := target_pattern(wanted)) is not None:
         chosen = frozenset(target for target, _ in _matched(pattern, model, sorts))
         if not chosen:
@@ -205,6 +206,7 @@ def _placed(
     for name in names:
         old = frozenset({renamed.get(name.rpartition(".")[2], "")}) & (others | {"router"})
         meant = words.get(name) or old or _by_name(name, model, sorts, possible | refused, apart=framework in APART)
+        meant |= {EXPERTS_OF.get(name, "")} & own
         if meant & refused:
             raise ConfigError(f"PEFT refuses {name!r} of {model.model_type} models", key="lora_targets")
         chosen |= meant
@@ -386,9 +388,19 @@ def _others(model: ModelSpec, framework: str) -> frozenset[str]:
     record = FRAMEWORKS.get(framework)
     if record is None or not record.peft or record.fused_adapters or model.head.kind != "lm":
         return frozenset()
+    return frozenset({"embedding", "head"}) | _experts(model)
+
+
+def _experts(model: ModelSpec) -> frozenset[str]:
     mixtures = [block.mlp for block in model.blocks if isinstance(block.mlp, Moe)]
-    experts = {f"experts.{name}" for spec in mixtures for name in ("gate_up" if spec.gated else "up", "down")}
-    return frozenset({"embedding", "head"} | experts)
+    return frozenset(f"experts.{name}" for spec in mixtures for name in ("gate_up" if spec.gated else "up", "down"))
+
+
+def _own_experts(job: Job, model: ModelSpec, framework: str) -> frozenset[str]:
+    """Return the matrices of experts that a framework's own adapters of the MLP have too, without being named."""
+    fused = framework in FRAMEWORKS and FRAMEWORKS[framework].fused_adapters
+    adapted = fused and EXPERTS_ADAPTED_UNSLOTH.at(Stack.parse(job.version)).value == "yes"
+    return _experts(model) if adapted else frozenset()
 
 
 def _kinds(model: ModelSpec, lora: Lora) -> list[dict[str, str]]:

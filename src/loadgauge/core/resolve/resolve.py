@@ -91,15 +91,13 @@ def names_job_file(model: str) -> bool:
 
 def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     """Fill in what a job does not state and return the run; `model`: the model where it is loaded already.
-
     Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
     >>> setup = resolve_job(Job(model="llama-3.1-8b", gpus=16, tp=8))
     >>> setup.layout.dp, setup.layout.seq_len, setup.training.framework.name
     (2, 4096, 'megatron')
     """
-    file = ""
-    uncounted: tuple[Uncounted, ...] = ()
+    file, uncounted = "", tuple[Uncounted, ...]()
     if model is not None and (job.beside is not None or job.dialect is not None):
         raise ConfigError("needs the name of a model or of a job file", key="beside" if job.beside else "dialect")
     if model is None and asks_for_files(job):
@@ -114,10 +112,11 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
             raise ConfigError("is an option of `loadgauge estimate --task`", key=name)
     card, assumed = named_card(job)
     chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
+    if not file and job.framework in FRAMEWORKS and FRAMEWORKS[job.framework].unties and chosen.own.rewritten:
+        chosen = msgspec.structs.replace(chosen, tie_word_embeddings=False)
 
     def fill(name: str, default: Any, why: str = "") -> Any:
-        value = getattr(job, name)
-        if value is None:
+        if (value := getattr(job, name)) is None:
             assumed[f"--{name.replace('_', '-')}"] = f"{default}{f' ({why})' if why else ''}"
             return default
         return value
@@ -309,8 +308,7 @@ def _with_engine(job: Job, model: ModelSpec, kind: Training) -> Training:
     """The training with the settings of DeepSpeed's engine that are asked for. Raises `ConfigError`."""
     if job.engine is None:
         return kind
-    engine = kind.framework.engine
-    if engine is None:
+    if (engine := kind.framework.engine) is None:
         raise ConfigError("needs --framework deepspeed", key="engine")
     framework = msgspec.structs.replace(kind.framework, engine=engine.told(job.engine, model.hidden_size))
     return msgspec.structs.replace(kind, framework=framework)

@@ -11,6 +11,7 @@ from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropo
 from loadgauge.job_files.ideas import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
+    CUT_LOSS,
     TORCH_OPTIMIZERS,
     Dialect,
     Facts,
@@ -73,8 +74,7 @@ def _attention_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _attention(keys: Keys, at: Named) -> Facts:
     kind = next((kind for key, kind in SWITCHES.items() if keys.flag(key)), None)
     name = (keys.word(at.word) or "").partition("@")[0].partition(":")[0]
-    if name and kind is not None:
-        raise keys.wrong(at.word, "contradicts the older switch of attention")
+    keys.refuse(at.word, "contradicts the older switch of attention", when=name and kind is not None)
     if "/" in name and name not in WORDS:
         keys.note(
             at.word,
@@ -83,8 +83,9 @@ def _attention(keys: Keys, at: Named) -> Facts:
             share=0.2,
         )
         return {"attention": "fa2"}
-    if name == "fp8":
-        keys.note(at.word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves")
+    keys.note(
+        at.word, "attends in 8 bits, in less time than FlashAttention-3, which is counted", "saves", when=name == "fp8"
+    )
     if name:
         kind = WORDS[name] if name in WORDS else keys.choice(at.word, WORDS)
     return {"attention": "fa2" if kind is None and keys.flag("gemma4_hybrid_attn_impl") else kind}
@@ -113,8 +114,13 @@ def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any
 )
 def _checkpointing(keys: Keys, at: Named) -> Facts:
     word, moves = str(keys.raw(at.key)), keys.raw(at.moved)
-    if keys.raw(at.part) not in (None, False):
-        keys.note(at.part, "keeps what some operations make, which saves making it again", "costs", "activations")
+    keys.note(
+        at.part,
+        "keeps what some operations make, which saves making it again",
+        "costs",
+        "activations",
+        when=keys.raw(at.part) not in (None, False),
+    )
     asked = word.startswith("offload") or keys.flag(at.key) or keys.flag(at.own) or keys.flag(at.old)
     if word == "offload_disk" or moves in ("disk", "offload_disk"):
         keys.note(
@@ -156,8 +162,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     on = {key: keys.flag(key) for key in at.switches if key != "bf16"}
     auto, full = isinstance(keys.document.get("bf16"), Missing | str), keys.raw("bf16") == "full"
     brain = on["bfloat16"] or (not on["fp16"] if auto else keys.flag("bf16"))
-    if on["fp16"] and on["bfloat16"]:
-        raise keys.wrong("fp16", "contradicts another switch: bfloat16")
+    keys.refuse("fp16", "contradicts another switch: bfloat16", when=on["fp16"] and on["bfloat16"])
     # Weights of 16 bits alone; which 16 changes no byte.
     half = "fp16" if on["fp16"] else "bf16-pure" if on["float16"] else "fp32"
     name = "bf16-pure" if full else "bf16" if brain else half
@@ -188,8 +193,7 @@ def _doubted(keys: Keys) -> None:
     """Notes what plugins do that is not modelled. Raises ConfigError for one that trains elsewhere."""
     for name in _plugins(keys):
         plugin = name.rpartition(".")[2]
-        if plugin == REMOTE:
-            raise keys.wrong("plugins", f"{name!r} trains on a service, and not on these GPUs")
+        keys.refuse("plugins", f"{name!r} trains on a service, and not on these GPUs", when=plugin == REMOTE)
         if plugin not in PLUGINS:
             keys.note("plugins", f"{name} is a plugin that is not known here", parts=STEP)
         elif PLUGINS[plugin][1]:
@@ -245,7 +249,7 @@ def _kernels(keys: Keys) -> bool:
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, number = (facts.get("loss") or "auto").partition(":")
     word = facts.get("kernels") or "native"
-    on, cutting = word.startswith("liger"), kind == "chunked" and not number and _plugged(keys, CUT)
+    on, cutting = word.startswith("liger"), facts.get("loss") == CUT_LOSS
     if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
         return {}
     functions = word.endswith("lora") if facts.get("lora_rank") else None
@@ -263,8 +267,8 @@ def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         values |= {NORM: True if on else None, gated: True if on else None}
     listed = _plugins(keys)
     plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
-    if (on or kind == "liger") and not _plugged(keys, LIGER):
-        plugins.append(_module(LIGER))
+    wanted = {CUT: cutting, LIGER: on or kind == "liger"}
+    plugins += [_module(name) for name, needed in wanted.items() if needed and not _plugged(keys, name)]
     if plugins != listed:
         values["plugins"] = plugins or None
     if kind == "liger" or (kind == "auto" and on):
@@ -299,7 +303,7 @@ def _loss(keys: Keys, at: Named) -> Facts:
         number = keys.whole(at.count)
         return facts | {"loss": f"chunked:{number}" if number else "chunked"}
     if _cuts(keys, at):
-        return facts | {"loss": "chunked"}
+        return facts | {"loss": CUT_LOSS}
     if keys.flag(at.fused) and _plugged(keys, LIGER):
         return facts | {"loss": "auto" if _kernels(keys) else "liger"}
     # Log-probabilities of TRL 1.9, which axolotl 0.19 needs, are of float32 logits.
@@ -359,8 +363,11 @@ def _adapter_written(facts: Facts, keys: Keys) -> dict[str, Any]:
 )
 def _adapter(keys: Keys) -> Facts:
     kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
-    if kind is None and keys.flag(ADAPTER_FOUR):
-        raise keys.wrong(ADAPTER_FOUR, "says a base in 4 bits, and no adapter trains on it")
+    keys.refuse(
+        ADAPTER_FOUR,
+        "says a base in 4 bits, and no adapter trains on it",
+        when=kind is None and keys.flag(ADAPTER_FOUR),
+    )
     if kind is None:
         return {"lora_rank": 0, "qlora": False}
     if kind == "mora":

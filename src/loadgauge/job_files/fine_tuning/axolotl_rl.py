@@ -61,8 +61,9 @@ def length(keys: Keys) -> Facts:
 def _of_answers(keys: Keys) -> Facts:
     longest = keys.whole(LONGEST) or 512  # TRL's own
     scores = [word for word in keys.words(REWARDS) or [] if "/" in word]
-    if len(scores) > 1:
-        keys.note(REWARDS, "names several reward models, of which the first is counted", "costs", "weights")
+    keys.note(
+        REWARDS, "names several reward models, of which the first is counted", "costs", "weights", when=len(scores) > 1
+    )
     rounds, weight = keys.whole("gradient_accumulation_steps") or 1, keys.real(BETA, keys.real("rl_beta"))
     at_once, again = (keys.whole("micro_batch_size") or 1) * rounds, keys.whole(TIMES) or 1
     if (whole := keys.whole(f"{T}generation_batch_size")) is not None:  # of all GPUs
@@ -83,8 +84,9 @@ def _of_answers(keys: Keys) -> Facts:
     if keys.flag(SWITCH) and mode == "server":
         return facts | _served(keys)
     for late in EARLY:
-        if keys.flag(late):
-            keys.note(late, "generates while it trains, on the same GPUs; one after the other is counted")
+        keys.note(
+            late, "generates while it trains, on the same GPUs; one after the other is counted", when=keys.flag(late)
+        )
     if not keys.flag(SWITCH):
         return facts | {"rollout": f"hf:batch={at_once}"}
     return facts | {
@@ -200,24 +202,32 @@ def _preference_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def preference(keys: Keys, at: Named) -> Facts:
     """Return what is trained for. Raises `ConfigError` for answers of a server, whose GPUs the file does not say."""
     word = keys.word("rl")
-    if word == "ebft":
-        keys.note(
-            "rl",
-            "rewards by what a frozen copy makes of the answers; a reference's pass is counted",
-            parts=RUNS,
-            share=0.3,
-        )
+    keys.note(
+        "rl",
+        "rewards by what a frozen copy makes of the answers; a reference's pass is counted",
+        parts=RUNS,
+        share=0.3,
+        when=word == "ebft",
+    )
     if _strided(keys):
         return _of_blocks(keys)
     if word in (*GROUPS, "ebft"):
         return _of_answers(keys)
-    if word not in (None, *PREFERENCES):
-        raise keys.wrong("rl", f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS, 'ebft'))} are")
+    keys.refuse(
+        "rl",
+        f"{word!r} is not read; {', '.join((*PREFERENCES, *GROUPS, 'ebft'))} are",
+        when=word not in (None, *PREFERENCES),
+    )
     scored = next((key for key in (SCORES, STEPS) if word is None and keys.flag(key)), None)
-    if keys.has(LABELS) and not scored:
-        keys.note(LABELS, "gives the head so many outputs, where no reward model is trained", parts="loss")
-    if scored == STEPS:
-        keys.note(STEPS, "scores the steps of one answer, where pairs are counted", "saves", RUNS, 0.5)
+    keys.note(
+        LABELS,
+        "gives the head so many outputs, where no reward model is trained",
+        parts="loss",
+        when=keys.has(LABELS) and not scored,
+    )
+    keys.note(
+        STEPS, "scores the steps of one answer, where pairs are counted", "saves", RUNS, 0.5, when=scored == STEPS
+    )
     facts: Facts = {"task": "rm" if scored else word}
     if word == "simpo" and keys.real(at.likelihood) == 0:
         facts["loss_terms"] = "no-nll"

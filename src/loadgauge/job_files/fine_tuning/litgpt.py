@@ -51,27 +51,28 @@ OPTIMIZERS |= BITSANDBYTES
 def _shape(keys: Keys) -> str:
     """The model that is written out, of a family that is like it."""
     kind = keys.word(f"{SIZES}mlp_class_name") or PLAIN
-    if kind not in (*GATED, PLAIN):
-        raise keys.wrong(
-            f"{SIZES}mlp_class_name", f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})"
-        )
+    keys.refuse(
+        f"{SIZES}mlp_class_name",
+        f"{short(kind)} is not one that is read (read: {', '.join((*GATED, PLAIN))})",
+        when=kind not in (*GATED, PLAIN),
+    )
     gated = kind in GATED
-    if not gated:
-        keys.note(
-            f"{SIZES}mlp_class_name",
-            "is of GPT-NeoX, for which GPT-2 is counted",
-            parts="activations transient",
-            share=0.2,
-        )
+    keys.note(
+        f"{SIZES}mlp_class_name",
+        "is of GPT-NeoX, for which GPT-2 is counted",
+        parts="activations transient",
+        share=0.2,
+        when=not gated,
+    )
     sizes = {ours: keys.whole(f"{SIZES}{theirs}") for ours, theirs in SHAPES.items() if gated or ours != "kv-heads"}
     width = keys.whole(f"{SIZES}head_size")
-    if width is not None and width * (sizes["heads"] or 32) != (sizes["hidden"] or 4096):
-        keys.note(
-            f"{SIZES}head_size",
-            "is not the width over the heads, which is counted",
-            parts="weights activations",
-            share=0.3,
-        )
+    keys.note(
+        f"{SIZES}head_size",
+        "is not the width over the heads, which is counted",
+        parts="weights activations",
+        share=0.3,
+        when=width is not None and width * (sizes["heads"] or 32) != (sizes["hidden"] or 4096),
+    )
     rows = keys.whole(f"{SIZES}padded_vocab_size") or keys.whole(f"{SIZES}vocab_size") or 50254
     sizes |= {"vocab": rows, "positions": keys.whole(f"{SIZES}block_size") or 4096}
     return f"{'llama' if gated else 'gpt'}:" + ",".join(f"{word}={size}" for word, size in sizes.items() if size)
@@ -168,8 +169,9 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _adapter(keys: Keys, at: Named) -> Facts:
     asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
-    if asked is not None and asked[1] == "adapter":
-        raise keys.wrong(at.rank, "LLaMA-Adapter is not read; lora and full are")
+    keys.refuse(
+        at.rank, "LLaMA-Adapter is not read; lora and full are", when=asked is not None and asked[1] == "adapter"
+    )
     if not _trains_adapters(keys):
         return {"lora_rank": 0, "qlora": False}
     names: list[str] = []
@@ -209,8 +211,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         per_node = keys.whole(at.devices) or 1
     hosts = keys.whole(at.nodes) or 1
     several = keys.given.get("gpus", per_node * hosts) > 1
-    if several and keys.has("quantize"):
-        raise keys.wrong("quantize", "needs one GPU; LitGPT does not run it on several")
+    keys.refuse("quantize", "needs one GPU; LitGPT does not run it on several", when=several and keys.has("quantize"))
     unsaid = str(keys.raw(at.devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
     facts: Facts = {
         "gpus": None if unsaid and hosts == 1 else per_node * hosts,
@@ -264,11 +265,11 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _precision(keys: Keys, at: Named) -> Facts:
     name = keys.word(at.key)
     if name is None:
-        if keys.has("quantize"):
-            raise keys.wrong("quantize", "needs a precision such as bf16-true; the usual bf16-mixed cannot")
+        keys.refuse(
+            "quantize", "needs a precision such as bf16-true; the usual bf16-mixed cannot", when=keys.has("quantize")
+        )
         return {"precision": "bf16-autocast"}
-    if name not in RECIPES:
-        raise keys.wrong(at.key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})")
+    keys.refuse(at.key, f"{short(name)} is not one that is read (read: {', '.join(RECIPES)})", when=name not in RECIPES)
     return {"precision": RECIPES[name]}
 
 

@@ -54,8 +54,7 @@ def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any
 )
 def _checkpointing(keys: Keys, at: Named) -> Facts:
     asked = any(keys.flag(name) for name in at.trainers)
-    if asked and keys.flag(at.key):
-        raise keys.wrong(at.key, "contradicts the trainer's own switch")
+    keys.refuse(at.key, "contradicts the trainer's own switch", when=asked and keys.flag(at.key))
     return {"recompute": "none" if keys.flag(at.key) else "full"}
 
 
@@ -113,15 +112,23 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _adapter(keys: Keys, at: Named) -> Facts:
     how = keys.choice(at.kind, METHODS) or "lora"
-    if how == "full" and keys.whole(ADAPTER_BITS) is not None:
-        raise keys.wrong(ADAPTER_BITS, "needs finetuning_type lora, not full")
+    keys.refuse(
+        ADAPTER_BITS,
+        "needs finetuning_type lora, not full",
+        when=how == "full" and keys.whole(ADAPTER_BITS) is not None,
+    )
     if how == "full":
         return {"lora_rank": 0, "qlora": False}
     if how == "oft" and keys.whole(ADAPTER_SIZE, minimum=0):
         why = "says how many blocks there are, whose size is counted as usual"
         keys.note(ADAPTER_SIZE, why, parts="optimizer gradients")
-    if how == "oft" and keys.real("module_dropout"):
-        keys.note("module_dropout", "leaves out OFT's rotations at random", "costs", "activations transient")
+    keys.note(
+        "module_dropout",
+        "leaves out OFT's rotations at random",
+        "costs",
+        "activations transient",
+        when=how == "oft" and keys.real("module_dropout"),
+    )
     return (ADAPTER_OFT if how == "oft" else ADAPTER_LORA).read(keys) | ADAPTER_BESIDE.read(keys)
 
 
@@ -153,17 +160,23 @@ def _optimizer(keys: Keys) -> Facts:
     ):
         if keys.flag(f"use_{name}"):
             layerwise = "-layerwise" if keys.flag(f"{name}_layerwise") else ""
-            if str(keys.raw(f"{name}_target") or "all") != "all":
-                keys.note(f"{name}_target", "projects gradients of some layers alone", "costs", "optimizer", 4)
+            keys.note(
+                f"{name}_target",
+                "projects gradients of some layers alone",
+                "costs",
+                "optimizer",
+                4,
+                when=str(keys.raw(f"{name}_target") or "all") != "all",
+            )
             every = keys.whole(interval) or 200
             return {"optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={every}"}
     if keys.flag("use_badam"):
-        if str(keys.raw("badam_mode") or "layer") != "layer":
-            keys.note(
-                "badam_mode",
-                "trains a share of each matrix, counted as one layer at a time",
-                parts="gradients optimizer",
-            )
+        keys.note(
+            "badam_mode",
+            "trains a share of each matrix, counted as one layer at a time",
+            parts="gradients optimizer",
+            when=str(keys.raw("badam_mode") or "layer") != "layer",
+        )
         return {"optimizer": "badam"}
     return {"optimizer": "adam-mini"} if keys.flag("use_adam_mini") else OPTIMIZER.read(keys)
 
@@ -224,12 +237,17 @@ def _reference(keys: Keys, at: Named) -> Facts:
         (at.adapted, "gives the reference adapters of its own, which are not counted"),
         (at.quantised, "quantises the reference, which is counted in 16 bits"),
     ):
-        if keys.raw(key) not in (None, False, 0, "0"):
-            keys.note(key, remark, "either", "weights gathered", 0.5)
+        keys.note(key, remark, "either", "weights gathered", 0.5, when=keys.raw(key) not in (None, False, 0, "0"))
     if not keys.has(at.named):
         return {"reference": None if keys.choice("finetuning_type", METHODS) in (None, "lora", "full") else "model"}
-    if keys.word(at.named) != keys.word("model_name_or_path"):
-        keys.note(at.named, "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
+    keys.note(
+        at.named,
+        "is counted as a copy of the model that is trained",
+        "either",
+        "weights gathered",
+        0.5,
+        when=keys.word(at.named) != keys.word("model_name_or_path"),
+    )
     return {"reference": "model"}
 
 
@@ -237,19 +255,29 @@ def _answers(keys: Keys, at: Named) -> Facts:
     """PPO: answers of a mini-batch at a time, by `generate`; the critic is a value of each token beside the actor's logits,
     the reference the model without its adapters, or a second one (`train/ppo/trainer.py`, `train/ppo/workflow.py`)."""
     named, kind = keys.word(at.scores), keys.word(at.how) or "lora"
-    if named is None:
-        raise keys.wrong(at.stage, f"'ppo' needs a reward model ({at.scores})")
-    if kind not in ("lora", "full", "api"):
-        raise keys.wrong(at.how, f"{kind!r} is not read; lora, full and api are")
+    keys.refuse(at.stage, f"'ppo' needs a reward model ({at.scores})", when=named is None)
+    keys.refuse(at.how, f"{kind!r} is not read; lora, full and api are", when=kind not in ("lora", "full", "api"))
     if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
         raise keys.wrong(
             at.how if keys.has(at.how) else at.scores,
             "scores by adapters (reward_model_type: lora), which need finetuning_type lora",
         )
-    if keys.whole(at.bits, minimum=0):
-        keys.note(at.bits, "quantises the reward model, which is counted whole", "saves", "weights", 0.5)
-    if keys.has(at.adapted):
-        keys.note(at.adapted, "adds adapters to the reward model, which are not counted", "costs", "weights", 0.1)
+    keys.note(
+        at.bits,
+        "quantises the reward model, which is counted whole",
+        "saves",
+        "weights",
+        0.5,
+        when=keys.whole(at.bits, minimum=0),
+    )
+    keys.note(
+        at.adapted,
+        "adds adapters to the reward model, which are not counted",
+        "costs",
+        "weights",
+        0.1,
+        when=keys.has(at.adapted),
+    )
     each, rounds = keys.whole("per_device_train_batch_size") or 8, keys.whole("gradient_accumulation_steps") or 1
     return {
         "task": "ppo",
@@ -315,8 +343,11 @@ def _trains(keys: Keys) -> Facts:
     for key in (predict, "do_eval"):
         if keys.flag(key) and not keys.flag(train):
             raise keys.idle(key, f"without {train} trains nothing; the file is no training job")
-    if keys.has("infer_backend") and not keys.has(train, *usual):
-        raise keys.wrong("infer_backend", "says how answers are generated; the file is no training job")
+    keys.refuse(
+        "infer_backend",
+        "says how answers are generated; the file is no training job",
+        when=keys.has("infer_backend") and not keys.has(train, *usual),
+    )
     return {}
 
 
@@ -329,8 +360,7 @@ def _losses(keys: Keys) -> Facts:
     _, entropic, anchored = LOSSES
     if not any(keys.flag(name) for name in LOSSES):
         return {}
-    if keys.flag(entropic):
-        keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5)
+    keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5, when=keys.flag(entropic))
     if keys.flag(anchored):
         why = "compares with a frozen copy of the model, whose logits are kept too"
         keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)

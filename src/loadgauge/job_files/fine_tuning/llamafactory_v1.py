@@ -53,8 +53,13 @@ def _sharding(keys: Keys, at: Named) -> Facts:
         return {"framework": "huggingface", "zero": 0, "offload": "none"}
     if name == "deepspeed":
         return {"framework": "deepspeed"}
-    if keys.word(SHARDED) != "fsdp2":
-        keys.note(SHARDED, "shards in a way of its own, and is counted as FSDP2", "either", "gathered transient")
+    keys.note(
+        SHARDED,
+        "shards in a way of its own, and is counted as FSDP2",
+        "either",
+        "gathered transient",
+        when=keys.word(SHARDED) != "fsdp2",
+    )
     away = keys.flag(at.moved)
     return {
         "framework": "huggingface",
@@ -128,8 +133,7 @@ def _adapter(keys: Keys, at: Named) -> Facts:
             | ADAPTER_BESIDE.read(keys)
         )
         return facts | {"lora_targets": facts["lora_targets"] or "all"}
-    if _quantises(keys):
-        raise keys.wrong(QUANTISED, "needs peft_config.name lora")
+    keys.refuse(QUANTISED, "needs peft_config.name lora", when=_quantises(keys))
     return {"lora_rank": 0, "qlora": False}
 
 
@@ -151,10 +155,14 @@ def _kernels(keys: Keys) -> Facts:
     """Liger's kernels, whose loss is left out as the trainer needs the logits (`require_logits`)."""
     names = keys.words(KERNELS) or []
     others = [name for name in names if name != "liger_kernel"]
-    if others:
-        keys.note(
-            KERNELS, "runs parts of a layer in kernels that are chosen at the start", "either", "activations", 0.5
-        )
+    keys.note(
+        KERNELS,
+        "runs parts of a layer in kernels that are chosen at the start",
+        "either",
+        "activations",
+        0.5,
+        when=others,
+    )
     return {"kernels": "liger" if len(others) < len(names) else "native", "loss": "float32"}
 
 

@@ -260,10 +260,14 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
     """`optim`, or one that it builds itself: GaLore on all linear layers of the blocks, and Muon (`optimizers/mapping.py`)."""
     kind = keys.choice(at.own, OWN_OPTIMIZERS)
     if kind == "muon":
-        if keys.word(at.own) == "muonclip":
-            keys.note(
-                at.own, "has one moment of what is no matrix too, where two are counted", "saves", "optimizer", 0.5
-            )
+        keys.note(
+            at.own,
+            "has one moment of what is no matrix too, where two are counted",
+            "saves",
+            "optimizer",
+            0.5,
+            when=keys.word(at.own) == "muonclip",
+        )
         return {"optimizer": "muon"}
     inner = OPTIMIZER.read(keys)
     if kind is None and keys.flag(at.switch):
@@ -271,8 +275,12 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
     if kind != "galore":
         return inner
     for name in at.more:
-        if keys.raw(name) not in (None, False, "false"):
-            keys.note(name, "has GaLore project other gradients, or keep them in fewer bits", parts="optimizer")
+        keys.note(
+            name,
+            "has GaLore project other gradients, or keep them in fewer bits",
+            parts="optimizer",
+            when=keys.raw(name) not in (None, False, "false"),
+        )
     suffixes = {"adamw": "", "adamw-8bit": "-8bit", "paged-adamw-8bit": "-8bit", "adafactor": "-adafactor"}
     name = inner["optimizer"]
     base = suffixes.get("adamw" if name.startswith(("adamw-fused", "adamw-foreach", "adamw-loop")) else name)
@@ -314,8 +322,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     """16 bits by the format the weights are loaded in, which is the checkpoint's unless it is given: nearly always bfloat16."""
     loaded = keys.choice(at.dtype, DTYPES) or "bfloat16"
     half = {at.bf16: keys.flag(at.bf16), at.fp16: keys.flag(at.fp16)}
-    if all(half.values()):
-        raise keys.wrong(at.fp16, f"contradicts {keys.document.shown(at.bf16)}")
+    keys.refuse(at.fp16, f"contradicts {keys.document.shown(at.bf16)}", when=all(half.values()))
     # Without a word on it, weights of float32 are trained with float16's products.
     usual = at.bf16 if loaded == "bfloat16" else at.fp16
     on = {name: (usual == name if flag is None else flag) for name, flag in half.items()}
@@ -337,6 +344,8 @@ def _checkpointing(keys: Keys, at: Named) -> Facts:
 
 PREFERENCES = {name: name for name in ("dpo", "orpo", "simpo", "kto", "cpo", "rm")}
 """`rlhf_type`: those that generate nothing."""
+OF_ONE = ("kto", *GENERATING, "gkd")
+"""`rlhf_type`: those whose rows have one answer."""
 OF_PREFERENCES = names_in(
     "beta label_smoothing loss_weights rpo_alpha ld_alpha discopop_tau cpo_alpha simpo_gamma desirable_weight undesirable_weight"
     " center_rewards_coefficient ref_model ref_model_type ref_model_revision"
@@ -379,15 +388,21 @@ def rlhf(keys: Keys, at: Named) -> Facts:
         return {}
     word = keys.word(at.kind) or "dpo"
     own = keys.agreed(MODEL, keys.word)
-    if keys.has("ref_model") and keys.word("ref_model") != own:
-        keys.note("ref_model", "is counted as a copy of the model that is trained", "either", "weights gathered", 0.5)
-    if keys.flag("use_liger_kernel"):
-        keys.note(
-            "use_liger_kernel",
-            "may have a loss of its own, where whole logits are counted",
-            "saves",
-            "loss transient",
-        )
+    keys.note(
+        "ref_model",
+        "is counted as a copy of the model that is trained",
+        "either",
+        "weights gathered",
+        0.5,
+        when=keys.has("ref_model") and keys.word("ref_model") != own,
+    )
+    keys.note(
+        "use_liger_kernel",
+        "may have a loss of its own, where whole logits are counted",
+        "saves",
+        "loss transient",
+        when=keys.flag("use_liger_kernel"),
+    )
     if word in GENERATING:
         return {}  # `swift_answers`
     task = keys.choice(at.kind, PREFERENCES) or "dpo"
@@ -412,8 +427,14 @@ def _labels_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def labels(keys: Keys, at: Named) -> Facts:
     """Return the idea of `task_type`: labels or a rank, by a classifier of every token (`model/register.py`)."""
     columns = keys.choice(at.kind, HEADS)
-    if keys.word(at.kind) in HEADLESS:
-        keys.note(at.kind, "holds the language model's head, which makes no logits", "costs", "weights", 0.2)
+    keys.note(
+        at.kind,
+        "holds the language model's head, which makes no logits",
+        "costs",
+        "weights",
+        0.2,
+        when=keys.word(at.kind) in HEADLESS,
+    )
     return {"head": columns if columns is None or columns else keys.whole(at.number) or 2}
 
 
@@ -442,10 +463,22 @@ def batch(fact: str, key: str, usual: int, *also: str) -> Idea:
     )
 
 
-@reads(inner=row("seq_len", "max_length"), packed="packing_length")
+def _in_a_pack(keys: Keys) -> int:
+    """Answers to a prompt that share a packed row of `max_length` (`dataset/packing.py` adds up what `_rlhf_encode` returns)."""
+    kind = Named(kind="rlhf_type")
+    return 2 if keys.flag("packing") and _started(keys, kind) and keys.word(kind.kind) not in OF_ONE else 1
+
+
+def _length_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    length = facts.get("seq_len")
+    return at.inner.write(facts | {"seq_len": length and length * _in_a_pack(keys)}, keys)
+
+
+@reads(inner=row("seq_len", "max_length"), packed="packing_length", write=_length_written)
 def length(keys: Keys, at: Named) -> Facts:
-    """`max_length`, or that of packs."""
-    return {"seq_len": keys.whole(at.packed)} if keys.whole(at.packed) else at.inner.read(keys)
+    """`max_length`, or that of packs, shared by the two answers of a pair."""
+    whole = keys.whole(at.packed) or at.inner.read(keys)["seq_len"]
+    return {"seq_len": whole and whole // _in_a_pack(keys)}
 
 
 @reads(

@@ -46,8 +46,7 @@ def of_ranks(keys: Keys, samples: int) -> Batches:
         if ranks is None:
             raise keys.wrong(BATCH, "counts the sequences of all GPUs, which the file does not say; give --gpus")
         every, left = divmod(whole, each * ranks)
-        if left or not every:
-            raise keys.wrong(BATCH, f"{whole} are no whole micro-batches of {each} on {ranks} GPUs")
+        keys.refuse(BATCH, f"{whole} are no whole micro-batches of {each} on {ranks} GPUs", when=left or not every)
     again = (keys.whole("num_iterations") or 1) > 1 or rounds % every != 0
     return Batches({"generated": each * (every if every % rounds == 0 else rounds)}, each * every, again)
 
@@ -58,8 +57,9 @@ def of_all(keys: Keys, samples: int) -> Batches:
     number, ranks = keys.whole(BATCH), world(keys)
     if number is None:
         number = (keys.whole("global_batch_size") or 16) * (keys.whole(STEPS) or 1)
-    if number % samples:
-        raise keys.wrong("num_generations", f"{samples} do not divide the {number} sequences of a generation")
+    keys.refuse(
+        "num_generations", f"{samples} do not divide the {number} sequences of a generation", when=number % samples
+    )
     return Batches({"prompts": number // samples}, None if ranks is None else max(1, number // ranks), True)
 
 
@@ -68,18 +68,25 @@ def _each(keys: Keys) -> int:
 
 
 def _distilled(keys: Keys, facts: Facts, at: Named) -> Facts:
-    if keys.has(at.server):
-        raise keys.wrong(at.server, "is a teacher on GPUs of its own, which the file does not say")
-    if keys.flag(at.sequences):
-        keys.note(
-            at.sequences, "generates answers of the teacher, which is not counted", "costs", "activations transient"
-        )
+    keys.refuse(at.server, "is a teacher on GPUs of its own, which the file does not say", when=keys.has(at.server))
+    keys.note(
+        at.sequences,
+        "generates answers of the teacher, which is not counted",
+        "costs",
+        "activations transient",
+        when=keys.flag(at.sequences),
+    )
     part = on_policy(keys, at.share)
     alone = DISTANCES.get(keys.real(at.weight))
     own = {"teacher": keys.word(at.teacher), "frozen_offload": keys.flag(at.away) or None, "loss_terms": alone}
     if not part:
-        if keys.has(at.likeliest):
-            keys.note(at.likeliest, "keeps the likeliest tokens of the teacher alone", "saves", "loss transient")
+        keys.note(
+            at.likeliest,
+            "keeps the likeliest tokens of the teacher alone",
+            "saves",
+            "loss transient",
+            when=keys.has(at.likeliest),
+        )
         return {"task": "gkd", **own}
     own["loss_terms"] = "top-k" if keys.has(at.likeliest) else alone or "jsd"
     step: Batches = at.batches(keys, 1)
@@ -124,8 +131,7 @@ def _engine(keys: Keys, at_once: int | None, at: Named) -> Facts:
 def _one_of(keys: Keys, name: str) -> str | None:
     """The model of a key that may be a list of one."""
     named = keys.words(name) or []
-    if len(named) > 1:
-        keys.note(name, "names several models, of which the first is counted", "costs", "weights")
+    keys.note(name, "names several models, of which the first is counted", "costs", "weights", when=len(named) > 1)
     return named[0] if named else None
 
 
@@ -227,11 +233,14 @@ def _answers_read(keys: Keys, at: Named) -> Facts:
             }
         )
     if kind == "ppo":
-        if (keys.whole(at.parts) or 1) > 1:
-            keys.note(at.parts, "makes several steps of the optimizer of one, which is counted", "either")
+        keys.note(
+            at.parts,
+            "makes several steps of the optimizer of one, which is counted",
+            "either",
+            when=(keys.whole(at.parts) or 1) > 1,
+        )
         scores, at_once = _one_of(keys, at.reward), _each(keys) * rounds
-        if scores is None:
-            raise keys.wrong("rlhf_type", "'ppo' needs a reward model (reward_model)")
+        keys.refuse("rlhf_type", "'ppo' needs a reward model (reward_model)", when=scores is None)
         rows = min(keys.whole(at.forward) or 64, at_once)
         return facts | {
             "task": "ppo",

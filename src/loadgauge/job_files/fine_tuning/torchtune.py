@@ -93,8 +93,11 @@ def _plain(builder: str) -> str:
 def _named(keys: Keys, component: str) -> str | None:
     """The model that a component builds. Raises `ConfigError` for one that is none of a language."""
     builder = _plain(_builder(keys, component)[0])
-    if builder and builder not in MODELS:
-        raise keys.wrong(component, f"{short(builder)} is no language model that is read (read: {', '.join(MODELS)})")
+    keys.refuse(
+        component,
+        f"{short(builder)} is no language model that is read (read: {', '.join(MODELS)})",
+        when=builder and builder not in MODELS,
+    )
     return MODELS.get(builder)
 
 

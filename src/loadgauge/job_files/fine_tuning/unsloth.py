@@ -32,21 +32,11 @@ ONCE = frozenset({"model", "args", "trainer"})
 ANSWERS, LOSS = "args.max_completion_length", "args.loss_type"
 WHOLE = ("embed_tokens", "lm_head")
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-TELLS = ("is_bfloat16_supported", "is_bf16_supported")
-"""Calls that ask the GPU for bfloat16, which those since Ampere have."""
 
 
 def _own(keys: Keys) -> bool:
     """Return whether the arguments are of a class of TRL's, which Unsloth gives defaults of its own."""
     return any(name.endswith("Config") and kind_of(name) for name in getattr(keys.document, "program", ()))
-
-
-def _asks(keys: Keys, key: str) -> bool | None:
-    """The value of `bf16` or `fp16`, where it may be a question to the GPU."""
-    value = keys.raw(key)
-    if isinstance(value, str) and any(name in value for name in TELLS):
-        return "not " not in value
-    return keys.flag(key)
 
 
 def _texts(keys: Keys) -> int:
@@ -111,10 +101,11 @@ def _adapter(keys: Keys, at: Named) -> Facts:
     adapters = any(name.startswith("peft.") for name in keys.document.names())
     if keys.flag(FULL):  # and get_peft_model does nothing
         return {"lora_rank": 0}
-    if not adapters:
-        raise keys.wrong(
-            at.rank, "get_peft_model is not called, nor is full_finetuning=True given; nothing would be trained"
-        )
+    keys.refuse(
+        at.rank,
+        "get_peft_model is not called, nor is full_finetuning=True given; nothing would be trained",
+        when=not adapters,
+    )
     chosen = keys.words(at.modules)
     # As targets they are trained whole too (`_redirect_embedding_targets` of models/llama.py).
     named = [*(keys.words(at.save) or ()), *(chosen or ())]
@@ -175,9 +166,8 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kept="model.float32_mixed_precision",
 )
 def _precision(keys: Keys, at: Named) -> Facts:
-    half = {"bf16": _asks(keys, at.bf16), "fp16": _asks(keys, at.fp16)}
-    if half["bf16"] and half["fp16"]:
-        raise keys.wrong(at.fp16, "contradicts bf16")
+    half = {"bf16": keys.flag(at.bf16), "fp16": keys.flag(at.fp16)}
+    keys.refuse(at.fp16, "contradicts bf16", when=half["bf16"] and half["fp16"])
     dtype = str(keys.raw(at.loaded) or "").removeprefix("$torch.")
     facts: Facts = {"precision": "fp16" if half["fp16"] or dtype == "float16" else "bf16"}
     # Whole models are loaded in bfloat16 too, and trained so, unless float32 is asked for (models/vision.py).
@@ -326,8 +316,13 @@ REWARDS = "trainer.reward_funcs"
 
 def _rewards(keys: Keys) -> Facts:
     """Names a reward model; functions, which scripts have without quotes, run on the host."""
-    if not str(keys.plain(REWARDS) or "$").startswith("$"):
-        keys.note(REWARDS, "is a reward model, which is not counted", "costs", "weights transient")
+    keys.note(
+        REWARDS,
+        "is a reward model, which is not counted",
+        "costs",
+        "weights transient",
+        when=not str(keys.plain(REWARDS) or "$").startswith("$"),
+    )
     return {}
 
 

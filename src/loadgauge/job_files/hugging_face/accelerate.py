@@ -125,10 +125,11 @@ ENGINE_OWNED = (
 
 def _of_fsdp(keys: Keys) -> Facts:
     number = keys.whole(ENGINE_VERSION) or 1
-    if number == 2 and keys.has(ENGINE_STRATEGY):
-        raise keys.wrong(
-            ENGINE_STRATEGY, f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
-        )
+    keys.refuse(
+        ENGINE_STRATEGY,
+        f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}",
+        when=number == 2 and keys.has(ENGINE_STRATEGY),
+    )
     zero = keys.choice(
         ENGINE_STRATEGY if keys.has(ENGINE_STRATEGY) else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING
     )

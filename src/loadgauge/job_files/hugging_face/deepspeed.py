@@ -87,19 +87,15 @@ def batch(prefix: str = "") -> Idea:
 
 def _sharded(keys: Keys, at: Named) -> Facts:
     number = keys.whole(at.stage, minimum=0)
-    if number is not None and number > 3:
-        raise keys.wrong(at.stage, f"must be 0, 1, 2 or 3, got {number}")
+    keys.refuse(at.stage, f"must be 0, 1, 2 or 3, got {number}", when=number is not None and number > 3)
     moved = keys.choice(at.state, at.spelled) or keys.flag(at.old)
     if keys.choice(at.param, at.spelled) or keys.flag(at.older):
-        if number != 3:
-            raise keys.wrong(at.param, f"needs stage 3, not {number or 0}")
+        keys.refuse(at.param, f"needs stage 3, not {number or 0}", when=number != 3)
         return {"zero": number, "offload": "all", **_beside(keys, at)}
-    if moved and not number:
-        raise keys.wrong(at.state, "needs stages 1 to 3")
+    keys.refuse(at.state, "needs stages 1 to 3", when=moved and not number)
     part = keys.real(at.share)
     if moved and part is not None and part != 1:
-        if not 0 <= part < 1:
-            raise keys.wrong(at.share, f"must be from 0 to 1, got {part:g}")
+        keys.refuse(at.share, f"must be from 0 to 1, got {part:g}", when=not 0 <= part < 1)
         note = f"{keys.document.shown(at.share)} = {part:g}: of the other parameters states stay on the GPU"
         keys.add(Uncounted(note, keys.document.shown(at.share), parameter=12 * (1 - part)))
     return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(_beside(keys, at) if moved else {})}
@@ -107,10 +103,11 @@ def _sharded(keys: Keys, at: Named) -> Facts:
 
 def _beside(keys: Keys, at: Named) -> Facts:
     nvme = [keys.raw(key) == "nvme" for key in (at.state, at.param) if keys.raw(key) in CPU]
-    if len(set(nvme)) > 1:
-        raise keys.wrong(
-            at.param, f"{keys.raw(at.param)!r} with the optimizer on {keys.raw(at.state)!r} is not read; the same is"
-        )
+    keys.refuse(
+        at.param,
+        f"{keys.raw(at.param)!r} with the optimizer on {keys.raw(at.state)!r} is not read; the same is",
+        when=len(set(nvme)) > 1,
+    )
     plain = any(keys.flag(key) is False for key in at.pins)
     return {"offload_to": "nvme" if any(nvme) else None, "pin_memory": False if plain else None}
 
@@ -208,8 +205,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 def _precision_read(keys: Keys, at: Named) -> Facts:
     half = {"bf16": keys.flag(at.bf16), "fp16": keys.flag(at.fp16)}
-    if all(half.values()):
-        raise keys.wrong(at.fp16, f"contradicts {keys.document.shown(at.bf16)}")
+    keys.refuse(at.fp16, f"contradicts {keys.document.shown(at.bf16)}", when=all(half.values()))
     name = next((word for word, on in half.items() if on), None)
     if name is None:
         return {} if {at.bf16, at.fp16} & set(keys.left) else {"precision": "fp32"}

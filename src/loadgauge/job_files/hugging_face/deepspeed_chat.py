@@ -46,19 +46,23 @@ def _told(keys: Keys) -> bool:
     name = keys.raw(CONFIG)
     if not isinstance(name, str) or keys.alone or beside(name, keys) is not None:
         return isinstance(name, str)
-    if "model" not in keys.given and not keys.has(*NAMED) and not _sizes(keys):
-        raise keys.wrong(
-            CONFIG, f"names {short(name)}, which is not there, nor is the model's own file; give --model NAME"
-        )
+    keys.refuse(
+        CONFIG,
+        f"names {short(name)}, which is not there, nor is the model's own file; give --model NAME",
+        when="model" not in keys.given and not keys.has(*NAMED) and not _sizes(keys),
+    )
     batch = {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES)
     exact = "precision" in keys.given or keys.has("dtype", *HALF)
     if not batch:
         why = f"is not there, and only it says the micro-batch: 1 is counted, and the range has up to {MOST}"
         keys.note(CONFIG, why, "costs", "activations transient loss", MOST - 1)
-    if not exact:
-        keys.note(
-            CONFIG, "is not there, and only it says the precision", "either", "weights gradients activations loss"
-        )
+    keys.note(
+        CONFIG,
+        "is not there, and only it says the precision",
+        "either",
+        "weights gradients activations loss",
+        when=not exact,
+    )
     return False
 
 

@@ -145,8 +145,14 @@ def _quantised(keys: Keys) -> Facts:
     except ValueError as error:
         raise keys.wrong(QUANTISED, f"is no JSON: {error}") from None
     if not (isinstance(read, dict) and read.get("load_in_4bit")):
-        if keys.has(QUANTISED):
-            keys.note(QUANTISED, "quantises the frozen weights in a way that is not read", "saves", "weights", 0.75)
+        keys.note(
+            QUANTISED,
+            "quantises the frozen weights in a way that is not read",
+            "saves",
+            "weights",
+            0.75,
+            when=keys.has(QUANTISED),
+        )
         return {}
     kind = "fp4" if read.get("bnb_4bit_quant_type", "fp4") == "fp4" else "nf4"
     single = "-single" if kind == "nf4" and not read.get("bnb_4bit_use_double_quant") else ""
@@ -156,8 +162,13 @@ def _quantised(keys: Keys) -> Facts:
 def optimizer(keys: Keys, name: str, key: str = "optimizer") -> str:
     """The optimizer of a word in lower case; one that is not read is noted, and AdamW counted."""
     words: dict[str, str] = table("optimizers")
-    if name not in words:
-        keys.note(key, "keeps other states than AdamW's two, which are counted", parts="optimizer", share=1.0)
+    keys.note(
+        key,
+        "keeps other states than AdamW's two, which are counted",
+        parts="optimizer",
+        share=1.0,
+        when=name not in words,
+    )
     return words.get(name, "adamw")
 
 
@@ -219,10 +230,14 @@ BUCKETS = re.compile(r'"(image|video)_resolution_buckets"\s*:\s*(\[\s*\[[\d\s,\[
 def _trained(keys: Keys) -> Facts:
     """Weights in the format that they are loaded in; adapters in float32 unless they are sharded."""
     lora, sharded = "lora" in (keys.word("training_type") or "lora"), (keys.whole("dp_shards") or 1) > 1
-    if (keys.word("training_type") or "").startswith("control"):
-        keys.note(
-            "training_type", "has the latents of a control beside those of the picture", "costs", "activations", 0.05
-        )
+    keys.note(
+        "training_type",
+        "has the latents of a control beside those of the picture",
+        "costs",
+        "activations",
+        0.05,
+        when=(keys.word("training_type") or "").startswith("control"),
+    )
     chosen = keys.words("target_modules") or [
         "(transformer_blocks|single_transformer_blocks).*(to_q|to_k|to_v|to_out.0)"
     ]

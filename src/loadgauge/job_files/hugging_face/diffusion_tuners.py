@@ -170,10 +170,12 @@ def _trained(keys: Keys) -> Facts:
     facts: Facts = {"precision": "fp32" if word == "fp32" else f"{word}-pure", "lora_rank": 0}
     if (keys.word("model_type") or "full") != "lora":
         return facts
-    if keys.word("lora_type") == "lycoris":
-        keys.note(
-            "lora_type", "has adapters that another file says, and LoRA's are counted", parts="gradients optimizer"
-        )
+    keys.note(
+        "lora_type",
+        "has adapters that another file says, and LoRA's are counted",
+        parts="gradients optimizer",
+        when=keys.word("lora_type") == "lycoris",
+    )
     if (bits := (keys.word("base_model_precision") or "no_change").lower()) != "no_change":
         share = 0.75 if re.search(r"int[2-4]|nf4|fp4", bits) else 0.5
         keys.note("base_model_precision", "keeps the frozen weights in fewer bits", "saves", "weights", share)

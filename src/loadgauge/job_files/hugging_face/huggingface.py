@@ -109,16 +109,15 @@ def sharding(switched: bool = True) -> Idea:
         moved = "offload" in words or any(
             keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
         )
-        return {
-            "framework": "huggingface",
-            "zero": zero,
-            "offload": "all" if moved else "none",
-        }
+        return {"framework": "huggingface", "zero": zero, "offload": "all" if moved else "none"}
 
     def read(keys: Keys) -> Facts:
         configuration = keys.raw("deepspeed")
-        if configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False:
-            raise keys.wrong("deepspeed", f"contradicts {keys.document.shown('fsdp')}")
+        keys.refuse(
+            "deepspeed",
+            f"contradicts {keys.document.shown('fsdp')}",
+            when=configuration is not None and keys.has("fsdp") and keys.raw("fsdp") is not False,
+        )
         if isinstance(configuration, dict):
             return {"framework": "deepspeed"} | inner.read(keys) | sizes.read(keys)
         if configuration is not None and configuration is not False:
@@ -183,8 +182,7 @@ def half(default: Any = None, pure: str = "") -> Idea:
         if pure and keys.flag(pure):
             return {"precision": "bf16-pure"}
         bf16, fp16 = keys.flag("bf16"), keys.flag("fp16")
-        if bf16 and fp16:
-            raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+        keys.refuse("fp16", f"contradicts {keys.document.shown('bf16')}", when=bf16 and fp16)
         if bf16 is None and not fp16 and "bf16" in keys.left:
             return {"precision": "bf16"}
         usual = default(keys) if callable(default) else default
@@ -322,8 +320,7 @@ def processes(*, argv: bool = True) -> Idea:
         gpus, hosts = keys.whole(count, minimum=1 if argv else -1), keys.whole(machines) or 1
         if gpus is None or gpus < 1:
             return {"gpus": visible(keys)} if argv and "gpus" not in keys.given else {}
-        if gpus % hosts:
-            raise keys.wrong(count, f"{gpus} cannot be split over {hosts} machines")
+        keys.refuse(count, f"{gpus} cannot be split over {hosts} machines", when=gpus % hosts)
         return {"gpus": gpus} if hosts == 1 else {"gpus": gpus, "nodes": hosts, "gpus_per_node": gpus // hosts}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -356,8 +353,7 @@ def attention(*switches: str) -> Idea:
     def read(keys: Keys) -> Facts:
         old = any(keys.flag(name) for name in switches)
         named = keys.choice(key, ATTENTION, NEAREST["attention"])
-        if old and named == "eager":
-            raise keys.wrong(key, "contradicts the switch for flash attention")
+        keys.refuse(key, "contradicts the switch for flash attention", when=old and named == "eager")
         return {"attention": named or ("fa2" if old else None)}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -419,11 +415,21 @@ def _of_task(keys: Keys, trainer: str, at: Named) -> Facts:
     """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
     kernels = "liger" if keys.flag(at.liger) or keys.flag(at.old) else "native"
     if trainer in ("orpo", "cpo", "reward", "gkd"):
-        if kernels == "liger":
-            keys.note(at.liger, f"takes TRL's {trainer} loss in pieces, or not at all", "saves", "loss transient")
+        keys.note(
+            at.liger,
+            f"takes TRL's {trainer} loss in pieces, or not at all",
+            "saves",
+            "loss transient",
+            when=kernels == "liger",
+        )
         return {"loss": "auto", "kernels": kernels}
-    if kernels == "liger" and not keys.since(1, 16):
-        keys.note(at.liger, "takes the loss in pieces, with the head", "saves", "loss transient")
+    keys.note(
+        at.liger,
+        "takes the loss in pieces, with the head",
+        "saves",
+        "loss transient",
+        when=kernels == "liger" and not keys.since(1, 16),
+    )
     return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
 
 

@@ -33,8 +33,7 @@ OFT_BLOCKS = "r"
 def method_of(keys: Keys) -> str:
     """The word of `--adapter` for a file. Raises `ConfigError` for a method that is not modelled."""
     kind = str(keys.raw(KIND) or LORA).upper()
-    if kind not in TYPES:
-        raise keys.wrong(KIND, f"{kind} is not modelled; {', '.join(TYPES)} are")
+    keys.refuse(KIND, f"{kind} is not modelled; {', '.join(TYPES)} are", when=kind not in TYPES)
     return TYPES[kind]
 
 
@@ -56,8 +55,11 @@ def _targets(keys: Keys, method: str) -> str | None:
         raise keys.wrong(TARGETS, "is a pattern, which is not read; a list of names is, and all-linear")
     named = [str(name) for name in keys.words(TARGETS) or []]
     for name in named:
-        if any(part.isdecimal() for part in name.split(".")):
-            raise keys.wrong(TARGETS, f"{name!r} is one layer's; layers_to_transform says which layers have adapters")
+        keys.refuse(
+            TARGETS,
+            f"{name!r} is one layer's; layers_to_transform says which layers have adapters",
+            when=any(part.isdecimal() for part in name.split(".")),
+        )
     return ",".join(dict.fromkeys([*(name.rpartition(".")[2] for name in named), *experts])) or None
 
 
@@ -105,12 +107,12 @@ def _method(keys: Keys) -> Facts:
     tuner = TUNERS.get(method)
     size = SIZES.get(method)
     number = None if size is None else keys.whole(size, minimum=0) or None
-    if method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0):
-        keys.note(
-            OFT_BLOCKS,
-            "says how many blocks there are, whose size is counted as usual",
-            parts="gradients optimizer",
-        )
+    keys.note(
+        OFT_BLOCKS,
+        "says how many blocks there are, whose size is counted as usual",
+        parts="gradients optimizer",
+        when=method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0),
+    )
     saved = keys.words(SAVED)
     facts: Facts = {
         "adapter": None if method == "lora" else method,
@@ -120,14 +122,17 @@ def _method(keys: Keys) -> Facts:
         "modules_to_save": ",".join(saved) if saved else None,
     }
     if tuner is not None and tuner.virtual:
-        if str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP":
-            keys.note(REPARAMETERIZED, "has another encoder than an MLP", parts="gradients optimizer activations")
+        keys.note(
+            REPARAMETERIZED,
+            "has another encoder than an MLP",
+            parts="gradients optimizer activations",
+            when=str(keys.raw(REPARAMETERIZED) or "MLP").upper() != "MLP",
+        )
         facts["virtual_tokens"] = keys.whole(TOKENS)
     if method == "ia3":
         fed = [name.rpartition(".")[2] for name in keys.words(FEED) or []]
         odd = next((name for name in fed if name not in ("down_proj", "fc2", "dense_4h_to_h", "c_proj")), None)
-        if odd is not None:
-            keys.note(FEED, f"{odd!r} is scaled at its input too", parts="activations", share=0.5)
+        keys.note(FEED, f"{odd!r} is scaled at its input too", parts="activations", share=0.5, when=odd is not None)
     return facts
 
 

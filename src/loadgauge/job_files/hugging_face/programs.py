@@ -17,6 +17,7 @@ from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
+from loadgauge.job_files.reading.nested import leaves
 
 CLASS = re.compile(r"(?:Seq2Seq|SentenceTransformer)?(\w*?)(?:Config|TrainingArguments|Trainer)$")
 TRAINERS = {
@@ -95,7 +96,6 @@ COMMAND = re.compile(
 RECOMPUTES = re.compile(
     r"\.gradient_checkpointing_enable\(|\bprepare_model_for_kbit_training\((?![^)]*use_gradient_checkpointing=False)"
 )
-ASKS = ("is_bf16_supported", "is_bfloat16_supported")
 
 
 def kind_of(name: str, bases: Mapping[str, str] | None = None) -> str | None:
@@ -289,13 +289,10 @@ class Program:
             return
         if value is UNKNOWN:
             source = ast.unparse(node)[:100]
-            if any(word in source for word in ASKS):
-                value = "not " not in source
-            elif _own(node, self.calls.constants):
+            if _own(node, self.calls.constants):
                 return  # of the command line, which has it under its own name or not at all
-            else:
-                listed = name in PRIMARY or key_lists("trl").kinds(name)
-                name, value = (name if listed else f"unresolved.{name}"), f"${source}"
+            listed = name in PRIMARY or key_lists("trl").kinds(name)
+            name, value = (name if listed else f"unresolved.{name}"), f"${source}"
         self.values.setdefault(name, value)
 
     @property
@@ -305,22 +302,16 @@ class Program:
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, in order; the paths inside of a value that is a mapping."""
-        return tuple(self._paths())
-
-    def _paths(self) -> Iterator[str]:
-        for name, value in self.values.items():
-            if isinstance(value, dict) and value:
-                yield from (f"{name}.{key}" for key in value)
-            else:
-                yield name
+        return tuple(".".join(path) for path in leaves(self.values))
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""
         if key in self.values:
             return self.values[key]
-        name, _, rest = key.partition(".")
-        inner = self.values.get(name)
-        return inner.get(rest, MISSING) if rest and isinstance(inner, dict) else MISSING
+        inner: Any = self.values
+        for name in key.split("."):
+            inner = inner.get(name, MISSING) if isinstance(inner, dict) else MISSING
+        return inner
 
     def put(self, key: str, value: Any) -> None:
         """Sets an argument of the call that takes it. Raises `ConfigError` where none does, or a command line fills it."""

@@ -69,10 +69,12 @@ def _task(keys: Keys) -> Facts:
     )
 
 
-@reads(*LIGER, facts="kernels", write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"})
+@reads(*LIGER, facts="kernels loss", write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"})
 def _kernels(keys: Keys) -> Facts:
     stated = next((flag for name in LIGER if (flag := keys.flag(name)) is not None), not _program(keys, "train_grpo"))
-    return {"kernels": "liger" if stated and not _program(keys, "train_dpo", "train_cls") else "native"}
+    on = stated and not _program(keys, "train_cls")
+    # The patched forward makes whole logits without labels, as preferences are trained (`apply_liger_kernel_to_qwen2_5_vl`).
+    return {"kernels": "liger" if on else "native", "loss": "float32" if on and _program(keys, "train_dpo") else None}
 
 
 @reads(

@@ -108,8 +108,7 @@ def trainer_of(keys: Keys) -> str | None:
         among = of_path
     if named is not None:
         for key in present:
-            if key.split(".")[0] not in OWN[named]:
-                raise keys.wrong(key, f"is no argument of TRL's {named}")
+            keys.refuse(key, f"is no argument of TRL's {named}", when=key.split(".")[0] not in OWN[named])
         return named
     if not present and not chosen:
         return None
@@ -124,8 +123,13 @@ def longest(keys: Keys) -> int | None:
     """Return TRL's own `max_length`; None where a file has none, as `max_length: null` says, and nothing is cut."""
     if keys.document.get("max_length") is not None:
         return 1024
-    if "seq_len" not in keys.given:
-        keys.note("max_length", "is None, so nothing is cut; add --seq-len", "either", "activations loss")
+    keys.note(
+        "max_length",
+        "is None, so nothing is cut; add --seq-len",
+        "either",
+        "activations loss",
+        when="seq_len" not in keys.given,
+    )
     return None
 
 
@@ -195,8 +199,7 @@ def on_policy(keys: Keys, share: str) -> float:
     """The share of GKD's steps whose answers the student generates. Raises `ConfigError` for one that is none."""
     part = keys.real(share)
     part = 0.5 if part is None else part
-    if not 0 <= part <= 1:
-        raise keys.wrong(share, "is a share, from 0 to 1")
+    keys.refuse(share, "is a share, from 0 to 1", when=not 0 <= part <= 1)
     return part
 
 
@@ -227,8 +230,7 @@ def _of_answers(keys: Keys, trainer: str) -> Facts:
     at_once = each * (keys.whole(TASK_STEPS) or keys.whole(TASK_ACCUMULATION) or 1)
     if (whole := keys.whole(TASK_BATCH)) is not None:
         ranks_all = gpus_of(keys)
-        if whole % ranks_all:
-            raise keys.wrong(TASK_BATCH, f"{whole} cannot be split over {ranks_all} GPUs")
+        keys.refuse(TASK_BATCH, f"{whole} cannot be split over {ranks_all} GPUs", when=whole % ranks_all)
         at_once = whole // ranks_all
     weight = keys.real(TASK_BETA)
     usual = 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04
@@ -251,8 +253,7 @@ def _of_answers(keys: Keys, trainer: str) -> Facts:
     if (mode or ("colocate" if keys.since(1, 0) else "server")) == "server":
         several = gpus_of(keys)
         own = next((ranks for ranks in range(several - 1, 0, -1) if at_once * ranks % facts["samples"] == 0), 0)
-        if not own:
-            raise keys.wrong("vllm_mode", "'server' has GPUs of its own; give --gpus with those too")
+        keys.refuse("vllm_mode", "'server' has GPUs of its own; give --gpus with those too", when=not own)
         keys.remarks[f"vLLM's server is taken to have {several - own} of the {several} GPUs"] = None
         return facts | {"placement": f"split:{own}+{several - own}", "rollout": "vllm:tp=1"}
     if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
@@ -305,8 +306,7 @@ def _distilled(keys: Keys) -> Facts:
         return facts | {"task": "gkd"}
     each, whole = keys.whole(TASK_MICRO) or 8, keys.whole("max_length") or 1024
     new = keys.whole(TASK_LONGEST_S) or 128
-    if new >= whole:
-        raise keys.wrong(TASK_LONGEST_S, f"leaves nothing of max_length ({whole}) for a prompt")
+    keys.refuse(TASK_LONGEST_S, f"leaves nothing of max_length ({whole}) for a prompt", when=new >= whole)
     return facts | {
         "task": "opd",
         "loss_terms": facts["loss_terms"] or "jsd",
@@ -362,8 +362,9 @@ def task(keys: Keys) -> Facts:
         return {"task": "rm"}
     losses = [word.strip("[]'\"") for word in keys.words("loss_type") or []]
     for word in losses:
-        if word not in LOSSES.get(trainer, frozenset()):
-            raise keys.wrong("loss_type", f"{word!r} is no loss of TRL's {trainer}")
+        keys.refuse(
+            "loss_type", f"{word!r} is no loss of TRL's {trainer}", when=word not in LOSSES.get(trainer, frozenset())
+        )
     if trainer == "gkd":
         return _distilled(keys)
     if trainer in ("orpo", "cpo"):

@@ -80,8 +80,11 @@ def saving(*keys_of: str, switches: tuple[str, ...] = ()) -> Idea:
             str(value).upper().removesuffix("_STATE_DICT") for name in keys_of if (value := keys.raw(name)) is not None
         ]
         for name, kind in zip([name for name in keys_of if keys.has(name)], state_types, strict=True):
-            if kind not in ("FULL", "SHARDED", "LOCAL"):
-                raise keys.wrong(name, "is read where it is FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT")
+            keys.refuse(
+                name,
+                "is read where it is FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT",
+                when=kind not in ("FULL", "SHARDED", "LOCAL"),
+            )
         flags = [flag for name in switches if (flag := keys.flag(name)) is not None]
         if "FULL" in state_types or any(flags):
             return {"save": "full"}

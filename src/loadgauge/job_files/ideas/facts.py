@@ -118,6 +118,12 @@ NODES = re.compile(r"^#.*?\b(\d{1,5}) nodes? ?(?:x|\() ?(\d{1,2}) ?x? ?(?:GPUs|[
 """GPUs in words: beside a value that goes with their number, and at the head of a file."""
 
 
+RESERVED = re.compile(
+    r"\bgpu ?= ?f?[\"'][A-Za-z0-9-]+:(\d{1,2})[\"']|\bScalingConfig\((?=[^)]*use_gpu ?= ?True)[^)]*num_workers ?= ?(\d{1,5})\b"
+)
+"""GPUs that a program reserves for itself, of Modal and of Ray Train."""
+
+
 def announced(text: str) -> dict[str, Fact]:
     """The GPUs that the comments of a file tell: in words, else those of the first command at its head.
 
@@ -133,6 +139,8 @@ def announced(text: str) -> dict[str, Fact]:
         return {"gpus": Fact(int(words[1]), " ".join(words[0].partition("#")[2].split())[:60], True)}
     if (words := NODES.search(head)) is not None:
         return {"gpus": Fact(int(words[1]) * int(words[2]), words[0].strip("# ")[:60], True)}
+    if (asked := RESERVED.search(text)) is not None:
+        return {"gpus": Fact(int(asked[1] or asked[2]), " ".join(asked[0].split())[:60], True)}
     if (command := STARTS.search(re.sub(r"\\[ \t]*\n#+", "", head))) is None:
         return {}
     each, nodes, cards = (

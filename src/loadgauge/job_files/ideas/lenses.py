@@ -258,8 +258,13 @@ def quantised(
         number = 8 if library == "int8" else number
         if number in (None, 0, 16):
             return {"qlora": False, "base": own if own != "aqlm" else None}
-        if number not in (4, 8):
-            keys.note(numbered, "is counted in 4 bits up to 4, and in 8 above", parts="weights", share=0.5)
+        keys.note(
+            numbered,
+            "is counted in 4 bits up to 4, and in 8 above",
+            parts="weights",
+            share=0.5,
+            when=number not in (4, 8),
+        )
         twice = keys.flag(nested, double) if nested else double
         base = library or (keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) if kind else None) or "nf4"
         if base == "fp4" and twice and number <= 4:

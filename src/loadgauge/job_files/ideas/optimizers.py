@@ -38,13 +38,19 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
         values = arguments(keys)
         options = []
         for argument, value in values.items():
-            if low is None or argument not in (*LOW_RANK, *HARMLESS):
-                keys.note(
-                    arguments_key, f"gives the optimizer {argument}, which is not read", parts="optimizer", share=0.5
-                )
+            keys.note(
+                arguments_key,
+                f"gives the optimizer {argument}, which is not read",
+                parts="optimizer",
+                share=0.5,
+                when=low is None or argument not in (*LOW_RANK, *HARMLESS),
+            )
             if argument in LOW_RANK:
-                if not (value.isascii() and value.isdecimal()):
-                    raise keys.wrong(arguments_key, f"{argument}={value}: must be a whole number")
+                keys.refuse(
+                    arguments_key,
+                    f"{argument}={value}: must be a whole number",
+                    when=not (value.isascii() and value.isdecimal()),
+                )
                 ours = LOW_RANK[argument]
                 if low is not None and int(value) != getattr(low, ours):
                     options.append(f"{ours}={int(value)}")
@@ -102,11 +108,14 @@ def instantiated(
     def read(keys: Keys) -> Facts:
         name = keys.choice(component, words, NEAREST["optimizer"])
         quick, lists = keys.flag(fused), keys.flag(foreach)
-        if quick and lists:
-            raise keys.wrong(foreach, f"contradicts {keys.document.shown(fused)}")
+        keys.refuse(foreach, f"contradicts {keys.document.shown(fused)}", when=quick and lists)
         for key in beside:
-            if keys.raw(key) not in (None, False):
-                keys.note(key, "runs the optimizer another way", parts="optimizer gradients")
+            keys.note(
+                key,
+                "runs the optimizer another way",
+                parts="optimizer gradients",
+                when=keys.raw(key) not in (None, False),
+            )
         if name == "adamw":
             name = (
                 "adamw-fused" if quick else "adamw-loop" if False in (quick, lists) and not lists else "adamw-foreach"

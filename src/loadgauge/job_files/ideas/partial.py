@@ -65,8 +65,9 @@ def adapted_layers(key: str, last: str = "") -> Idea:
             value = value.strip("[] ").split(",")
         numbers = value if isinstance(value, list) else [] if value is None else [value]
         texts = [str(number).strip() for number in numbers]
-        if not all(text.isascii() and text.isdecimal() for text in texts):
-            raise keys.wrong(key, "must be numbers of layers")
+        keys.refuse(
+            key, "must be numbers of layers", when=not all(text.isascii() and text.isdecimal() for text in texts)
+        )
         if texts:
             return {"lora_layers": ",".join(texts)}
         many = keys.whole(last) if last else None
@@ -112,8 +113,7 @@ def _frozen_share_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]
 def frozen_share(keys: Keys, at: Named) -> Facts:
     """The idea of ms-swift's frozen parameters: a share of all from the bottom, or all but those whose names begin so."""
     part = keys.real(at.share) or 0.0
-    if not 0 <= part <= 1:
-        raise keys.wrong(at.share, f"must be between 0 and 1, got {part:g}")
+    keys.refuse(at.share, f"must be between 0 and 1, got {part:g}", when=not 0 <= part <= 1)
     trained = [f"^{re.escape(name)}" for name in _listed(keys, at.names)]
     trained += _listed(keys, at.pattern)
     # Prefixes of parameters' names, and a pattern that is looked for anywhere in them.
@@ -127,10 +127,8 @@ def frozen_share(keys: Keys, at: Named) -> Facts:
         return {"train": ",".join(apart)}
     if not part:
         return {"train": None}  # what is named is trained in any case
-    if part < 1 and trained:
-        raise keys.wrong(at.names, f"is read where {at.share} is 1, so that nothing else is trained")
-    if part == 1 and not trained:
-        raise keys.wrong(at.share, f"freezes everything; {at.names} says what is trained")
+    keys.refuse(at.names, f"is read where {at.share} is 1, so that nothing else is trained", when=part < 1 and trained)
+    keys.refuse(at.share, f"freezes everything; {at.names} says what is trained", when=part == 1 and not trained)
     return {"train": ",".join(trained) or f"frozen:{part:g}"}
 
 
@@ -145,10 +143,14 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
     def read(keys: Keys) -> Facts:
         if str(keys.raw(method) or "").lower() != "freeze":
             return {"train": None}
-        if not keys.flag("pure_bf16"):
-            keys.note(
-                method, "keeps what is frozen in 16 bits, which is counted in 32", "saves", "weights gathered", 0.5
-            )
+        keys.note(
+            method,
+            "keeps what is frozen in 16 bits, which is counted in 32",
+            "saves",
+            "weights gathered",
+            0.5,
+            when=not keys.flag("pure_bf16"),
+        )
         count = keys.whole(layers, minimum=-(10**6))
         count = 2 if count is None else count
         if keys.flag(spread):

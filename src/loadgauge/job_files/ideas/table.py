@@ -25,8 +25,6 @@ PACKAGES = {"automodel": "nemo-automodel"}
 """Packages whose name is not the dialect's."""
 UNKNOWN = "a key that is not known here, so whatever it does is not counted"
 TRUE, FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
-
-
 VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 UNASKED = ("nodes", "dp", "weights", "lora_dropout")
 """Facts that no flag asks for where another of the same idea is one."""
@@ -95,15 +93,23 @@ class Keys:
         """Return, not raise, the `ConfigError` with this message that names the key and the file."""
         return ConfigError(message, key=self.document.shown(key), file=self.file)
 
+    def refuse(self, key: str, message: str, *, when: object) -> None:
+        """Raise the `ConfigError` with this message that names the key and the file, where `when` holds."""
+        if when:
+            raise self.wrong(key, message)
+
     def idle(self, key: str, message: str) -> Untrained:
         """Return, not raise, the error that a file trains nothing, as this key says."""
         return Untrained(message, key=self.document.shown(key), file=self.file)
 
-    def note(self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0) -> None:
-        """Adds what of a key is not counted: its effect, and the share of which parts of the memory, as in `Stop`."""
-        value, shown = self.plain(key), self.document.shown(key)
-        note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
-        self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
+    def note(
+        self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0, *, when: object = True
+    ) -> None:
+        """Adds what of a key is not counted, where `when` holds: its effect, and the share of which parts, as in `Stop`."""
+        if when:
+            value, shown = self.plain(key), self.document.shown(key)
+            note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
+            self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
 
     def add(self, item: Uncounted) -> None:
         """Adds what of a key is not counted."""
@@ -552,11 +558,8 @@ def _fact(keys: Keys, idea: Idea, name: str, value: Any) -> Fact:
     words = [word.rstrip("s") for word in re.split(r"[ _]", AXES[name].label if name in AXES else name) if word[2:]]
     alike = {key: sum(word in key for word in words) for key in there}
     own = sorted((key for key in there if str(keys.raw(key)) == str(value)), key=lambda key: -alike[key])
-    own = (
-        own
-        if own and alike[own[0]]
-        else sorted((key for key in there if alike[key]), key=lambda key: -alike[key]) or own
-    )
+    nearest = sorted(filter(alike.get, there), key=lambda key: -alike[key])
+    own = own if own and alike[own[0]] else nearest or own
     shown = " and ".join(keys.document.shown(key) for key in (own[:1] or there[:2] or idea.keys[:1]))
     return Fact(value, shown, default=not present)
 
@@ -585,7 +588,6 @@ def row(
     add: whether a file without any of the keys is given one; quiet: the value at which it is not, and where nothing is wanted
     """
     backward = {ours: theirs for theirs, ours in reversed(list((words or {}).items()))}
-
     limits = {"minimum": minimum} if kind == "whole" else {}
 
     def read(document: Keys) -> Facts:
@@ -602,9 +604,7 @@ def row(
     def write(facts: Facts, document: Keys) -> dict[str, Any]:
         if not add and not document.has(*keys):
             return {}
-        value = facts.get(fact)
-        if value is None and quiet is not MISSING:
-            value = quiet
+        value = facts.get(fact) if quiet is MISSING or facts.get(fact) is not None else quiet
         present = [key for key in keys if document.document.get(key) is not MISSING]
         target = present[0] if present else keys[0]
         if value is None or value == off or (value == quiet and not document.has(*keys)):

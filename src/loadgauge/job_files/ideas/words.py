@@ -9,6 +9,9 @@ from loadgauge.core.definitions.job.spoken import ATTENTION as ATTENTION, TORCH_
 from loadgauge.core.families.catalogue import repositories
 from loadgauge.core.families.named.derived import derive
 
+CUT_LOSS = "chunked:256"
+"""Cut cross-entropy, which makes logits a block of rows and columns at a time and keeps none (cut-cross-entropy 25.1,
+`cce_lse_forward.py`, `cce_backward.py`): pieces so small that they weigh nothing."""
 SMALLER = {"gptq": 0.7, "awq": 0.7, "aqlm": 0.9, "nvfp4": 0.7, "fp8": 0.5}
 """How checkpoints are quantised already, and the share of 16 bits that this saves at the most."""
 STORED = re.compile(rf"(?i)[-_]({'|'.join(SMALLER)})(?=$|[-_])")

@@ -14,6 +14,7 @@ from loadgauge.job_files.hugging_face.huggingface import compiled, liger
 from loadgauge.job_files.ideas import (
     ATTENTION,
     BITSANDBYTES,
+    CUT_LOSS,
     MISSING,
     Dialect,
     Facts,
@@ -41,9 +42,9 @@ OPTIMIZERS = {
 """Classes, and names of `components/optim/optimizer.py`."""
 LOSSES = "nemo_automodel.components.loss."
 LOSSES_OF = {
-    f"{LOSSES}masked_ce.MaskedCrossEntropy": "float32", f"{LOSSES}linear_ce.FusedLinearCrossEntropy": "chunked",
+    f"{LOSSES}masked_ce.MaskedCrossEntropy": "float32", f"{LOSSES}linear_ce.FusedLinearCrossEntropy": CUT_LOSS,
     f"{LOSSES}chunked_ce.ChunkedCrossEntropy": "compiled", f"{LOSSES}te_parallel_ce.TEParallelCrossEntropy": "fused",
-    "FusedLinearCrossEntropy": "chunked", "TEParallelCrossEntropy": "fused", "MaskedCrossEntropy": "float32",
+    "FusedLinearCrossEntropy": CUT_LOSS, "TEParallelCrossEntropy": "fused", "MaskedCrossEntropy": "float32",
     "torch.nn.CrossEntropyLoss": "plain", "torch.nn.functional.cross_entropy": "plain", "ChunkedCrossEntropy": "compiled",
     "nemo_automodel.components.models.nemotron_parse.nemotron_parse_loss.NemotronParseLoss": "float32",
 }  # fmt: skip
@@ -425,12 +426,12 @@ def _task(keys: Keys, at: Named) -> Facts:
     other = next((task for part, task in OTHER_RECIPES.items() if part in recipe), None)
     if other is not None:
         raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
-    if "diffusionlm" in recipe or "diffusiongemma" in recipe:
-        keys.note(
-            "recipe",
-            "fills in masked tokens, all of which see each other; counted as SFT",
-            parts="activations loss",
-        )
+    keys.note(
+        "recipe",
+        "fills in masked tokens, all of which see each other; counted as SFT",
+        parts="activations loss",
+        when="diffusionlm" in recipe or "diffusiongemma" in recipe,
+    )
     facts: Facts = {"task": "gkd" if name else None, "teacher": name}
     return facts | ({"head": keys.whole(at.labels) or 2} if "sequenceclassification" in recipe else {})
 

@@ -150,8 +150,14 @@ def _recipe(keys: Keys) -> Facts:
         note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
         keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
     for narrow, parts in NARROW.items():
-        if keys.document.get(narrow) is not MISSING and narrow not in keys.document.names():
-            keys.note(narrow, "its recipe keeps 16 bits of what is counted in 32", "saves", parts, 0.5)
+        keys.note(
+            narrow,
+            "its recipe keeps 16 bits of what is counted in 32",
+            "saves",
+            parts,
+            0.5,
+            when=keys.document.get(narrow) is not MISSING and narrow not in keys.document.names(),
+        )
     for key, tower in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
         if keys.flag(f"model.{key}"):
             shown = keys.document.shown(f"model.{key}")
@@ -195,12 +201,12 @@ def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _lora(keys: Keys, at: Named) -> Facts:
     if not keys.has(at.rank, at.modules, "peft._target_"):
         return {"lora_rank": 0}
-    if (kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"):
-        keys.note(
-            "peft._target_",
-            "has adapters of another kind, counted as LoRA's",
-            parts="gradients optimizer activations",
-        )
+    keys.note(
+        "peft._target_",
+        "has adapters of another kind, counted as LoRA's",
+        parts="gradients optimizer activations",
+        when=(kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"),
+    )
     chosen = keys.words(at.modules) or list(TARGETS)
     mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
     if mixers:  # of Mamba's layers
@@ -208,8 +214,7 @@ def _lora(keys: Keys, at: Named) -> Facts:
         note = f"{shown}: adapters of Mamba's layers are not counted"
         keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
         chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
-    if any(name not in TARGETS for name in chosen):
-        raise keys.wrong(at.modules, f"read: {', '.join(TARGETS)}")
+    keys.refuse(at.modules, f"read: {', '.join(TARGETS)}", when=any(name not in TARGETS for name in chosen))
     return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
 
 

@@ -50,8 +50,7 @@ def _read(keys: Keys) -> Facts:
     size = {key: keys.whole(key) or usual for key, usual in SIZES.items()}
     scale = size["global_parameter_scale"]
     doubled = int(math.log2(scale))  # pyconfig: heads, width and layers grow with the powers of two
-    if doubled:
-        raise keys.wrong("global_parameter_scale", f"{scale} changes the sizes; give the model's own")
+    keys.refuse("global_parameter_scale", f"{scale} changes the sizes; give the model's own", when=doubled)
     config: dict[str, Any] = {
         "model_type": "mixtral" if size["num_experts"] > 1 else "llama",
         "hidden_size": size["base_emb_dim"],

@@ -107,19 +107,26 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         stages, total = keys.whole(pp) or 1, keys.whole(count)
         virtual, per_chunk = keys.whole(chunks), keys.whole(layers)
         if also is not None and keys.has(also):
-            if virtual is not None and virtual != keys.whole(also):
-                raise keys.wrong(also, f"contradicts {keys.document.shown(chunks)} = {virtual}")
+            keys.refuse(
+                also,
+                f"contradicts {keys.document.shown(chunks)} = {virtual}",
+                when=virtual is not None and virtual != keys.whole(also),
+            )
             virtual = keys.whole(also)
-        if virtual is not None and per_chunk is not None:
-            raise keys.wrong(layers, f"contradicts {keys.document.shown(chunks)}; leave one of them out")
+        keys.refuse(
+            layers,
+            f"contradicts {keys.document.shown(chunks)}; leave one of them out",
+            when=virtual is not None and per_chunk is not None,
+        )
         if per_chunk is not None:
             if total is None:
                 keys.note(layers, f"says nothing without {keys.document.shown(count)}, and {EVENLY}", *SPLIT)
                 virtual, left = 1, 0
             else:
                 virtual, left = divmod(total, stages * per_chunk)
-            if left or not virtual:
-                raise keys.wrong(layers, f"{per_chunk} does not divide {total} layers over {stages} stages")
+            keys.refuse(
+                layers, f"{per_chunk} does not divide {total} layers over {stages} stages", when=left or not virtual
+            )
         virtual = virtual or 1
         facts: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1}
         if stages > 1:
@@ -209,16 +216,20 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         if kind == "selective":
             chosen = [*dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])]
             for name in chosen:
-                if name not in MODULES:
-                    keys.note(modules, f"{name} is recomputed too, and is not read", "saves", "activations")
+                keys.note(
+                    modules,
+                    f"{name} is recomputed too, and is not read",
+                    "saves",
+                    "activations",
+                    when=name not in MODULES,
+                )
             chosen = [name for name in chosen if name in MODULES]
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         if kind == "none":
             return {"recompute": "none"}
         way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
         each = keys.whole(number) or 1
-        if way is None:
-            raise keys.wrong(granularity, f"full needs {keys.document.shown(how)}")
+        keys.refuse(granularity, f"full needs {keys.document.shown(how)}", when=way is None)
         return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -264,8 +275,12 @@ def context(cp: str, comm: str) -> Idea:
         ranks = keys.whole(cp) or 1
         words = set(keys.words(comm) or ["p2p"]) & set(CP_COMM) or {"p2p"}
         transports = set(keys.words(comm) or []) - {"p2p", "a2a", "allgather"}
-        if any("+" in word for word in transports) or len(words) > 1:
-            keys.note(comm, "exchanges in different ways by layer, counted as one", "either")
+        keys.note(
+            comm,
+            "exchanges in different ways by layer, counted as one",
+            "either",
+            when=any("+" in word for word in transports) or len(words) > 1,
+        )
         return {"cp": ranks, "cp_comm": CP_COMM[words.pop()] if ranks > 1 else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -315,22 +330,21 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def precision(keys: Keys, at: Named) -> Facts:
     """The idea of the precision: 16 bits, and 8 or 4 bits in the matrix products."""
     half = "bf16" if keys.flag("bf16") else "fp16" if keys.flag("fp16") else ""
-    if keys.flag("bf16") and keys.flag("fp16"):
-        raise keys.wrong("fp16", f"contradicts {keys.document.shown('bf16')}")
+    keys.refuse("fp16", f"contradicts {keys.document.shown('bf16')}", when=keys.flag("bf16") and keys.flag("fp16"))
     eight = keys.has("fp8_format", "fp8") or keys.flag("fp8_hybrid") or keys.flag("fp8_e4m3")
     if eight or keys.has("fp4_format", "fp4"):
         if not eight:
             keys.choice("fp4_recipe", {"nvfp4": "nvfp4"})
         name = (keys.choice("fp8_recipe", FP8) or "fp8-delayed") if eight else "nvfp4"
         primary = keys.flag("fp8_param_gather" if eight else "fp4_param_gather")
-        if name == "mxfp8" and primary and not keys.flag(REUSED):
-            keys.note(
-                "fp8_param_gather",
-                f"gathers weights in a buffer of its own without {REUSED}",
-                "costs",
-                "gradients",
-                0.5,
-            )
+        keys.note(
+            "fp8_param_gather",
+            f"gathers weights in a buffer of its own without {REUSED}",
+            "costs",
+            "gradients",
+            0.5,
+            when=name == "mxfp8" and primary and not keys.flag(REUSED),
+        )
         return {"precision": f"{name}-primary" if primary else name}
     if half and keys.flag("grad_reduce_in_bf16") and half == "bf16":
         return {"precision": "bf16-mixed-16"}
@@ -353,8 +367,7 @@ def zero(prefix: str = "", *also: str) -> Idea:
     def read(keys: Keys) -> Facts:
         replicas = keys.whole(instances) or 1
         shards = any(keys.flag(key) for key in (fsdp, older, *also[1:]))
-        if keys.flag(torch) and shards:
-            raise keys.wrong(torch, f"contradicts {keys.document.shown(fsdp)}")
+        keys.refuse(torch, f"contradicts {keys.document.shown(fsdp)}", when=keys.flag(torch) and shards)
         if keys.flag(torch):
             return {"zero": 2 if keys.flag(kept) else 3, "replicas": replicas}
         if shards:

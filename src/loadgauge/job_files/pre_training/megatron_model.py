@@ -99,8 +99,12 @@ def _read(keys: Keys) -> Facts:
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     if config is None:
         return named
-    if any(config.get(word) for word in OTHER_NAMES["num_experts"]) and not keys.flag("moe_grouped_gemm"):
-        keys.note("moe_grouped_gemm", "is off, so that experts run one by one; grouped products are counted", "costs")
+    keys.note(
+        "moe_grouped_gemm",
+        "is off, so that experts run one by one; grouped products are counted",
+        "costs",
+        when=any(config.get(word) for word in OTHER_NAMES["num_experts"]) and not keys.flag("moe_grouped_gemm"),
+    )
     return {"config": dropped(keys, config, 0.1)}
 
 

@@ -150,8 +150,7 @@ def _sharding(keys: Keys, at: Named) -> Facts:
     number = next((facts for key in (at.shards, at.old) if (facts := keys.whole(key, minimum=-1)) is not None), -1)
     cp, pp = keys.whole(DEGREES["cp"]) or 1, keys.whole(DEGREES["pp"]) or 1
     again = keys.choice(at.reshard, {"default": pp == 1, "always": True, "never": False})
-    if number == 0:
-        raise keys.wrong(at.shards, "must be -1 or at least 1, got 0")
+    keys.refuse(at.shards, "must be -1 or at least 1, got 0", when=number == 0)
     listed: Facts = {"shards": number} if number > 0 else {}
     if number == 1 and cp == 1:
         return {"zero": 0, "replicas": 1, "dp": replicas}
@@ -187,8 +186,9 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if pp == 1:
         return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
     sequences = keys.whole(at.micro) or 1
-    if local % sequences:
-        raise keys.wrong(at.micro, f"{sequences} does not divide {keys.document.shown(at.rank)} = {local}")
+    keys.refuse(
+        at.micro, f"{sequences} does not divide {keys.document.shown(at.rank)} = {local}", when=local % sequences
+    )
     return {"micro_batch": sequences, "global_batch": batch, "accumulation": None if batch else local // sequences}
 
 
@@ -306,8 +306,13 @@ def _compiled(keys: Keys, at: Named) -> Facts:
     facts = at.inner.read(keys)
     if not keys.has(*at.inner.keys):
         return {"compile": "model" in _usual(keys, "compile", "")}
-    if facts["compile"] and set(keys.words(at.parts) or WHOLE) != WHOLE:
-        keys.note(at.parts, "compiles a part alone", "costs", "activations transient loss")
+    keys.note(
+        at.parts,
+        "compiles a part alone",
+        "costs",
+        "activations transient loss",
+        when=facts["compile"] and set(keys.words(at.parts) or WHOLE) != WHOLE,
+    )
     return facts
 
 

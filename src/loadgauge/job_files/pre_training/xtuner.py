@@ -76,14 +76,14 @@ def _older(keys: Keys) -> bool:
 
 def _recompute(keys: Keys) -> str:
     share = keys.real("fsdp_config.recompute_ratio")
-    if share not in (None, 0, 1):
-        keys.note(
-            "fsdp_config.recompute_ratio",
-            "makes a share of the layers again, where all are counted",
-            "costs",
-            "activations",
-            8.0,
-        )
+    keys.note(
+        "fsdp_config.recompute_ratio",
+        "makes a share of the layers again, where all are counted",
+        "costs",
+        "activations",
+        8.0,
+        when=share not in (None, 0, 1),
+    )
     return "none" if share == 0 or keys.flag("tuned.use_activation_checkpointing") is False else "full"
 
 

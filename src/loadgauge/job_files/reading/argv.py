@@ -87,7 +87,8 @@ class Argv:
     def _chosen(self) -> list[Word]:
         """The words of the command that trains: a program's with its launcher, without the words that start those."""
         commands = [_program(command) for command in self.shell.commands]
-        commands = [command for command in commands if any(_begins(word) for word in command)]
+        asks = {"--help", "-h"}
+        commands = [each for each in commands if any(map(_begins, each)) and not asks & {word.text for word in each}]
         ranks = [_rank(command) for command in commands]
         best = max(ranks, default=0)
         lines = [word for command in self.shell.commands if command[0].text.startswith("-") for word in command]
@@ -175,6 +176,8 @@ class Argv:
         inner = self._object(key)
         if inner is not None or len(values) > 1:
             return values if inner is None else inner
+        if key == "nproc_per_node" and values[0] in ("gpu", "auto"):  # all of a machine, however many there are
+            return MISSING
         listed = self.style == "hydra" and values[0][:1] == "[" and values[0][-1:] == "]"
         return [word.strip("\"' ") for word in values[0][1:-1].split(",")] if listed else values[0]
 

@@ -61,7 +61,10 @@ class Calls:
         self.code = code
         tree = _tree(code)
         self.lines = _starts(code)
-        self.tree = tree = _Taken(Names(tree), self.options).visit(tree)
+        taken = _Taken(Names(tree), self.options)
+        self.tree = tree = taken.visit(tree)
+        self.guessed = taken.guessed
+        """Conditions on the card's memory, and as which card's they are taken."""
         self.constants = Names(tree)
         self.values: dict[str, ast.expr] = {}
         self.folders: dict[str, str] = {}
@@ -219,7 +222,8 @@ class Calls:
 UNKNOWN = object()
 """The value of an expression that only a run of the program gives."""
 ARGUMENTS = re.compile(r"(?:^|_)(?:args?|arguments|config|cfg|opts?|options)$")
-"""Names of what a program's arguments are parsed into."""
+"""Usual names of what a program's arguments are parsed into."""
+PARSES = re.compile(r"\bparse_(?:known_)?args\w*$")
 TORCH = re.compile(r"(?:torch|DType)\.(bfloat16|float16|float32|half)")
 MEMBER = re.compile(r"(?:.*\.)?(?:OptimizerNames|IntervalStrategy|SaveStrategy|SchedulerType)\.([A-Z0-9_]+)")
 """Members of transformers' enumerations, whose values are their names in small letters, but for these."""
@@ -231,6 +235,8 @@ MEMBERS = {
 NAMED = re.compile(r"(?:.*\.)?[A-Z]\w*(?:Type|Mode|Name|Strategy|Implementation)\.([a-z]\w*)")
 """Members of other enumerations, whose values are their names."""
 LARGEST = 10**12
+TELLS = re.compile(r"\bis_bf(?:loat)?16_(?:supported|available)$|is_torch_bf16_gpu_available$")
+"""Calls that ask the GPU for bfloat16, which those since Ampere have."""
 
 
 def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: int = 0) -> Any:
@@ -257,7 +263,7 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
         if (match := NAMED.fullmatch(ast.unparse(node)[:80])) is not None:
             return match[1]
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
-        return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) else UNKNOWN
+        return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) or owner in names.parsed else UNKNOWN
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left, right = inner(node.left), inner(node.right)
         numbers = all(type(side) in (int, float) and abs(side) < LARGEST for side in (left, right))
@@ -286,6 +292,8 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
     if isinstance(node, ast.JoinedStr):
         parts = [inner(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
         return "".join(map(str, parts)) if UNKNOWN not in parts else UNKNOWN
+    if isinstance(node, ast.Call) and TELLS.search(_called(node.func)):
+        return True
     if isinstance(node, ast.Call) and _called(node.func) in ("dict", "len"):
         return _of_call(node, inner)
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
@@ -349,12 +357,38 @@ class _Taken(ast.NodeTransformer):
 
     def __init__(self, names: Names, options: Mapping[str, Any]) -> None:
         self.names, self.options = names, options
+        self.guessed: dict[str, str] = {}
 
     def visit_If(self, node: ast.If) -> Any:
         """Return the statements of the branch that is taken, else the whole."""
         test = worked_out(node.test, self.names, self.options)
+        if test is UNKNOWN and (test := _of_memory(node.test)) is not UNKNOWN:
+            text = ast.unparse(node.test)[:80]
+            self.guessed[text] = f"{text}: is taken as on a GPU of {CARD} GB"
         self.generic_visit(node)
         return node if test is UNKNOWN else (node.body if test else node.orelse) or ast.Pass()
+
+
+CARD = 80
+"""Gigabytes of the card whose branch of a program counts: those of the cards that are rented most."""
+MEMORY = re.compile(r"(?i)mem(?!ber)|vram")
+ORDERED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = dict(
+    zip((ast.Gt, ast.GtE, ast.Lt, ast.LtE), (operator.gt, operator.ge, operator.lt, operator.le), strict=True)
+)
+
+
+def _of_memory(test: ast.expr) -> Any:
+    """Return whether a comparison of a card's memory with a number holds on a card of `CARD` GB, or `UNKNOWN`.
+
+    >>> [_of_memory(ast.parse(text, mode="eval").body) for text in ("gpu_memory_gb >= 40", "vram < 16")]
+    [True, False]
+    """
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in ORDERED:
+        return UNKNOWN
+    number: Any = getattr(test.comparators[0], "value", None)
+    if type(number) not in (int, float) or not MEMORY.search(ast.unparse(test.left)[:80]):
+        return UNKNOWN
+    return ORDERED[type(test.ops[0])](CARD * (1024**3 if number > 1e6 else 1), number)
 
 
 def _running(tree: ast.Module) -> Iterator[ast.AST]:
@@ -400,6 +434,17 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         plain = {id(statement) for statement in tree.body}
+        self.parsed = {
+            name.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and PARSES.search(_called(node.value.func))
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name)
+        }
+        """Names of what a program's arguments are parsed into."""
         self.assigned = lists(
             (name, (getattr(node, "lineno", 0), value, id(node) in plain))
             for node in ast.walk(tree)

@@ -1,7 +1,7 @@
 """A YAML file over the files that it names as `defaults:`, with `${a.b}` in the place of other values.
 
 The first of them is beneath, the file itself on top. A file that is not there is one of the tool's own; of another name it is
-`absent`, and the tool's own that has most of the keys above takes its place.
+`absent`, and the tool's own that has most of the keys above takes its place, of several the one with most words of both names.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.ideas.table import MISSING
-from loadgauge.job_files.reading.nested import Nested
+from loadgauge.job_files.reading.nested import Nested, resolved
 
 DEEPEST = 10
 """Files over each other."""
-REFERENCE = re.compile(r"\$\{\s*(\.*[A-Za-z_][\w.]*)\s*\}")
-PRODUCT = re.compile(r"\$\{\s*(mul|div)\s*:\s*([^{},]{1,80}?)\s*,\s*([^{},]{1,80}?)\s*\}")
 REPLACES = "_override_"
 """A key of a section that takes the place of those beneath."""
 Reader = Callable[[str], Nested]
@@ -56,7 +54,7 @@ class Layered:
         """The value of a key in the uppermost layer that has it, with what it refers to; a mapping for a section."""
         flat = self._flat()
         if key in flat:
-            return _resolved(key, flat[key], flat, 0)
+            return resolved(key, flat[key], flat)
         inside = {name[len(key) + 1 :]: value for name, value in flat.items() if name.startswith(f"{key}.")}
         return inside or MISSING
 
@@ -95,47 +93,6 @@ def _sections(name: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int) -> Any:
-    """A value with what it refers to in its place; what cannot be resolved keeps its dollar sign."""
-    if not isinstance(value, str) or "${" not in value or depth > DEEPEST or len(value) > 500:
-        return value
-    whole = REFERENCE.fullmatch(value.strip())
-    if whole is not None:
-        name = _absolute(key, whole[1])
-        return _resolved(name, flat[name], flat, depth + 1) if name in flat else value
-
-    def of_name(match: re.Match[str]) -> str:
-        name = _absolute(key, match[1])
-        value = _resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
-        return str(value)
-
-    text = REFERENCE.sub(of_name, value)
-    for _ in range(DEEPEST):
-        product = PRODUCT.search(text)
-        if product is None:
-            break
-        text = text.replace(product[0], _multiplied(*product.groups()), 1)
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else text
-
-
-def _multiplied(how: str, first: str, second: str) -> str:
-    words = [first.strip(), second.strip()]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-        return "$(unknown)"
-    left, other = map(int, words)
-    if how == "div":
-        return str(left // other) if other else "$(unknown)"
-    return str(left * other)
-
-
-def _absolute(key: str, name: str) -> str:
-    """The key that a reference names: `.a` beside the key that has it, `..a` beside its section."""
-    dots = len(name) - len(name.lstrip("."))
-    if not dots:
-        return name
-    return ".".join([*key.split(".")[:-dots], name.lstrip(".")])
-
-
 def layered(
     own: Nested, file: str, read: Reader, bundled: Mapping[str, Mapping[str, Any]], key: str = "defaults"
 ) -> Layered:
@@ -154,8 +111,12 @@ def _all_keys(bundled: Mapping[str, Mapping[str, Any]], name: str) -> frozenset[
     return beneath | own.keys()
 
 
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower())) - {"yaml"}
+
+
 def _flat(document: Nested) -> dict[str, Any]:
-    return {name: document.get(name) for name in document.names()}
+    return {name: document.raw(name) for name in document.names()}
 
 
 def _beneath(
@@ -188,7 +149,8 @@ def _beneath(
             inner, where = bundled[Path(name).name], ""
         else:
             alike = {other: len(flat.keys() & _all_keys(bundled, other)) for other in bundled}
-            nearest = max(alike, key=lambda other: alike[other])
+            told = _words(f"{Path(name).stem} {Path(file).stem}")
+            nearest = max(alike, key=lambda other: (alike[other], len(told & _words(other)) / len(_words(other))))
             inner, where = (bundled[nearest], "") if alike[nearest] else ({}, "")
             absent[name] = nearest if alike[nearest] else ""
         layers += [*_beneath(inner, where, read, bundled, key, absent, depth + 1), inner]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,6 +18,10 @@ MOST_KEYS = 20_000
 MOST_VALUES = 100_000
 """Values of a YAML file with every alias written out; a file of the largest size has fewer without aliases."""
 INDENT = 2
+REFERRED = 10
+"""References of OmegaConf to each other."""
+REFERENCE = re.compile(r"\$\{\s*(\.*[A-Za-z_][\w.]*)\s*\}")
+PRODUCT = re.compile(r"\$\{\s*(mul|div)\s*:\s*([^{},]{1,80}?)\s*,\s*([^{},]{1,80}?)\s*\}")
 
 
 class Nested:
@@ -46,7 +50,7 @@ class Nested:
 
     def _find(self) -> None:
         """Finds the keys as a table names them, and their places."""
-        self.paths = {self._named(path): path for path in _leaves(self.root)}
+        self.paths = {self._named(path): path for path in leaves(self.root)}
 
     def _named(self, path: tuple[str, ...]) -> str:
         if self.sections and (len(path) == 1 or path[0] in self.sections.values()):
@@ -66,7 +70,14 @@ class Nested:
         return tuple(self.paths)
 
     def get(self, key: str) -> Any:
-        """The value of a key; a mapping where the key is that of a section; `MISSING` where there is none."""
+        """The value of a key, with what it refers to (`${a.b}`); a mapping for a section; `MISSING` where there is none."""
+        value = self.raw(key)
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        return resolved(key, value, {name: self.raw(name) for name in self.paths})
+
+    def raw(self, key: str) -> Any:
+        """The value of a key as it stands, a mapping where the key is that of a section, or `MISSING`."""
         node = self.root
         for name in self._place(key):
             if not isinstance(node, dict) or name not in node:
@@ -107,7 +118,48 @@ class Nested:
         return self.dump(self.root)
 
 
-def _leaves(root: Any) -> Iterator[tuple[str, ...]]:
+def resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int = 0) -> Any:
+    """A value with what it refers to in its place; what cannot be resolved keeps its dollar sign."""
+    if not isinstance(value, str) or "${" not in value or depth > REFERRED or len(value) > 500:
+        return value
+    whole = REFERENCE.fullmatch(value.strip())
+    if whole is not None:
+        name = _absolute(key, whole[1])
+        return resolved(name, flat[name], flat, depth + 1) if name in flat else value
+
+    def of_name(match: re.Match[str]) -> str:
+        name = _absolute(key, match[1])
+        value = resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
+        return str(value)
+
+    text = REFERENCE.sub(of_name, value)
+    for _ in range(REFERRED):
+        product = PRODUCT.search(text)
+        if product is None:
+            break
+        text = text.replace(product[0], _multiplied(*product.groups()), 1)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else text
+
+
+def _multiplied(how: str, first: str, second: str) -> str:
+    words = [first.strip(), second.strip()]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        return "$(unknown)"
+    left, other = map(int, words)
+    if how == "div":
+        return str(left // other) if other else "$(unknown)"
+    return str(left * other)
+
+
+def _absolute(key: str, name: str) -> str:
+    """The key that a reference names: `.a` beside the key that has it, `..a` beside its section."""
+    dots = len(name) - len(name.lstrip("."))
+    if not dots:
+        return name
+    return ".".join([*key.split(".")[:-dots], name.lstrip(".")])
+
+
+def leaves(root: Any) -> Iterator[tuple[str, ...]]:
     """The path of every value that is not a mapping. An explicit stack: a hostile file may nest without end."""
     stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
     count = 0

@@ -91,8 +91,11 @@ def _layout(keys: Keys) -> Facts:
         "gradient_sync": None if kind == "megatron" else "each",
     }
     for role in ("ref", "critic"):
-        if (keys.word(f"{role}.backend") or own) != own:
-            keys.note(f"{role}.backend", "is another layout than the actor's, as which it is counted")
+        keys.note(
+            f"{role}.backend",
+            "is another layout than the actor's, as which it is counted",
+            when=(keys.word(f"{role}.backend") or own) != own,
+        )
     if _engines(keys)[1] and not _together(keys):
         late = keys.whole("rollout.max_head_offpolicyness", minimum=0) or None
         facts |= {"gpus": trainer + rollout, "placement": f"split:{trainer}+{rollout}", "staleness": late}
@@ -131,8 +134,9 @@ def _task(keys: Keys) -> Facts:
         return {"task": "reward"} if keys.flag(f"{A}is_critic") else {}
     if not _rl(keys):
         return {"task": "ipo" if keys.word(f"{A}loss_type") == "ipo" else "dpo", "reference": reference}
-    if keys.has("teacher.path"):
-        keys.note("teacher.path", "scores the answers on GPUs of its own, which are not counted")
+    keys.note(
+        "teacher.path", "scores the answers on GPUs of its own, which are not counted", when=keys.has("teacher.path")
+    )
     leaves = keys.flag(LEFT[2])
     again = (keys.word(f"{A}prox_logp_method") or "recompute") in ("recompute", "metrics")
     recomputed = again if keys.flag(f"{A}use_decoupled_loss") else keys.flag(f"{A}recompute_logprob")

@@ -5,8 +5,10 @@ A recipe names those that it is built on as `defaults:`; of NeMo-RL's own, `data
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas import (
     TRANSFORMER_ENGINE,
     Dialect,
@@ -49,6 +51,26 @@ def _assumed(keys: Keys, key: str) -> bool | None:
     """None for a switch that only a recipe in a missing one's place says, so that the layout has what it needs; else False."""
     document: Any = keys.document
     return None if getattr(document, "absent", None) and key not in document.own.names() else False
+
+
+def _by_name(file: str) -> str | None:
+    """Return the model in the name of one of NeMo-RL's recipes, which are called after algorithm, model, GPUs and layout.
+
+    >>> _by_name("recipes/vlm_grpo-qwen2.5-vl-3b-instruct-clevr-1n8g-dtensor2tp1.v1.yaml"), _by_name("run.yaml")
+    ('qwen2.5-vl-3b', None)
+    """
+    words = Path(file).stem.split("-")[1:]
+    words = [] if "to" in words else words  # a teacher and its student
+    return next((name for end in range(1, len(words) + 1) if of_text(name := "-".join(words[:end]))), None)
+
+
+@reads(inner=row("model", f"{P}model_name", kind="word"))
+def _model(keys: Keys, at: Named) -> Facts:
+    """The model; that of a recipe in a missing one's place is not this file's, whose name may say its own."""
+    name = _by_name(keys.file) if _assumed(keys, f"{P}model_name") is None else None
+    if name is not None:
+        keys.remarks[f"its model is {name}, as the name of the file says"] = None
+    return {"model": name} if name else at.inner.read(keys)
 
 
 def _recomputed(keys: Keys, megatron: bool, at: Named) -> str:
@@ -119,8 +141,9 @@ def _layout(keys: Keys, at: Named) -> Facts:
         }
         return facts
     passed = keys.real(at.part)
-    if keys.flag(at.host) and passed not in (None, 0.0, 1.0):
-        raise keys.wrong(at.part, f"a part ({passed}) is not read; 0 or 1 is")
+    keys.refuse(
+        at.part, f"a part ({passed}) is not read; 0 or 1 is", when=keys.flag(at.host) and passed not in (None, 0.0, 1.0)
+    )
     return facts | {
         "framework": "megatron",
         "zero": 0 if keys.flag(at.distributed) is False else 1,
@@ -412,8 +435,11 @@ def _lengths(keys: Keys, at: Named) -> Facts:
     if not generates(keys):
         return {"seq_len": length}
     first, rest = keys.whole(at.prompt), keys.whole(at.answer)
-    if rest is not None and rest > length:
-        raise keys.wrong(at.answer, f"{rest} tokens of an answer are more than the {length} of prompt and answer")
+    keys.refuse(
+        at.answer,
+        f"{rest} tokens of an answer are more than the {length} of prompt and answer",
+        when=rest is not None and rest > length,
+    )
     unsaid = rest in (None, length) and (first is None or first >= length)
     if rest is None or rest == length:
         rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
@@ -535,7 +561,7 @@ NEMO_RL = Dialect(
             "  dynamic_batching:\n    enabled: false\n"
             for task, name in BEGUN.items()},
     ideas=(
-        row("model", f"{P}model_name", kind="word"),
+        _model,
         _gpus,
         _layout,
         _precision,

@@ -47,8 +47,7 @@ def generates(keys: Keys) -> bool:
 def megatron_trains(keys: Keys) -> bool:
     """Return whether Megatron trains; both sections may be there, one of them on."""
     on = keys.flag(f"{M}enabled")
-    if on and keys.flag(f"{D}enabled"):
-        raise keys.wrong(f"{M}enabled", f"contradicts {D}enabled")
+    keys.refuse(f"{M}enabled", f"contradicts {D}enabled", when=on and keys.flag(f"{D}enabled"))
     return bool(on)
 
 

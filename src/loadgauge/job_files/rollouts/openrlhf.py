@@ -129,8 +129,11 @@ def _same_gpus(keys: Keys, trainer: int, at: Named) -> None:
         keys.note(at.everything, stated, "saves", "weights gradients optimizer", 0.7)
     for role, beside in shares.items():
         where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
-        if beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where):
-            raise keys.wrong(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs")
+        keys.refuse(
+            f"{role}.num_gpus_per_node",
+            f"is read where it is the actor's {trainer} GPUs",
+            when=beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where),
+        )
 
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -193,8 +196,9 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     waits = not keys.flag(at.late)
     _same_gpus(keys, trainer, at)
     if keys.flag(at.everything) and waits:
-        if rollout != trainer:
-            raise keys.wrong(at.engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor")
+        keys.refuse(
+            at.engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor", when=rollout != trainer
+        )
         return {"gpus": trainer, "gpus_per_node": each, "nodes": nodes, "placement": "colocated"}
     total = trainer + rollout
     node = min(8, max(each, 1)) if total > 8 else total
@@ -239,13 +243,15 @@ def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
     if task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
         task = "gspo"
     score, value = _rewards(keys), keys.word(at.critic)
-    if score is not None and "," in score:
-        raise keys.wrong(at.reward, "several reward models are not read; one is")
+    keys.refuse(at.reward, "several reward models are not read; one is", when=score is not None and "," in score)
     value = value or score or own
     moved, beside = [keys.flag(name) for name in (at.frozen, at.scored)], not _off(keys)
     there = [flag for flag, each in zip(moved, (beside, score is not None), strict=True) if each]
-    if len({bool(flag) for flag in there}) > 1:
-        raise keys.wrong(at.frozen, "is read where reference and reward model are both on the host, or neither")
+    keys.refuse(
+        at.frozen,
+        "is read where reference and reward model are both on the host, or neither",
+        when=len({bool(flag) for flag in there}) > 1,
+    )
     return {
         "task": task,
         "reference": "model" if beside else "none",
@@ -296,14 +302,14 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _task(keys: Keys, at: Named) -> Facts:
     """The task by the program; PPO's by its estimator of advantages, and the models beside the actor."""
     trainer = trainer_of(keys)
-    if trainer not in TRAINERS:
-        raise keys.wrong("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})")
+    keys.refuse("model", f"train_{trainer} is not read (read: {', '.join(TRAINERS)})", when=trainer not in TRAINERS)
     own = keys.word("model")
     if trainer == "ppo_ray":
         return _of_answers(keys, own, at)
     if trainer in ("dpo", "kto"):
-        if keys.word(at.base) not in (None, own):
-            raise keys.wrong(at.base, "is read where it is the model that is trained")
+        keys.refuse(
+            at.base, "is read where it is the model that is trained", when=keys.word(at.base) not in (None, own)
+        )
         task = "ipo" if trainer == "dpo" and keys.flag(at.ipo) else trainer
         # A reference is loaded whole, beside adapters too.
         return {"task": task, "reference": "model", "frozen_offload": keys.flag(at.frozen) or None}
@@ -495,8 +501,7 @@ RANK, FOUR = "ds.lora.rank", "ds.load_in_4bit"
 def _adapter() -> Idea:
     def on(keys: Keys) -> bool:
         number = keys.whole(RANK, minimum=0)
-        if not number and keys.flag(FOUR):
-            raise keys.wrong(FOUR, "says a quantised base, and no adapter trains on it")
+        keys.refuse(FOUR, "says a quantised base, and no adapter trains on it", when=not number and keys.flag(FOUR))
         return bool(number)
 
     return adapters(
@@ -552,12 +557,13 @@ def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 @reads(OPTIMIZER_KIND, OLD[OPTIMIZER_KIND], facts="optimizer", write=_optimizer_written, of_critic="critic.optim")
 def _optimizer(keys: Keys, at: Named) -> Facts:
     own = keys.choice(_named(keys), OPTIMIZER_SORTS) or "adamw"
-    if (
-        _generates(keys)
+    keys.refuse(
+        at.of_critic,
+        "is read where it is the actor's",
+        when=_generates(keys)
         and _estimator(keys) == "gae"
-        and (keys.choice(at.of_critic, OPTIMIZER_SORTS) or "adamw") != own
-    ):
-        raise keys.wrong(at.of_critic, "is read where it is the actor's")
+        and (keys.choice(at.of_critic, OPTIMIZER_SORTS) or "adamw") != own,
+    )
     return {"optimizer": own}
 
 

@@ -147,8 +147,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         rollout = counts[1] or keys.whole(at.infer) or 1
     if not _rl(keys):
         return {"gpus": trainer, "gpus_per_node": per_node if many else None}
-    if not rollout:
-        raise keys.wrong(at.hosts, "says how many nodes generate, and is none")
+    keys.refuse(at.hosts, "says how many nodes generate, and is none", when=not rollout)
     age = keys.agreed((at.late, *at.older), lambda name: keys.whole(name, minimum=0))
     total = trainer + rollout
     return {
@@ -180,11 +179,11 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _task(keys: Keys, at: Named) -> Facts:
     if not _rl(keys):
         return {"task": None}
-    if keys.word(at.kind) == "sft":
-        keys.note(
-            at.kind,
-            "takes answers that a server elsewhere makes, where the GPUs for generation are counted to make them",
-        )
+    keys.note(
+        at.kind,
+        "takes answers that a server elsewhere makes, where the GPUs for generation are counted to make them",
+        when=keys.word(at.kind) == "sft",
+    )
     return {"task": keys.choice(at.kind, ALGORITHMS) or "grpo", "reference": "none", "old_logprobs": "none"}
 
 
@@ -251,8 +250,7 @@ def _batch(keys: Keys, at: Named) -> Facts:
         tokens = keys.whole(TOKENS)
         number = 128 if tokens is None else max(1, round(tokens / longest / each)) * each
     prompts, left = divmod(number, each)
-    if left:
-        raise keys.wrong(at.whole, f"{number} answers are no whole groups of {each}")
+    keys.refuse(at.whole, f"{number} answers are no whole groups of {each}", when=left)
     rest = keys.agreed(at.answer, keys.whole)
     unsaid = rest is None or rest >= longest
     first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
@@ -399,14 +397,14 @@ def _trainer(keys: Keys, at: Named) -> Facts:
     ranks = keys.whole(at.cp) or 1
     again = _section(keys, at.ac, usual=True)
     word = "full"
-    if again and keys.choice(at.mode, {"full": "full", "selective": "selective"}) == "selective":
-        keys.note(
-            at.mode,
-            "keeps parts of layers by name; whole layers are counted again",
-            "costs",
-            "activations",
-            10,
-        )
+    keys.note(
+        at.mode,
+        "keeps parts of layers by name; whole layers are counted again",
+        "costs",
+        "activations",
+        10,
+        when=again and keys.choice(at.mode, {"full": "full", "selective": "selective"}) == "selective",
+    )
     step = keys.whole(at.every) or 1
     if again and step > 1:
         word = f"full:every={step}"

@@ -208,6 +208,9 @@ def _sequences_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     steps=f"{A}training_args.gradient_accumulation_steps",
     dynamic=f"{A}use_dynamic_batching_in_train",
     most=f"{A}max_tokens_per_microbatch_in_train",
+    packs=f"{A}use_sequence_packing",
+    packed=f"{A}sequence_packing_args.max_packed_sequence_length_train",
+    algorithm=f"{A}sequence_packing_args.algorithm",
 )
 def _sequences(keys: Keys, at: Named) -> Facts:
     """Prompts with their answers, and the batches that they are trained in; an agentic pipeline counts whole trajectories."""
@@ -238,10 +241,12 @@ def _sequences(keys: Keys, at: Named) -> Facts:
         "samples": samples,
     }
     own = batch // ranks if batch % ranks == 0 else None
-    tokens = keys.whole(at.most, minimum=0) if keys.flag(at.dynamic) else None
+    packs = keys.flag(at.packs) and keys.word(at.algorithm) == "load_balance"  # else rows are packed a micro-batch each
+    key = at.packed if packs else at.most
+    tokens = keys.whole(key, minimum=0) if packs or keys.flag(at.dynamic) else None
     if tokens:
         tokens = max(tokens * (layout.get("cp") or 1), length)
-        rows = fitted(keys, at.most, tokens / length, own, length, f"up to {tokens} tokens a micro-batch")
+        rows = fitted(keys, key, tokens / length, own, length, f"up to {tokens} tokens a micro-batch")
     elif own is not None and own % rows:
         rows = fitted(keys, at.micro, float(rows), own, length, "no whole micro-batches of a rank")
     return facts | {"global_batch": batch, "micro_batch": rows, "epochs": keys.whole(at.epochs) or 1}
@@ -304,8 +309,13 @@ def _task(keys: Keys, at: Named) -> Facts:
     if pipeline_of == "dpo":
         return facts | refers | {"task": "ipo" if keys.flag(at.ipo) else "dpo"}
     if pipeline_of == "distill":
-        if keys.whole(at.likeliest, minimum=0) != 0:
-            keys.note(at.likeliest, "keeps the teacher's likeliest tokens only; all are counted", "saves", "loss")
+        keys.note(
+            at.likeliest,
+            "keeps the teacher's likeliest tokens only; all are counted",
+            "saves",
+            "loss",
+            when=keys.whole(at.likeliest, minimum=0) != 0,
+        )
         return facts | {
             "task": "gkd",
             "loss_terms": "forward-kl",

@@ -128,8 +128,7 @@ def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _placement(keys: Keys, at: Named) -> Facts:
     late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
     if keys.flag(at.together):
-        if late:
-            raise keys.wrong(at.together, "train_async.py generates beside the update, on GPUs of its own")
+        keys.refuse(at.together, "train_async.py generates beside the update, on GPUs of its own", when=late)
         moved = keys.flag(at.train) is not False
         return {"placement": "colocated", "rollout_offload": "all" if moved else "none"}
     own = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
@@ -328,13 +327,11 @@ def _ranks(keys: Keys) -> Facts:
     """Ranks of an engine, whose attention may be data-parallel, and what all of these groups have together."""
     gpus = keys.whole(WIDTH) or 1
     stages, ranks, groups = (keys.agreed((key, OLDER[key]), keys.whole) or 1 for key in (STAGES, EXPERTS, GROUPS))
-    if gpus % stages:
-        raise keys.wrong(STAGES, f"{stages} stages do not divide {gpus} GPUs of an engine")
+    keys.refuse(STAGES, f"{stages} stages do not divide {gpus} GPUs of an engine", when=gpus % stages)
     tp = gpus // stages
     if groups > 1 and not keys.flag(JOINED):
         raise keys.wrong(GROUPS, f"is read with {keys.document.shown(JOINED)}")
-    if tp % groups:
-        raise keys.wrong(GROUPS, f"{groups} does not divide {tp} ranks of an engine")
+    keys.refuse(GROUPS, f"{groups} does not divide {tp} ranks of an engine", when=tp % groups)
     most = {name: size and max(1, size // groups) for name, key in MOST.items() for size in [keys.whole(key)]}
     # Experts are on all ranks, whole ones or parts of each.
     return {"tp": tp // groups, "pp": stages, "ep": tp if groups > 1 else ranks} | most

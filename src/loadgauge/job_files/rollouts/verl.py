@@ -232,8 +232,11 @@ def _layout(keys: Keys, at: Named) -> Facts:
     engine = engine_of(keys)
     if engine == "megatron":
         return _of_megatron(keys)
-    if keys.word(at.strategy) == "fsdp_turbo":
-        raise keys.wrong(at.strategy, "lays out the model by turbo_config, which is not read; fsdp2 is")
+    keys.refuse(
+        at.strategy,
+        "lays out the model by turbo_config, which is not read; fsdp2 is",
+        when=keys.word(at.strategy) == "fsdp_turbo",
+    )
     own = engine in ("torchtitan", "automodel")
     ranks = keys.whole(at.ring) or 1 if own else ulysses(keys)
     # Its configuration has gradients reduced with every micro-batch; before 0.9 there is nothing to choose.
@@ -262,8 +265,9 @@ def _layout(keys: Keys, at: Named) -> Facts:
     if size is not None and size > 0 and (total is None or size < total):
         # A group of the device mesh counts Ulysses' ranks among its own; VeOmni's does not.
         whole, left = divmod(size, 1 if engine == "veomni" else ranks)
-        if left or not whole:
-            raise keys.wrong(at.group, f"{size} cannot be split over {keys.document.shown(at.newer)} = {ranks}")
+        keys.refuse(
+            at.group, f"{size} cannot be split over {keys.document.shown(at.newer)} = {ranks}", when=left or not whole
+        )
         facts["shards"] = whole
     return facts
 
@@ -321,8 +325,13 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
         return {}
     full = f"{keys.word(at.module) or 'torch.optim'}.{word}"
     matches = OPTIMIZERS.get(full) or (None if keys.has(at.module) else OPTIMIZERS.get(word.lower()))
-    if matches is None:
-        keys.note(at.name, "another optimizer, counted as AdamW with states in float32", "either", "optimizer")
+    keys.note(
+        at.name,
+        "another optimizer, counted as AdamW with states in float32",
+        "either",
+        "optimizer",
+        when=matches is None,
+    )
     return {"optimizer": None if matches == "adamw" else matches}
 
 
@@ -420,8 +429,11 @@ def _micro_batch(keys: Keys, at: Named) -> Facts:
     length = _seq_len.read(keys)["seq_len"]
     asked = keys.flag(dynamic) if keys.has(dynamic) else not of_actor
     most = (keys.whole(tokens) or (16_384 if of_actor else 8192)) * sharing(keys)
-    if asked and most < length:
-        raise keys.wrong(tokens, f"{most} tokens are fewer than a sequence has ({length}), which verl refuses")
+    keys.refuse(
+        tokens,
+        f"{most} tokens are fewer than a sequence has ({length}), which verl refuses",
+        when=asked and most < length,
+    )
     stated = keys.whole(each) or (None if of_actor else 4)
     if not asked and stated is None:
         return {}

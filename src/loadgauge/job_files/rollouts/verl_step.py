@@ -86,23 +86,28 @@ def task(keys: Keys, at: Named) -> Facts:
     """
     word = keys.word(at.estimator) or "gae"
     chosen = ADVANTAGES.get(word)
-    if chosen is None:
-        keys.note(at.estimator, "advantages made in a way of its own, counted as GRPO's", "either")
-    if word == "remax":
-        keys.note(at.estimator, "one more answer to each prompt, which is not trained on", "costs")
+    keys.note(at.estimator, "advantages made in a way of its own, counted as GRPO's", "either", when=chosen is None)
+    keys.note(at.estimator, "one more answer to each prompt, which is not trained on", "costs", when=word == "remax")
     # `need_critic` of trainer/ppo/utils.py
     asked = keys.flag(at.trained)
     chosen = "ppo" if asked else "grpo" if chosen is None or (asked is False and chosen == "ppo") else chosen
     refers = keys.flag(at.kl) or keys.flag(at.in_reward)
     for name, on in zip(at.scored, at.switch, strict=True):
-        if keys.flag(on) and keys.word(name) is None:
-            raise keys.wrong(on, f"is on, and {name} does not say which model scores")
+        keys.refuse(
+            on, f"is on, and {name} does not say which model scores", when=keys.flag(on) and keys.word(name) is None
+        )
     if any(keys.flag(key) for key in at.teaches):
         keys.note(
             at.teaches[keys.has(at.teaches[1])], "a teacher scores on GPUs of its own, which are not counted", "either"
         )
-        if "topk" in (keys.word(at.loss) or ""):
-            keys.note(at.loss, "logarithms of all probabilities in float32", "costs", "loss", 3.0)
+        keys.note(
+            at.loss,
+            "logarithms of all probabilities in float32",
+            "costs",
+            "loss",
+            3.0,
+            when="topk" in (keys.word(at.loss) or ""),
+        )
     adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
     if any(keys.flag(key) for key in at.apart):
         keys.note(
@@ -186,12 +191,17 @@ def engine(keys: Keys, at: Named) -> Facts:
     adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
     free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
     word = keys.word(at.quantised) or "none"
-    if word.lower() not in ("fp8", "none", "null"):
-        keys.note(at.quantised, "the engine's weights are quantised, and counted in 16 bits", "either")
+    keys.note(
+        at.quantised,
+        "the engine's weights are quantised, and counted in 16 bits",
+        "either",
+        when=word.lower() not in ("fp8", "none", "null"),
+    )
     if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
         raise keys.wrong(RANKS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
-    if ranks > 1 and options["ep"] == 1:
-        keys.note(at.data, "ranks of one engine, counted as engines of their own", "either")
+    keys.note(
+        at.data, "ranks of one engine, counted as engines of their own", "either", when=ranks > 1 and options["ep"] == 1
+    )
     share = {"utilization" if kind == "vllm" else "static_fraction": keys.real(at.share, 0.5)}
     formats = {
         "weights": "fp8" if word == "fp8" else None,
@@ -296,8 +306,13 @@ def moved(keys: Keys, at: Named) -> Facts:
     (`_build_fsdp_module` of workers/engine/fsdp/transformer_impl.py)."""
     which = int(_megatron(keys))
     weights, states = (bool(keys.flag(MOVED_INNER[word][which])) for word in ("param", "optimizer"))
-    if keys.flag(at.gradients) and not weights:
-        keys.note(at.gradients, "gradients alone are moved to the host between their updates", "saves", "gradients")
+    keys.note(
+        at.gradients,
+        "gradients alone are moved to the host between their updates",
+        "saves",
+        "gradients",
+        when=keys.flag(at.gradients) and not weights,
+    )
     held = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
     # The engines of 0.9 load a reference as the actor is loaded; before, in bfloat16 (workers/fsdp_workers.py).
     usual = "float32" if keys.since(0, 9) else "bfloat16"
@@ -330,6 +345,7 @@ def critic_batch(keys: Keys, at: Named) -> Facts:
         return {"critic_batch": keys.whole(at.each)}
     length = (keys.whole("data.max_prompt_length") or 512) + (keys.whole("data.max_response_length") or 512)
     tokens = (keys.whole(at.most) or 32_768) * (keys.whole(f"{C}ulysses_sequence_parallel_size") or 1)
-    if tokens < length:
-        raise keys.wrong(at.most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses")
+    keys.refuse(
+        at.most, f"{tokens} tokens are fewer than a sequence has ({length}), which verl refuses", when=tokens < length
+    )
     return {"critic_batch": tokens // length}

@@ -125,7 +125,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     `branching`: bitsandbytes' kernel that makes 16 bits of 4 is that from before 0.48, which decides bit by bit.
     `joint`: LitGPT's: queries, keys and values are one matrix, whose adapters read one dropped input, and are padded with zeros
     where one of the three has none; a quantised base has the head too. `replaced`: its quantised training puts another token
-    table in the first one's place, whose gradient nobody clears.
+    table in the first one's place, whose gradient nobody clears. `grouped`: adapters of experts are grouped products of their own
+    (Unsloth), where PEFT adds them to a copy of the experts' matrices.
 
     >>> Lora(rank=8, quantised="mxfp4").stored.nbytes
     0.53125
@@ -153,6 +154,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     parts_in_one: bool = False
     joint: bool = False
     replaced: bool = False
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.quantised, bool) and self.quantised not in BASE_FORMATS:

@@ -98,6 +98,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
         stage, where they are gathered
     sends_in_turn: pipeline schedules that send and receive in turn with computing, whatever the overlap
     scripts_overlap: its published launch scripts switch the overlap of gradients and sends on
+    unties: its models have embedding and head as two matrices, whatever their configuration says
     scripts_zero: the ZeRO stage that they run where nothing is said, over several GPUs
     scripts_dispatch: on Blackwell they dispatch tokens by HybridEP (`Kernels.dispatch`)
 
@@ -156,6 +157,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     scripts_dispatch: bool = False
     sums_beside: bool = False
     splits_model: bool = True
+    unties: bool = False
     hybrid_shards: bool = True
     zero_stages: tuple[int, ...] | None = None
     schedules: tuple[Schedule, ...] = SCHEDULES
@@ -284,6 +286,7 @@ FRAMEWORKS: dict[str, Framework] = {
             overlap=DDP, reruns=Habit.always("part", NON_REENTRANT),
             optimizer_step=Habit.always("foreach", "litgpt 0.5.13: utils.py, instantiate_torch_optimizer"),
             splits_model=False, zero_stages=(0, 3), schedules=("1f1b",), recomputes_parts=False,
+            unties=True,  # litgpt/scripts/convert_hf_checkpoint.py writes both; of pretrain.py, `tie_embeddings` is False
             scripts_zero=3,  # litgpt/pretrain.py, finetune/full.py: FSDPStrategy over several devices
             source="litgpt",
         ),

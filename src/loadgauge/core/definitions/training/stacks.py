@@ -228,6 +228,14 @@ EXPERTS_QUANTISED_UNSLOTH = Habit.always(
 )
 """The same of Unsloth, which quantises experts in one tensor, and has a class of its own where that cannot be done."""
 
+EXPERTS_ADAPTED_UNSLOTH = Habit(
+    (
+        Change("yes", "unsloth 2026.2: models/_utils.py, get_moe_target_parameters", (("unsloth", (2026, 2)),)),
+        Change("no", "unsloth 2026.1: models/llama.py, get_peft_model"),
+    )
+)
+"""Adapters of routed experts beside those of the MLP, which Unsloth has without being asked."""
+
 BEFORE_ONE_TENSOR = "transformers=4.57"
 """The last release that holds each expert's matrices apart, so that bitsandbytes finds them."""
 

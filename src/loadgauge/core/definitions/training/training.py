@@ -282,7 +282,8 @@ def training(
         replaced = lora.stored is not None and TABLE_REPLACED.at(stack).value == "yes"
         lora = msgspec.structs.replace(lora, joint=True, replaced=replaced)
     if lora is not None:
-        lora = msgspec.structs.replace(lora, fused=chosen.fused_adapters or kernels.endswith("lora"))
+        own = chosen.fused_adapters
+        lora = msgspec.structs.replace(lora, fused=own or kernels.endswith("lora"), grouped=own)
     run = msgspec.structs.replace(
         chosen.kernels,
         attention="eager" if attention == "eager" else "flash",

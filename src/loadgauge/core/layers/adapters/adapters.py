@@ -197,6 +197,40 @@ def adapted_experts(
     return whole
 
 
+def grouped_adapter(build: Writer, name: str, matrix: Weight, rows: Size, source: Tensor, i: Size, o: Size) -> Tensor:
+    """Add the two grouped products of all experts' adapters as Unsloth runs them, without a copy of the experts' matrices
+    (unsloth_zoo 2026.10: `temporary_patches/moe_utils.py`, `_apply_lora_grouped_mm`); returns what they add to the output."""
+    lora, narrow, experts, into = build.adapter, build.dtypes.activation, matrix.copies, source
+    wide = lora.held(narrow) == 4 and narrow != 4
+    for part, n, k in (("lora_a", lora.rank, i), ("lora_b", o, lora.rank)):
+        weight = Weight(
+            f"{name}.{part}.weight",
+            experts * n * k,
+            matrix.shards,
+            wide=wide,
+            expert=matrix.expert,
+            shape=(experts * n, k),
+        )
+        out, gemm = Tensor(f"{name}.{part}", rows * n, source.itemsize), Gemm(rows / experts, n, k, experts)
+        cast = (Tensor(f"{weight.name}.cast", weight.numel, narrow),) if wide else ()
+        build.operations.append(
+            Operation(
+                out.name,
+                "gemm",
+                (into,),
+                (out,),
+                (weight,),
+                keeps=(into, *cast),
+                gemms=(gemm,),
+                forward_flops=gemm.flops,
+                input_gradient_flops=gemm.flops,
+                weight_gradient_flops=gemm.flops,
+            )
+        )
+        into = out
+    return into
+
+
 def fused_adapter(build: Writer, name: str, x: Tensor, shape: AdapterShape, target: str) -> Tensor:
     """Add the two products as Unsloth's functions run them; returns what stands for their sum, which is added to the frozen
     layer's result in place and has no bytes of its own.

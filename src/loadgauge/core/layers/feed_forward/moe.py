@@ -20,7 +20,7 @@ import msgspec
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, same, shard, where
 from loadgauge.core.definitions.model.model import Moe
-from loadgauge.core.layers.adapters.adapters import adapted_experts
+from loadgauge.core.layers.adapters.adapters import adapted_experts, grouped_adapter
 from loadgauge.core.layers.feed_forward.mlp import activate, gated, mlp, multiplied
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
@@ -504,7 +504,9 @@ def _grouped(
     flops = Gemm(rows.computed, o, i).flops
     reads: tuple[Tensor, ...] = (source,)
     adapted = view.lora is not None and f"experts.{name.rpartition('.')[2]}" in view.lora.targets
-    if adapted:
+    if adapted and build.adapter.grouped:
+        reads = (source, grouped_adapter(build, name, weights[0], rows.computed, source, i, o))
+    elif adapted:
         reads = (source, adapted_experts(build, name, weights[0], i, o))
         keeps = (*reads, *keeps)
     build.operations.append(
