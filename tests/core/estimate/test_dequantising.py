@@ -85,7 +85,7 @@ def test_a_base_of_few_bits_is_in_no_flat_unit_with_its_adapters() -> None:
 
 
 def test_an_nvfp4_base_is_its_packed_halves_its_block_scales_and_one_float():
-    """The tensors that unsloth's kernel reads (`kernels/nvfp4.py`) and ModelOpt packs; torchao's `NVFP4Tensor` has as many bytes."""
+    """The tensors that unsloth's kernel reads (`kernels/nvfp4.py`) and ModelOpt packs; torchao's `NVFP4Tensor` has as many."""
     torch = pytest.importorskip("torch")
     rows, columns = 14336, 4096
     tensors = (

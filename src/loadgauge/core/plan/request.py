@@ -352,6 +352,10 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         assumed_framework = _framework(spec, job, locks, max(sizes or (1,)), request.export)
         job = job.replace(framework=assumed_framework)
     locks = _of_the_file(locks, request.export)
+    if job.framework == "deepspeed" and (":" in (job.offload or "") or job.offload_to == "nvme"):
+        stages = locks.get("zero", (3,))  # what only its ZeRO 3 has
+        locks = {**locks, "zero": (3,) if 3 in stages else stages}
+        job = job.replace(zero=locks["zero"][0])
     setup: Setup | None = None
     searches = []
     mixed = job.activation_offload == LEAST

@@ -21,6 +21,7 @@ from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
 from loadgauge.core.definitions.hardware.usual import one_of, usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
+from loadgauge.core.definitions.job.job_text import offload_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import (
@@ -149,7 +150,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "attention": fill("attention", *attention_of(job)),
         "loss": fill("loss", "auto"),
         "lora": adapters(job, chosen, job.framework or framework_of(job), fill, assumed),
-        "offload": _offload(job.offload or "none"),
+        "offload": offload_words(job.offload or "none"),
         "host": _host(job, card, assumed, file),
         "kernels": kernels_of(job, chosen),
         "compiled": job.compile or False,
@@ -445,14 +446,6 @@ def _why_framework(job: Job) -> str:
     return f"because of {' and '.join(used)}" if used else ""
 
 
-def _offload(text: str) -> Any:
-    if text == "experts":
-        raise ConfigError("experts: needs --task generate", key="offload")
-    if text not in ("none", "optimizer", "all"):
-        raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
-    return text
-
-
 def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
     """Return the storage of tensors that are off the card. Raises `ConfigError`."""
     whole = (job.recompute or _recompute(job, file)[0]).partition(":")[0] == "full"
@@ -499,6 +492,12 @@ def _runs(kind: Training, layout: Layout) -> None:
             f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)",
             key="optimizer",
         )
+    if kind.offloaded_share % 1:
+        engine = kind.framework.engine
+        if not kind.framework.host.parts or kind.host.nvme or (engine is not None and layout.zero != 3):
+            raise NotModelled(
+                f"--offload {kind.offload}: a part is of Megatron-Core's, and of DeepSpeed's ZeRO 3 in host memory"
+            )
     if kind.host.nvme and not (kind.framework.engine is not None and layout.zero == 3):
         raise NotModelled("--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3")
     if kind.framework.engine is not None and layout.pp > 1 and layout.zero >= 2:

@@ -266,8 +266,10 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     offload: Annotated[
         str | None,
         _field(
-            "choice", "method", "What is offloaded to host memory (experts: with --task generate).",
-            choices=("none", "optimizer", "all", "experts"),
+            "text", "method",
+            "What is offloaded to host memory: optimizer states, those of a part of the parameters (optimizer:0.5), or all with the"
+            " weights (experts: with --task generate).",
+            metavar="none|optimizer|optimizer:SHARE|all|experts", values=("none", "optimizer", "optimizer:0.5", "all", "experts"),
         ),
     ] = None  # fmt: skip
     offload_to: Annotated[

@@ -28,6 +28,7 @@ RENAMED = {
     **dict.fromkeys(("context-parallel-size", "context-parallel", "cp-size"), "--cp"),
     **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size"), "--ep"),
     **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
+    "optimizer-offload-fraction": "--offload",
     "checkpointing": "--recompute", "num-layers": "--layers", "hidden-size": "--hidden", "vocab-size": "--vocab",
     "num-attention-heads": "--heads", "ffn-hidden-size": "--ffn", "num-experts": "--experts", "params": "--size",
     **dict.fromkeys(("dtype", "mixed-precision", "compute-dtype", "bnb-4bit-compute-dtype"), "--precision"),
@@ -67,7 +68,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("inference", "serve", "serving"), ("--task generate",)),
     **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
     **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
-    **dict.fromkeys(("offload-optimizer", "optimizer-offload"), ("--offload optimizer",)),
+    **dict.fromkeys(("offload-optimizer", "optimizer-offload", "optimizer-cpu-offload"), ("--offload optimizer",)),
     **dict.fromkeys(("verbose", "long", "details"), ("--full",)), **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
 }  # fmt: skip
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
@@ -213,6 +214,7 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
     ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
+    ("offload", r"(0?\.\d+)", r"--offload optimizer:\1"),
     ("engine", r"((?:vllm|sglang|trtllm)(?:[:=].*)?)", r"--server \1"),
     ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
     ("draft", r"mtp", "--mtp"),

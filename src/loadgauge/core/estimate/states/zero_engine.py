@@ -32,10 +32,11 @@ from __future__ import annotations
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, where
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Stage
-from loadgauge.core.estimate.states.optimizer_step import step_temporaries, updated
+from loadgauge.core.estimate.states.optimizer_step import staying, step_temporaries, updated
 
 BEFORE_BACKWARD = ("forward", "head", "loss")
 GATHERED, BUFFER = "gathered weights", "buffer that weights were gathered in"
@@ -258,9 +259,11 @@ def before_step(memory: MemoryModel, stage: Stage) -> Size:
 def in_step(memory: MemoryModel, stage: Stage) -> Size:
     """Return the bytes of temporaries of the optimizer step: float32 gradients of the share, and the optimizer's own."""
     engine, step = _engine(memory), step_temporaries(memory, stage)
-    if "gradients" in memory.offloaded:
-        return step
     share = updated(memory, memory.weighed(stage)[1])
+    if "gradients" in memory.offloaded:
+        # What stays on the card is torch's AdamW's, over one sub-group at a time (stage3.py, `backup_optimizer`).
+        lists = OPTIMIZERS["adamw-foreach"].step.lists if memory.training.offloaded_share % 1 else 0
+        return maximum(step, 4 * lists * minimum(staying(memory, stage) * share, engine.step_elements))
     if memory.layout.zero == 3:
         taken = minimum(share, engine.step_elements)
         step, share = where(share > engine.step_elements, step * (taken / maximum(share, 1)), step), taken

@@ -209,7 +209,7 @@ def _of_states(run: Run) -> Iterator[Change]:
     if training.weights == "float32" and training.lora is not None and not training.lora.quantised:
         why = "the frozen weights loaded in 16 bits"
         yield Change(Kind.FROZEN_16_BIT, {"weights": "bfloat16"}, why, why)
-    if training.offload == "none":
+    if training.offloaded_share < 1:
         why = "optimizer states in host memory; slower"
         yield Change(Kind.OFFLOAD_OPTIMIZER, {"offload": "optimizer"}, why, "the optimizer on the host")
         why = "optimizer states and weights in host memory; slower"
