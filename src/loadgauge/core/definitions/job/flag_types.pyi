@@ -56,7 +56,18 @@ class Flags(TypedDict, total=False):
     lora_targets: str
     qlora: bool
     base: Literal[
-        "nf4", "nf4-experts", "int8-experts", "nf4-single", "fp4", "int8", "gptq", "awq", "hqq", "int4-torchao", "mxfp4", "nvfp4"
+        "nf4",
+        "nf4-experts",
+        "int8-experts",
+        "nf4-single",
+        "fp4",
+        "int8",
+        "gptq",
+        "awq",
+        "hqq",
+        "int4-torchao",
+        "mxfp4",
+        "nvfp4",
     ]
     lora_dropout: float
     lora_dtype: Literal["float32", "bfloat16", "float16"]

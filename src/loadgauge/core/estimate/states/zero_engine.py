@@ -152,8 +152,19 @@ def flattened(memory: MemoryModel, stage: Stage, point: At) -> Size:
     """
     if memory.engine is None or memory.layout.zero == 1:
         return 0
-    full = memory.training.precision.compute * minimum(memory.engine.bucket, memory.weighed(stage)[1].all.trainable)
+    full = _sent(memory) * minimum(memory.engine.bucket, memory.weighed(stage)[1].all.trainable)
     return full * _flushed(memory, stage, point)
+
+
+def _sent(memory: MemoryModel) -> Size:
+    """Bytes of the copies of a gradient element of a bucket that is reduced: flat, in float32 under Ulysses.
+
+    There `communication_data_type` is float32 (runtime/engine.py): ZeRO 2 casts the flat copy, ZeRO 3 each gradient before it
+    flattens them (`allreduce_bucket`, `__avg_scatter_grads`).
+    """
+    compute, layout = memory.training.precision.compute, memory.layout
+    wide = 8 if layout.zero == 3 else compute + 4
+    return where(layout.cp > 1, wide, compute) if layout.cp_comm == "all_to_all" else compute
 
 
 def first_full(memory: MemoryModel, stage: Stage) -> tuple[int, ...]:
@@ -225,7 +236,7 @@ def before_step(memory: MemoryModel, stage: Stage) -> Size:
     largest, bucket = memory.largest_trained, engine.bucket
     compute, several = precision.compute, where(memory.layout.num_microbatches > 1, 1, 0)
     full = where(
-        weights.all.trainable > bucket, 0, compute * weights.all.trainable
+        weights.all.trainable > bucket, 0, _sent(memory) * weights.all.trainable
     )  # of many, the last one is part full
     table: Size = memory.weights_of(memory.embedding).all.trainable
     past = where(table > bucket, compute * table, 0)

@@ -34,6 +34,7 @@ from loadgauge.core.estimate.time.traffic import (
     expose,
     gather_seconds,
     layout_groups,
+    reduced_bytes,
     stage_traffic,
 )
 from loadgauge.core.layers.embedding_head import head_layer, prediction_layer
@@ -366,10 +367,9 @@ class StepModel:
         return value
 
     @property
-    def reduced_bytes(self) -> int:
+    def reduced_bytes(self) -> Size:
         """Bytes of a gradient element when it is reduced."""
-        precision = self.training.precision
-        return precision.reduced if self.layout.zero >= 2 else precision.gradient
+        return reduced_bytes(self.training, self.layout)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> MicroBatch:
         """Return the time of one micro-batch through one chunk of a stage [s]."""
