@@ -333,6 +333,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     `NotStated` where the links of the cluster are unknown.
     """
     job, locks, sizes = request.job, request.locks, request.gpus
+    if job.dynamic_cp is not None:
+        raise ConfigError("is of one layout; `estimate` tells each", key="dynamic_cp")
     if not sizes and (request.find == "gpus" or (request.find == "gpu" and request.dated)):
         sizes = (MOST_GPUS,)
     usual_batch = ""

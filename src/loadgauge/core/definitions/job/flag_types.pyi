@@ -41,6 +41,7 @@ class Flags(TypedDict, total=False):
     audio: float
     lengths: str
     padding: Literal["free", "dynamic", "max-length"]
+    dynamic_cp: int
     precision: str
     weights: Literal["auto", "float32", "bfloat16", "float16"]
     version: str

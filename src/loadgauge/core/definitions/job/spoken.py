@@ -28,7 +28,7 @@ RENAMED = {
     **dict.fromkeys(("context-parallel-size", "context-parallel", "cp-size"), "--cp"),
     **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size"), "--ep"),
     **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
-    "optimizer-offload-fraction": "--offload",
+    "optimizer-offload-fraction": "--offload", "max-seqlen-per-dp-cp-rank": "--dynamic-cp",
     "checkpointing": "--recompute", "num-layers": "--layers", "hidden-size": "--hidden", "vocab-size": "--vocab",
     "num-attention-heads": "--heads", "ffn-hidden-size": "--ffn", "num-experts": "--experts", "params": "--size",
     **dict.fromkeys(("dtype", "mixed-precision", "compute-dtype", "bnb-4bit-compute-dtype"), "--precision"),
@@ -77,6 +77,9 @@ ASKED = {
     **dict.fromkeys(("packing", "sample-packing"), "packed sequences are full, give --seq-len; of several lengths: --lengths FILE"),
     **dict.fromkeys(
         ("load-in-8bit", "int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
+    ),
+    **dict.fromkeys(
+        ("hybrid-context-parallel", "dynamic-context-parallel"), "give --dynamic-cp with the most tokens of a rank, and --lengths"
     ),
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "dataset"), "give --tokens, of the whole run"),
