@@ -57,6 +57,7 @@ from loadgauge.core.resolve.rescale import anchor_of, is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.unsaid import (
     attention_of,
+    determined,
     kernels_of,
     optimizer_of_own,
     others,
@@ -187,7 +188,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         assumed,
     )
     says_what_is_loaded(job, chosen, kind, stack, assumed)
-    kind = overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed)
+    kind = determined(
+        job, overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed), card
+    )
     if job.precision in (None, "bf16", "fp16"):
         why = f"{kind.framework.name}'s recipe of {job.precision or usual}"
         if job.precision is None and usual == "fp16":

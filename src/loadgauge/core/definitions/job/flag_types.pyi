@@ -50,6 +50,7 @@ class Flags(TypedDict, total=False):
     loss: str
     kernels: Literal["native", "liger", "lora", "liger-lora"]
     compile: bool
+    determinism: Literal["kernels", "blocking"]
     framework: str
     lora_rank: int
     adapter: Literal["lora", "ia3", "vera", "adalora", "loha", "lokr", "oft", "prompt", "p-tuning"]

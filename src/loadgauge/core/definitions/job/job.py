@@ -181,6 +181,15 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     compile: Annotated[
         bool | None, _field("switch", "method", "Layers and loss in torch.compile.", aliases=("torch-compile",))
     ] = None  # fmt: skip
+    determinism: Annotated[
+        str | None,
+        _field(
+            "choice", "method",
+            "Sums in one order: kernels (torch.use_deterministic_algorithms, Megatron's --deterministic-mode), or blocking, where"
+            " each launch is waited for too (transformers' full_determinism).",
+            choices=("kernels", "blocking"),
+        ),
+    ] = None  # fmt: skip
     framework: Annotated[
         str | None,
         _field(

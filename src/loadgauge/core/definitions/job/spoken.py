@@ -55,6 +55,11 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
     **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)), "time": ("",),
+    **dict.fromkeys(
+        ("deterministic", "deterministic-mode", "use-deterministic-algorithms", "deterministic-algorithms"),
+        ("--determinism kernels", ""),
+    ),
+    **dict.fromkeys(("full-determinism", "enable-full-determinism"), ("--determinism blocking", "")),
     "recompute-activations": ("--recompute selective", "--recompute none"),
     **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--use-dora",),
