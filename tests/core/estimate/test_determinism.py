@@ -10,6 +10,7 @@ from tests.support.command_line import typed
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import SLOWEST_BACKWARD
+from loadgauge.job_files.exchange import read
 
 JOB = {
     "model": "llama-3.1-8b",
@@ -95,3 +96,17 @@ def test_the_words_of_the_tools_say_it() -> None:
     for words, ours in (("--deterministic-mode", "kernels"), ("--full-determinism", "blocking")):
         said = typed(f"estimate llama-3.1-8b --gpu h100-sxm5-80gb --framework megatron {words}").err
         assert f"as --determinism {ours}" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ours"),
+    [
+        ("a.yaml", "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\noutput_dir: x\nfull_determinism: true\n",
+         "blocking"),
+        ("a.sh", "python train.py --model_name_or_path Qwen/Qwen3-8B --output_dir x --full_determinism True\n", "blocking"),
+        ("b.sh", "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+         " --micro-batch-size 1 --deterministic-mode\n", "kernels"),
+    ],
+)  # fmt: skip
+def test_job_files_say_it(name: str, text: str, ours: str) -> None:
+    assert read(text, file=name).job.determinism == ours

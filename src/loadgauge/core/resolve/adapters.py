@@ -51,11 +51,11 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
         return None
     stored = base_format(job.base or False)
     if stored is not None and stored.frameworks and framework not in stored.frameworks:
-        known = ", ".join(sorted(stored.frameworks))
+        where = ", ".join(sorted(stored.frameworks))
         raise NotModelled(
-            f"--base {job.base} with --framework {framework}: it is in {known}; --no-qlora has it in 16 bits"
+            f"--base {job.base} with --framework {framework}: it is in {where}; --no-qlora has it in 16 bits"
         )
-    if job.base == "nvfp4" and framework != "unsloth":
+    if job.base == "nvfp4" and not FRAMEWORKS[framework].fused_adapters:
         assumed["--base"] = (
             "nvfp4, which ModelOpt's modules keep in 4 bits; a checkpoint of compressed-tensors is in 16 bits from its first pass"
             " on in transformers: --no-qlora"

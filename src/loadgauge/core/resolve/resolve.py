@@ -512,7 +512,7 @@ def _runs(kind: Training, layout: Layout) -> None:
         )
     if kind.host.activations != "none" and layout.splits_backward:
         raise NotModelled(f"--activation-offload {kind.host.activations} with --schedule {layout.schedule}")
-    if layout.ranks_each is not None and (kind.framework.name not in ("megatron", "nemo") or layout.zero > 1):
+    if layout.ranks_each is not None and (layout.zero > 1 or not kind.framework.transformer_engine):
         raise NotModelled(
             f"--dynamic-cp with {kind.framework.name} and ZeRO {layout.zero}: it is Megatron-Core's, with ZeRO 0 or 1"
         )

@@ -179,10 +179,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         for run in workings.operations:
             operation, again = run.operation, 1 + run.again
             results = again * sum(tensor.nbytes for tensor in operation.outputs)
-            made = (results + operation.gradients * sum(tensor.nbytes for tensor in operation.inputs)) / rate
+            filled = (results + operation.gradients * sum(tensor.nbytes for tensor in operation.inputs)) / rate
             waits = (again + operation.gradients) * machine.host if blocking else 0
             slower = (SLOWEST_BACKWARD - 1) * run.seconds.input_gradient if operation.kind == "attention" else 0
-            more += float(run.times * (made + waits + slower))
+            more += float(run.times * (filled + waits + slower))
         more *= float(self.layout.num_microbatches) * time.scale / time.step
         waited = ", every launch waited for" if blocking else ""
         note = (

@@ -589,6 +589,7 @@ MEGATRON = Dialect(
         overlap(),
         offload(),
         ATTENTION,
+        row("determinism", "deterministic_mode", words={"true": "kernels", "false": None}, add=False),
         row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),
         loss(),
         MODEL,

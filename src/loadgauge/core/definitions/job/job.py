@@ -126,11 +126,19 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         "How --lengths are put in a micro-batch: free (no padding), dynamic (to its longest), max-length (to the"
         " longest of all).",
         choices=get_args(Padding), needs="lengths")] = None  # fmt: skip
-    dynamic_cp: Annotated[int | None, _field(
-        "whole", "batch",
-        "Each sequence of --lengths on as many context-parallel ranks (1, 2, 4, ...) as hold at most so many of its tokens"
-        " (Megatron-Core's --hybrid-context-parallel, --max-seqlen-per-dp-cp-rank).",
-        low=1, high=10**9, needs="lengths", metavar="TOKENS")] = None  # fmt: skip
+    dynamic_cp: Annotated[
+        int | None,
+        _field(
+            "whole",
+            "batch",
+            "Each sequence of --lengths on as many context-parallel ranks (1, 2, 4, ...) as hold at most so many of its tokens"
+            " (Megatron-Core's --hybrid-context-parallel, --max-seqlen-per-dp-cp-rank).",
+            low=1,
+            high=10**9,
+            needs="lengths",
+            metavar="TOKENS",
+        ),
+    ] = None
     precision: Annotated[str | None, _field(
         "text", "method",
         f"bf16, fp16 (the framework's recipe), {', '.join(PRECISIONS)}; products in 8 or 4 bits: {', '.join(LOW_NAMES)}"
@@ -184,12 +192,13 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     determinism: Annotated[
         str | None,
         _field(
-            "choice", "method",
+            "choice",
+            "method",
             "Sums in one order: kernels (torch.use_deterministic_algorithms, Megatron's --deterministic-mode), or blocking, where"
             " each launch is waited for too (transformers' full_determinism).",
             choices=("kernels", "blocking"),
         ),
-    ] = None  # fmt: skip
+    ] = None
     framework: Annotated[
         str | None,
         _field(

@@ -187,6 +187,7 @@ VALUES: dict[str, dict[str, str]] = {
     "attention": {**{name: kind for name, kind in ATTENTION.items() if name != kind}, "flash2": "fa2", "flash-attn": "fa2",
                   "flash_attn": "fa2", "math": "eager", "xformers": "fa1"},
     "optimizer": {**{name: kind for name, kind in TORCH_OPTIMIZERS.items() if name != kind}, "adam": "adamw",
+                  "dist_muon": "muon", "dist-muon": "muon",
                   "adam8bit": "adamw-8bit", "adamw-bf16": "adamw:moments=bf16", "adam-bf16": "adamw:moments=bf16",
                   "adamw-ema": "adamw:ema"},
     "recompute": _ON,
