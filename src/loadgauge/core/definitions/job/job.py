@@ -131,8 +131,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         _field(
             "whole",
             "batch",
-            "Each sequence of --lengths on as many context-parallel ranks (1, 2, 4, ...) as hold at most so many of its tokens"
-            " (Megatron-Core's --hybrid-context-parallel, --max-seqlen-per-dp-cp-rank).",
+            "Tokens of a rank at most: a sequence of --lengths is on 1, 2, 4, ... ranks (Megatron-Core's).",
             low=1,
             high=10**9,
             needs="lengths",
@@ -194,8 +193,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         _field(
             "choice",
             "method",
-            "Sums in one order: kernels (torch.use_deterministic_algorithms, Megatron's --deterministic-mode), or blocking, where"
-            " each launch is waited for too (transformers' full_determinism).",
+            "Sums in one order: by kernels, or blocking (full_determinism).",
             choices=("kernels", "blocking"),
         ),
     ] = None
@@ -290,8 +288,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         str | None,
         _field(
             "text", "method",
-            "What is offloaded to host memory: optimizer states, those of a part of the parameters (optimizer:0.5), or all with the"
-            " weights (experts: with --task generate).",
+            "On the host: optimizer states, those of a part of the parameters, or weights too (experts: with --task generate).",
             metavar="none|optimizer|optimizer:SHARE|all|experts", values=("none", "optimizer", "optimizer:0.5", "all", "experts"),
         ),
     ] = None  # fmt: skip
