@@ -373,8 +373,13 @@ def flag_types() -> str:
     def lines(names: list[str]) -> list[str]:
         words = {name: ", ".join(f'"{word}"' for word in get_args(kinds[name])) for name in names}
         flat = {name: f"Literal[{words[name]}]" if words[name] else kinds[name].__name__ for name in names}
+        # As the formatter has them: on a line, on one of their own, or one a line.
+        apart = {
+            name: f"{text}\n" if len(text) < 112 else ",\n        ".join([*text.split(", "), ""]).rstrip(" ")
+            for name, text in words.items()
+        }
         return [
-            f"    {name}: {kind}" if len(kind) < 110 else f"    {name}: Literal[\n        {words[name]}\n    ]"
+            f"    {name}: {kind}" if len(kind) < 110 else f"    {name}: Literal[\n        {apart[name]}    ]"
             for name, kind in flat.items()
         ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.job_files.exchange import read
+from loadgauge.job_files.exchange import read, write
 from loadgauge.job_files.job_file import variables_of
 
 ENGINE = {
@@ -92,11 +92,15 @@ def test_a_configuration_that_the_script_writes_and_an_argument_chooses(
     assert (job.global_batch, job.zero, job.precision) == wanted
 
 
-def test_part_of_the_optimizer_that_stays_on_the_gpu_is_named() -> None:
+def test_part_of_the_optimizer_stays_on_the_gpu() -> None:
     moved = {"device": "cpu", "ratio": 0.75, "super_offload": True}
     text = json.dumps(ENGINE | {"zero_optimization": {"stage": 3, "offload_optimizer": moved}, "optimizer": {}})
     kept = {item.key: item for item in read(text).uncounted}
-    assert kept["zero_optimization.offload_optimizer.ratio"].parameter == 3
+    assert read(text).job.offload == "optimizer:0.75"
+    patched = json.loads(write(read(text).job.replace(offload="optimizer:0.25"), "deepspeed", text).text)
+    assert patched["zero_optimization"]["offload_optimizer"]["ratio"] == 0.25
+    with pytest.raises(ConfigError, match="needs stage 3, not 2"):  # as DeepSpeed's own validator has it
+        read(text.replace('"stage": 3', '"stage": 2'))
     assert kept["zero_optimization.offload_optimizer.super_offload"].effect == "costs"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from command_line import document
+from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.training.software import factor
@@ -81,3 +82,34 @@ def test_a_base_of_few_bits_is_in_no_flat_unit_with_its_adapters() -> None:
     frozen = 7.5e9  # what the layers have, of which two are gathered at once
     assert plain["gathered"] > 2 * frozen
     assert few["gathered"] < frozen / 2
+
+
+def test_an_nvfp4_base_is_its_packed_halves_its_block_scales_and_one_float():
+    """The tensors that unsloth's kernel reads (`kernels/nvfp4.py`) and ModelOpt packs; torchao's `NVFP4Tensor` has as many."""
+    torch = pytest.importorskip("torch")
+    rows, columns = 14336, 4096
+    tensors = (
+        torch.empty(rows, columns // 2, dtype=torch.uint8, device="meta"),
+        torch.empty(rows, columns // 16, dtype=torch.float8_e4m3fn, device="meta"),
+        torch.empty(1, dtype=torch.float32, device="meta"),
+    )
+    each = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / (rows * columns)
+    flags = {"gpu": "a100-sxm4-80gb", "lora_rank": 16, "seq_len": 2048, "framework": "unsloth", "recompute": "none"}
+    plain, packed = (
+        resolve_job(Job.of("llama-3.1-8b", {**flags, **more})).estimate()
+        for more in ({}, {"qlora": True, "base": "nvfp4"})
+    )
+    matrices = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    saved = plain.memory.parts["weights"] - packed.memory.parts["weights"]
+    assert saved == pytest.approx((2 - each) * matrices, rel=1e-6)
+    seconds = matrices * (each + 2) / (2.039e12 * 2.5 / 3.35) + 32 * 7 * efficiencies("a100-sxm4-80gb").launch
+    more = step("unsloth", qlora=True, base="nvfp4") - step("unsloth")
+    assert more == pytest.approx(factor().factor * 2 * seconds, rel=0.005)
+
+
+def test_an_nvfp4_base_is_of_the_libraries_that_keep_it_packed():
+    with pytest.raises(NotModelled, match=r"nvfp4 with --framework litgpt: it is in deepspeed, huggingface, unsloth"):
+        step("litgpt", qlora=True, base="nvfp4")
+    copied = resolve_job(Job.of("RedHatAI/Llama-3.1-8B-Instruct-NVFP4", {"gpu": "rtx4090", "lora_rank": 8}))
+    assert copied.job.base == "nvfp4"
+    assert "16 bits from its first pass" in copied.assumed["--base"]

@@ -20,14 +20,17 @@ COLUMNS = {"dp": [1, 2, 4, 4], "tp": [1, 2, 4, 8], "global_batch": [8, 16, 64, 4
 
 def totals(framework: str, zero: int, pp: int, **sizes: Any) -> list[Any]:
     layout = Layout(pp=pp, zero=zero, seq_len=1024, **sizes)
-    how = training(framework)
+    framework, _, part = framework.partition(" ")
+    how = training(framework, offload=f"optimizer:{part}" if part else "none")
     facts = MemoryModel(MODEL, layout, how, view_of(layout, how))
     return [moment.total for stage in stages(MODEL, layout) for moment in moments(facts, stage)]
 
 
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("framework", ["megatron", "huggingface", "torchtitan", "deepspeed"])
+@pytest.mark.parametrize(
+    "framework", ["megatron", "huggingface", "torchtitan", "deepspeed", "megatron 0.5", "deepspeed 0.4"]
+)
 def test_an_array_of_layouts(framework: str, zero: int, pp: int) -> None:
     together = totals(framework, zero, pp, **{name: np.array(column, float) for name, column in COLUMNS.items()})
     for index in range(4):

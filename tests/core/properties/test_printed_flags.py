@@ -131,7 +131,7 @@ SOME: dict[str, list[Any]] = {
     "lora_targets": [None, None, None, "attention"],
     "qlora": [None, None, None, True],
     "base": [None, None, None, "nf4-single"],
-    "offload": [None, None, None, "optimizer", "all"],
+    "offload": [None, None, None, "optimizer", "optimizer:0.5", "all"],
     "gpus_per_node": [None, None, None, 4],
     "link_bandwidth": [None, None, None, "123.456GB/s"],
     "nic_bandwidth": [None, None, None, "100 Gbit/s"],

@@ -19,6 +19,7 @@ from loadgauge.core.estimate.memory.peak import Memory, When
 from loadgauge.core.estimate.memory.phases import PARTS, Phase
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Key
+from loadgauge.core.estimate.states.optimizer_step import on_card
 from loadgauge.core.estimate.symbols import (
     MEANING,
     letter,
@@ -127,7 +128,11 @@ def explain(workings: Workings, memory: Memory, basis: Mapping[str, str], part: 
 
 def _offloaded(ledger: Ledger, part: str) -> dict[str, Any]:
     nbytes = getattr(ledger.memory.states(ledger.rank.weights), part)
-    return {"rule": "offloaded: none of it stays on the GPU", "notes": (f"on the host: {nbytes:,.0f} bytes",)}
+    left = on_card(ledger.memory, ledger.stage)[part]
+    rule = (
+        "offloaded in part: of each parameter it is in one place" if left else "offloaded: none of it stays on the GPU"
+    )
+    return {"rule": rule, "notes": (f"on the host: {max(0, nbytes - left):,.0f} bytes",)}
 
 
 def _cited(*keys: str) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ def view_of(layout: Layout, training: Training) -> View:
         sequence_parallel=layout.sequence_parallel,
         cp=layout.cp,
         cp_comm=layout.cp_comm,
+        exchanged=layout.exchanged,
         ep=layout.ep,
         etp=layout.etp,
         imbalance=layout.expert_imbalance,

@@ -358,13 +358,15 @@ def config_of(file: str) -> Any:
 
 def _stored(content: Any) -> str:
     """Quantisation of a checkpoint, by its `quantization_config`; empty where it is not, and for MXFP4, which is the model's
-    own format."""
+    own format. NVFP4 goes by its packing (compressed-tensors) or its algorithm (ModelOpt)."""
     quantization = content.get("quantization_config") if isinstance(content, dict) else None
     if not isinstance(quantization, dict):
         return ""
     method = str(quantization.get("quant_method", "")).lower()
     if method == "bitsandbytes":
         return "int8" if quantization.get("load_in_8bit") else "nf4"
+    if "nvfp4" in f"{quantization.get('format')} {quantization.get('quant_algo')}".lower():
+        return "nvfp4"
     return "" if method == "mxfp4" else method
 
 

@@ -437,7 +437,7 @@ def held_bytes(case: Case) -> float:
         return 0.0
     if kind.lora is not None:
         return 0.0 if kind.lora.stored is not None else float(min(kind.precision.weight, kind.precision.compute))
-    if kind.offload == "optimizer" or kind.optimizer.name not in ("adamw", "sgd"):
+    if kind.offload != "none" or kind.optimizer.name not in ("adamw", "sgd"):
         return float(kind.precision.weight)
     return float(
         kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.optimizer.moment(kind.precision)

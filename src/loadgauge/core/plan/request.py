@@ -19,7 +19,7 @@ from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL
 from loadgauge.core.definitions.layout.layout import LEAST, UNSPLIT
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.definitions.training.frameworks import default_framework
+from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.estimate.memory.recompute import offload_words
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import models as catalogue
@@ -333,6 +333,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     `NotStated` where the links of the cluster are unknown.
     """
     job, locks, sizes = request.job, request.locks, request.gpus
+    if job.dynamic_cp is not None:
+        raise ConfigError("is of one layout; `estimate` tells each", key="dynamic_cp")
     if not sizes and (request.find == "gpus" or (request.find == "gpu" and request.dated)):
         sizes = (MOST_GPUS,)
     usual_batch = ""
@@ -352,6 +354,11 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         assumed_framework = _framework(spec, job, locks, max(sizes or (1,)), request.export)
         job = job.replace(framework=assumed_framework)
     locks = _of_the_file(locks, request.export)
+    own_engine = job.framework in FRAMEWORKS and FRAMEWORKS[job.framework].engine is not None
+    if own_engine and (":" in (job.offload or "") or job.offload_to == "nvme"):
+        stages = locks.get("zero", (3,))  # what only its ZeRO 3 has
+        locks = {**locks, "zero": (3,) if 3 in stages else stages}
+        job = job.replace(zero=locks["zero"][0])
     setup: Setup | None = None
     searches = []
     mixed = job.activation_offload == LEAST

@@ -16,6 +16,7 @@ from loadgauge.core.definitions.model.lora import (
     MIXERS,
     SAVED_MODULES,
     Lora,
+    base_format,
 )
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.model.tuners import TUNERS, Tuner
@@ -48,6 +49,17 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
             if getattr(job, name) is not None:
                 raise ConfigError("needs --lora-rank or --qlora", key=name)
         return None
+    stored = base_format(job.base or False)
+    if stored is not None and stored.frameworks and framework not in stored.frameworks:
+        where = ", ".join(sorted(stored.frameworks))
+        raise NotModelled(
+            f"--base {job.base} with --framework {framework}: it is in {where}; --no-qlora has it in 16 bits"
+        )
+    if job.base == "nvfp4" and not FRAMEWORKS[framework].fused_adapters:
+        assumed["--base"] = (
+            "nvfp4, which ModelOpt's modules keep in 4 bits; a checkpoint of compressed-tensors is in 16 bits from its first pass"
+            " on in transformers: --no-qlora"
+        )
     if job.adapter in TUNERS:
         return tuner(job, model, framework, fill, assumed)
     if job.virtual_tokens is not None:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.base.lengths import Lengths, RankGroups
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.usual import usual_network, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL, REPLICA
-from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, Layout, shared_out
+from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, Filled, Layout, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
@@ -27,6 +28,94 @@ MANY = 64
 """GPUs from which on a run is no first try: what such runs have is assumed where nothing is said of it."""
 BY_ZERO = {0: "megatron", 1: "megatron", 2: "deepspeed", 3: "torchtitan"}
 """Frameworks of so many GPUs that share out no layers, by the stage of ZeRO."""
+
+
+def dynamic_groups(
+    job: Job, lengths: Lengths | None, ranks: int, stages: int, assumed: dict[str, str]
+) -> RankGroups | None:
+    """Return the groups of ranks that sequences are shared over by length (`--dynamic-cp`); None: as many for all of them.
+
+    ranks: those of data and context together; stages: of the pipeline
+    """
+    if job.dynamic_cp is None:
+        return None
+    if lengths is None or job.padding not in (None, "free"):
+        raise ConfigError("needs --lengths, without padding", key="dynamic_cp")
+    if job.cp_comm == "all_to_all" or stages > 1 or (job.micro_batch or 1) > 1:
+        raise NotModelled("--dynamic-cp with --pp, --cp-comm all_to_all or --micro-batch above 1")
+    groups = lengths.over_ranks(job.dynamic_cp)
+    if ranks % groups.largest:
+        raise ConfigError(
+            f"a sequence of {lengths.longest:,} tokens takes {groups.largest} ranks of at most {job.dynamic_cp:,} each, and"
+            f" there are {ranks}",
+            key="dynamic_cp",
+        )
+    return groups
+
+
+def _dynamic_batches(
+    lengths: Lengths, groups: RankGroups, dp: int, batch: int, assumed: dict[str, str]
+) -> dict[str, Any]:
+    """Return the fields of `Layout` where each sequence runs alone, on its group of ranks.
+
+    All ranks get the same part of the step's tokens and pairs, as the scheduler aims at (`BalancedCPScheduler`).
+    """
+    ranks = dp * groups.largest
+    many, alone = max(1, round(batch * groups.mean / ranks)), groups.pairs / (batch * lengths.mean_square / ranks)
+    assumed["--dynamic-cp"] = (
+        f"groups of up to {groups.largest} ranks, {groups.mean:.3g} in the mean; each rank runs {many} parts of sequences a"
+        f" step, and all ranks as long (within 5 %, but the longest part alone is {100 * alone:.2g} % of a rank's attention)"
+    )
+    tokens, pairs = (batch * moment / (dp * many) for moment in (lengths.mean, lengths.mean_square))
+    return {
+        "tokens": tokens,
+        "pairs": pairs,
+        "fullest": Filled(groups.largest * groups.held, groups.largest * groups.pairs),
+        "ranks_each": groups.mean,
+        "exchanged": groups.passed / max(groups.largest - 1, 1),
+    }
+
+
+def ragged(
+    job: Job,
+    lengths: Lengths | None,
+    groups: RankGroups | None,
+    batch: tuple[int, int, int],
+    kind: Training,
+    assumed: dict[str, str],
+) -> dict[str, Any]:
+    """Tokens and query-key pairs of the expected micro-batch, which decides the time, and of the fullest, which makes the peak.
+
+    groups: of ranks that share a sequence; batch: replicas, sequences of a micro-batch, and of a step
+
+    A micro-batch that pads holds at some point of an epoch the longest sequence of all. Without padding it is the fullest of
+    the epoch's micro-batches; its pairs are an upper bound, on which flash attention's memory does not depend.
+    """
+    flash, (dp, micro_batch, whole) = kind.kernels.attention == "flash", batch
+    if lengths is not None and groups is not None:
+        return _dynamic_batches(lengths, groups, dp, whole, assumed)
+    if lengths is None:
+        if job.padding is not None:
+            raise ConfigError("needs --lengths", key="padding")
+        return {}
+    if job.padding == "free" and not flash:
+        raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
+    how = job.padding or ("free" if flash else "dynamic")
+    if job.padding is None:
+        assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"
+    if how == "max-length":
+        return {}
+    if how == "free":
+        tokens, pairs = lengths.unpadded(micro_batch)
+        most = lengths.expected_fullest(micro_batch)
+        return {"tokens": tokens, "pairs": pairs, "fullest": Filled(most, most * lengths.longest)}
+    tokens, pairs = lengths.padded(micro_batch)
+    longest = float(lengths.longest)
+    return {
+        "tokens": tokens,
+        "pairs": pairs,
+        "fullest": Filled(micro_batch * longest, micro_batch * longest**2),
+    }
 
 
 def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:

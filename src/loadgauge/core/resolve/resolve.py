@@ -21,11 +21,11 @@ from loadgauge.core.definitions.hardware.host import Host, host_link
 from loadgauge.core.definitions.hardware.topology import topology
 from loadgauge.core.definitions.hardware.usual import one_of, usual_network, with_usual
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
+from loadgauge.core.definitions.job.job_text import offload_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
 from loadgauge.core.definitions.layout.layout import (
     FULL_PIPE,
-    Filled,
     Layout,
     in_group,
 )
@@ -42,7 +42,9 @@ from loadgauge.core.resolve.large_runs import (
     MANY,
     by_batch,
     chunks,
+    dynamic_groups,
     overlapped,
+    ragged,
     sequence_parallel,
     stage_layers,
     usual_line,
@@ -55,6 +57,7 @@ from loadgauge.core.resolve.rescale import anchor_of, is_run, scale, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.unsaid import (
     attention_of,
+    determined,
     kernels_of,
     optimizer_of_own,
     others,
@@ -129,6 +132,10 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     chosen = trained_part(job, chosen)
     _whole_run(job)
     dp, degrees = _degrees(job, fill)
+    lengths = None if job.lengths is None else Lengths.parse(job.lengths)
+    groups = dynamic_groups(job, lengths, dp * degrees["cp"], degrees["pp"], assumed)
+    if groups is not None:
+        dp, degrees["cp"] = dp * degrees["cp"] // groups.largest, groups.largest
     if job.vpp is None and job.schedule == "interleaved" and degrees["pp"] > 1:
         degrees["vpp"] = fill(
             "vpp", chunks(chosen.num_hidden_layers, degrees["pp"]), "the interleaved schedule has several"
@@ -139,7 +146,6 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     micro_batch = fill("micro_batch", 1)
     stated = fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"]))
     global_batch, shared_out = whole_batches(stated, dp, micro_batch)
-    lengths = _lengths(job.lengths)
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
         usual = "bf16-pure" if chosen.dtype in ("bfloat16", "float16") else "fp32"
@@ -150,7 +156,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "attention": fill("attention", *attention_of(job)),
         "loss": fill("loss", "auto"),
         "lora": adapters(job, chosen, job.framework or framework_of(job), fill, assumed),
-        "offload": _offload(job.offload or "none"),
+        "offload": offload_words(job.offload or "none"),
         "host": _host(job, card, assumed, file),
         "kernels": kernels_of(job, chosen),
         "compiled": job.compile or False,
@@ -183,7 +189,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         assumed,
     )
     says_what_is_loaded(job, chosen, kind, stack, assumed)
-    kind = overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed)
+    kind = determined(
+        job, overlapped(job, kind, dp * degrees["tp"] * degrees["pp"] * degrees["cp"], card, assumed), card
+    )
     if job.precision in (None, "bf16", "fp16"):
         why = f"{kind.framework.name}'s recipe of {job.precision or usual}"
         if job.precision is None and usual == "fp16":
@@ -194,6 +202,8 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     elif job.loss in (None, "auto"):
         assumed["--loss"] = f"{kind.kernels.loss} ({kind.framework.name}'s)"
     seq_len = _seq_len(job, chosen, lengths, fill)
+    if groups is not None:
+        seq_len += -seq_len % (2 * groups.largest)  # as it is padded
     chosen = seeing(job, chosen, degrees, seq_len, fill, assumed, file)
     layout = Layout(
         **degrees,  # type: ignore[arg-type]
@@ -210,7 +220,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         expert_imbalance=_imbalance(job, chosen, fill),
         replicas=job.replicas or 1,
         order=_order(job.order),
-        **_ragged(job, lengths, micro_batch, kind, assumed),
+        **ragged(job, lengths, groups, (dp, micro_batch, global_batch), kind, assumed),
     )
     _runs(kind, layout)
     if layout.schedule == "interleaved" and (group := in_group(layout.num_microbatches, layout.pp)) != layout.pp:
@@ -419,10 +429,6 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     return gpus // within, degrees
 
 
-def _lengths(path: str | None) -> Lengths | None:
-    return None if path is None else Lengths.parse(path)
-
-
 def _framework(job: Job, model: ModelSpec) -> tuple[str, str]:
     """The framework of a job that names none, and why."""
     if model.own.framework:
@@ -443,14 +449,6 @@ def _why_framework(job: Job) -> str:
     if not used and (job.gpus or 1) >= MANY and not job.adapts:
         return f"as on {MANY} and more GPUs with --zero {job.zero or 0}"
     return f"because of {' and '.join(used)}" if used else ""
-
-
-def _offload(text: str) -> Any:
-    if text == "experts":
-        raise ConfigError("experts: needs --task generate", key="offload")
-    if text not in ("none", "optimizer", "all"):
-        raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, all)", key="offload")
-    return text
 
 
 def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -> Host:
@@ -499,6 +497,12 @@ def _runs(kind: Training, layout: Layout) -> None:
             f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)",
             key="optimizer",
         )
+    if kind.offloaded_share % 1:
+        engine = kind.framework.engine
+        if not kind.framework.host.parts or kind.host.nvme or (engine is not None and layout.zero != 3):
+            raise NotModelled(
+                f"--offload {kind.offload}: a part is of Megatron-Core's, and of DeepSpeed's ZeRO 3 in host memory"
+            )
     if kind.host.nvme and not (kind.framework.engine is not None and layout.zero == 3):
         raise NotModelled("--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3")
     if kind.framework.engine is not None and layout.pp > 1 and layout.zero >= 2:
@@ -508,6 +512,10 @@ def _runs(kind: Training, layout: Layout) -> None:
         )
     if kind.host.activations != "none" and layout.splits_backward:
         raise NotModelled(f"--activation-offload {kind.host.activations} with --schedule {layout.schedule}")
+    if layout.ranks_each is not None and (layout.zero > 1 or not kind.framework.transformer_engine):
+        raise NotModelled(
+            f"--dynamic-cp with {kind.framework.name} and ZeRO {layout.zero}: it is Megatron-Core's, with ZeRO 0 or 1"
+        )
     if (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist:
         raise NotModelled(f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays")
     if (optimizer.in_backward or optimizer.one_block) and kind.offload != "none":
@@ -564,39 +572,6 @@ def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> 
     if "t" in names:
         fill("target_len", seq_len, "of the second text as many as --seq-len")
     return seq_len
-
-
-def _ragged(
-    job: Job, lengths: Lengths | None, micro_batch: int, kind: Training, assumed: dict[str, str]
-) -> dict[str, Any]:
-    """Tokens and query-key pairs of the expected micro-batch, which decides the time, and of the fullest, which makes the peak.
-
-    A micro-batch that pads holds at some point of an epoch the longest sequence of all. Without padding it is the fullest of
-    the epoch's micro-batches; its pairs are an upper bound, on which flash attention's memory does not depend.
-    """
-    flash = kind.kernels.attention == "flash"
-    if lengths is None:
-        if job.padding is not None:
-            raise ConfigError("needs --lengths", key="padding")
-        return {}
-    if job.padding == "free" and not flash:
-        raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
-    how = job.padding or ("free" if flash else "dynamic")
-    if job.padding is None:
-        assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"
-    if how == "max-length":
-        return {}
-    if how == "free":
-        tokens, pairs = lengths.unpadded(micro_batch)
-        most = lengths.expected_fullest(micro_batch)
-        return {"tokens": tokens, "pairs": pairs, "fullest": Filled(most, most * lengths.longest)}
-    tokens, pairs = lengths.padded(micro_batch)
-    longest = float(lengths.longest)
-    return {
-        "tokens": tokens,
-        "pairs": pairs,
-        "fullest": Filled(micro_batch * longest, micro_batch * longest**2),
-    }
 
 
 def _order(text: str | None) -> tuple[str, ...]:

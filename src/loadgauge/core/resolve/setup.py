@@ -29,6 +29,11 @@ FAR, SURELY = 1.25, 1.02
 more than a milder one but for the input of a layer."""
 
 
+SLOWEST_BACKWARD = 1.312
+"""Seconds of attention's backward whose sums have one order, over those of the other, at the most: of 230 pairs of cuDNN on GB200
+and GB300, half take no longer (source: cudnn-frontend, sdpa_benchmark_training). Other kernels are taken to be alike."""
+
+
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """A run that can be estimated. `assumed`: the values of flags that were not given, with the reason."""
 
@@ -150,6 +155,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
         if self.overlap_open and result.time is not None:
             result = self.with_ends(result)
+        if self.job.determinism is not None and result.time is not None:
+            result = self.with_determinism(result)
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
@@ -163,6 +170,27 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         own = self.assumed.get("--overlap", f"{self.training.overlap.text()} ({self.training.framework.name}'s)")
         more = "; ".join(f"--overlap {word}: {seconds(step)}" for word, step in ends.items())
         return result.replace(time=wider, assumed=result.assumed | {"--overlap": f"{own}; {more}"})
+
+    def with_determinism(self, result: Estimate) -> Estimate:
+        """Return the estimate with the range of its time up to the most that sums in one order may take."""
+        time, workings = result.timing, result.workings
+        machine, blocking = workings.step.machine, self.job.determinism == "blocking"
+        rate, more = machine.memory("elementwise").forward, 0.0
+        for run in workings.operations:
+            operation, again = run.operation, 1 + run.again
+            results = again * sum(tensor.nbytes for tensor in operation.outputs)
+            filled = (results + operation.gradients * sum(tensor.nbytes for tensor in operation.inputs)) / rate
+            waits = (again + operation.gradients) * machine.host if blocking else 0
+            slower = (SLOWEST_BACKWARD - 1) * run.seconds.input_gradient if operation.kind == "attention" else 0
+            more += float(run.times * (filled + waits + slower))
+        more *= float(self.layout.num_microbatches) * time.scale / time.step
+        waited = ", every launch waited for" if blocking else ""
+        note = (
+            f"{self.job.determinism} (up to {100 * more:.0f} % longer: attention's backward {100 * SLOWEST_BACKWARD - 100:.2g} %,"
+            f" results filled before they are written{waited}; sums of experts' rows are not counted)"
+        )
+        wider = msgspec.structs.replace(time, high=time.high * (1 + more))
+        return result.replace(time=wider, assumed=result.assumed | {"--determinism": note})
 
     def with_uncounted(self, result: Estimate) -> Estimate:
         """Return an estimate of this run with its range widened by settings of a job file that are not counted."""

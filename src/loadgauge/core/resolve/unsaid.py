@@ -10,6 +10,7 @@ import msgspec
 from loadgauge.core.base import ConfigError, is_script
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.attention_kernels import FLASH_KERNELS, runs_on
 from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.model import Mlp, ModelSpec
@@ -100,6 +101,18 @@ def with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assume
         kernel = name if card.flash_attention else "the memory-efficient kernel"
         assumed["--attention"] = f"flash ({kernel} on {on})"
     return msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
+
+
+def determined(job: Job, kind: Training, card: Gpu | None) -> Training:
+    """The training with kernels whose sums have one order (`--determinism`): what they need, and what is hidden then."""
+    if job.determinism is None:
+        return kind
+    kernels, spread = kind.kernels, 0 if card is None else card.multiprocessors
+    if kernels.attention == "flash" and kernels.flash == "fa2":
+        kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, sums_over=spread))
+    if job.determinism == "blocking":  # a launch that is waited for hides nothing
+        kind = msgspec.structs.replace(kind, overlap=Overlap.parse("none"))
+    return kind
 
 
 def attention_of(job: Job) -> tuple[str, str]:

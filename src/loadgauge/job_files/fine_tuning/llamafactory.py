@@ -9,6 +9,7 @@ import msgspec
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
+    DETERMINISM,
     OPTIMIZER,
     SAVING,
     SHARED,
@@ -411,6 +412,7 @@ LLAMAFACTORY = Dialect(
         evaluation(),
         SAVING,
         TORCH_COMPILE,
+        DETERMINISM,
     ),
     programs={r"\bllamafactory-cli (?:export|chat|webchat|webui|api|eval)\b": IDLE},
 )

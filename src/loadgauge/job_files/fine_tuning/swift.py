@@ -11,6 +11,7 @@ from loadgauge.job_files.fine_tuning.started import HOSTS, LAUNCHERS, PER_NODE, 
 from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers, generating
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import (
+    DETERMINISM,
     OPTIMIZER,
     SAVING,
     TORCH_COMPILE,
@@ -536,6 +537,7 @@ SWIFT = Dialect(
         ),
         _saving,
         TORCH_COMPILE,
+        DETERMINISM,
     ),
     programs={
         r"\bswift (infer|deploy|rollout|sample|eval|app|export|merge-lora)\b": IDLE,

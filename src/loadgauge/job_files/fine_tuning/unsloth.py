@@ -20,6 +20,7 @@ from loadgauge.job_files.ideas import (
     optimizer,
     reads,
     row,
+    stored,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.reading.calls import Calls
@@ -68,6 +69,8 @@ def _quantised(keys: Keys) -> Facts:
         return {"qlora": False}
     four = keys.flag(FOUR) if keys.has(FOUR) else _texts(keys) == 1  # `FastSentenceTransformer` loads 16 bits
     bits = "int8" if keys.flag(EIGHT) else "nf4" if four and not keys.flag(HALF) else None
+    if stored(keys.word("model.model_name")) == "nvfp4":
+        bits = "nvfp4"  # such a checkpoint stays as it is stored (models/loader_utils.py)
     # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
     return {"qlora": bits is not None, "base": bits, "kbit_upcast": "none" if bits else None}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS
 from loadgauge.job_files.ideas import (
     CPU,
@@ -17,6 +16,7 @@ from loadgauge.job_files.ideas import (
     Keys,
     Named,
     degree,
+    in_part,
     reads,
     saving,
 )
@@ -93,12 +93,9 @@ def _sharded(keys: Keys, at: Named) -> Facts:
         keys.refuse(at.param, f"needs stage 3, not {number or 0}", when=number != 3)
         return {"zero": number, "offload": "all", **_beside(keys, at)}
     keys.refuse(at.state, "needs stages 1 to 3", when=moved and not number)
-    part = keys.real(at.share)
-    if moved and part is not None and part != 1:
-        keys.refuse(at.share, f"must be from 0 to 1, got {part:g}", when=not 0 <= part < 1)
-        note = f"{keys.document.shown(at.share)} = {part:g}: of the other parameters states stay on the GPU"
-        keys.add(Uncounted(note, keys.document.shown(at.share), parameter=12 * (1 - part)))
-    return {"zero": number or 0, "offload": "optimizer" if moved else "none", **(_beside(keys, at) if moved else {})}
+    word = in_part(keys, at.share) if moved else "none"
+    keys.refuse(at.share, f"needs stage 3, not {number}", when=":" in word and number != 3)
+    return {"zero": number or 0, "offload": word, **(_beside(keys, at) if word != "none" else {})}
 
 
 def _beside(keys: Keys, at: Named) -> Facts:
@@ -113,7 +110,7 @@ def _beside(keys: Keys, at: Named) -> Facts:
 
 
 def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    moved = facts.get("offload") or "none"
+    moved, _, part = (facts.get("offload") or "none").partition(":")
     values: dict[str, Any] = {at.stage: facts.get("zero") or 0}
     for key, on in ((at.param, moved == "all"), (at.state, moved != "none")):
         if on or keys.has(key):
@@ -123,8 +120,8 @@ def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         locked = facts.get("pin_memory") is not False
         values |= {key: locked for key in at.pins if keys.has(key) or (not locked and key == at.pins[1])}
     values |= {key: None for key in (at.old, at.older) if keys.has(key)}
-    if keys.has(at.share):
-        values[at.share] = 1.0
+    if part or keys.has(at.share):
+        values[at.share] = float(part or 1)
     if (hidden := facts.get("overlap")) in OVERLAPS.values():
         values[at.comm] = hidden == OVERLAPS[True]
     return values

@@ -506,6 +506,7 @@ def _sft_loads(keys: Keys) -> str | None:
     return (LOADED_DTYPE if loaded else LOADED_DTYPE_SFT).at(stack).value
 
 
+DETERMINISM = row("determinism", "full_determinism", words={"true": "blocking", "false": None}, add=False)
 OWN = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "deepspeed"})
 SHARED = (
     launched(),
@@ -564,6 +565,7 @@ TRANSFORMERS = Dialect(
         evaluation(),
         SAVING,
         TORCH_COMPILE,
+        DETERMINISM,
     ),
     programs=OTHER_TRAINERS,
 )
@@ -605,6 +607,7 @@ TRL = Dialect(
         _trl_loss,
         trl_tasks.task,
         TORCH_COMPILE,
+        DETERMINISM,
         ACTIVATIONS,
         *ADAPTERS,
         evaluation(),

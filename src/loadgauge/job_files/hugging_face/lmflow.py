@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import (
+    DETERMINISM,
     SAVING,
     SHARED,
     TORCH_COMPILE,
@@ -126,6 +127,7 @@ LMFLOW = Dialect(
         evaluation(),
         SAVING,
         TORCH_COMPILE,
+        DETERMINISM,
         liger("use_liger_kernel"),
     ),
 )

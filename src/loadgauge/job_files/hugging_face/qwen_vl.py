@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,
+    DETERMINISM,
     SAVING,
     TORCH_COMPILE,
     checkpointing,
@@ -117,5 +118,6 @@ QWEN_VL = Dialect(
         evaluation(),
         SAVING,
         TORCH_COMPILE,
+        DETERMINISM,
     ),
 )

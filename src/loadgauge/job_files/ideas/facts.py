@@ -24,9 +24,9 @@ from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 NAMES = (
     "model", "head", "tied", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel",
     "schedule", "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len",
-    "target_len", "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "adapter", "lora_rank",
-    "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype", "kbit_upcast", "use_dora",
-    "modules_to_save", "lora_layers", "train", "tower", "max_pixels",
+    "target_len", "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "determinism",
+    "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype", "kbit_upcast",
+    "use_dora", "modules_to_save", "lora_layers", "train", "tower", "max_pixels",
     "encoders", "pictures", "video", "inputs", "offload", "offload_to", "activation_offload",
     "pin_memory", "end_units",
     "gradient_sync", "engine", "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts",

@@ -300,6 +300,14 @@ def quantised(
     )
 
 
+def in_part(keys: Keys, part: str) -> str:
+    """Return the word of an optimizer that is offloaded, of which `part` may say a share."""
+    share = keys.real(part)
+    if share is not None and not 0 <= share <= 1:
+        raise keys.wrong(part, f"must be from 0 to 1, got {share:g}")
+    return "none" if share == 0 else "optimizer" if share in (None, 1) else f"optimizer:{share:g}"
+
+
 def sayable(facts: Facts, bases: tuple[str, ...] = SAYABLE) -> bool:
     """Return whether a base is one of those that a file can say, or not quantised."""
     return not facts.get("qlora") or (facts.get("base") or "nf4") in bases

@@ -18,6 +18,7 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    in_part,
     names_in,
     reads,
     row,
@@ -499,23 +500,16 @@ def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -
 
 
 def offload(prefix: str = "", share: float | None = None) -> Idea:
-    """The idea of the optimizer in host memory, all of it or nothing; `share`: what is written where it is offloaded."""
+    """The idea of the optimizer in host memory, or a part of it; `share`: what is written where all of it is."""
     switch, part = f"{prefix}optimizer_cpu_offload", f"{prefix}optimizer_offload_fraction"
 
     def read(keys: Keys) -> Facts:
-        offloaded = keys.real(part)
-        if not keys.flag(switch) or offloaded == 0:
-            return {"offload": "none"}
-        if offloaded not in (None, 1.0):
-            shown = keys.document.shown(part)
-            note = f"{shown}: that part of the optimizer is in the host's memory, where all of it is counted on the GPU"
-            keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=max(0.0, min(1.0, offloaded))))
-            return {"offload": "none"}
-        return {"offload": "optimizer"}
+        return {"offload": in_part(keys, part) if keys.flag(switch) else "none"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        if facts["offload"] == "optimizer":
-            return {switch: True, part: share}
+        word, _, some = facts["offload"].partition(":")
+        if word == "optimizer":
+            return {switch: True, part: float(some) if some else share}
         return {switch: None, part: None} if facts["offload"] == "none" else {}
 
     return Idea(keys=(switch, part), facts=("offload",), read=read, write=write)
@@ -608,6 +602,7 @@ MEGATRON = Dialect(
         overlap(),
         offload(),
         ATTENTION,
+        row("determinism", "deterministic_mode", words={"true": "kernels", "false": None}, add=False),
         row("order", "use_tp_pp_dp_mapping", words={"true": "tp,cp,ep,pp,dp", "false": "tp,cp,ep,dp,pp"}),
         loss(),
         MODEL,

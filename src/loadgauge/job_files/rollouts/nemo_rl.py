@@ -15,6 +15,7 @@ from loadgauge.job_files.ideas import (
     Facts,
     Keys,
     Named,
+    in_part,
     instantiated,
     layers,
     lengths,
@@ -102,7 +103,8 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.what: "full" if kind in ("none", "full") else "selective",
         at.modules: option.split(",") if kind == "modules" else None,
     }
-    values |= {at.distributed: stage > 0, at.host: out == "optimizer", at.part: 1.0 if out == "optimizer" else 0.0}
+    moved, _, some = out.partition(":")
+    values |= {at.distributed: stage > 0, at.host: moved == "optimizer", at.part: float(some or moved == "optimizer")}
     return values
 
 
@@ -140,17 +142,13 @@ def _layout(keys: Keys, at: Named) -> Facts:
             "cp_comm": "ring" if facts["cp"] > 1 else None,
         }
         return facts
-    passed = keys.real(at.part)
-    keys.refuse(
-        at.part, f"a part ({passed}) is not read; 0 or 1 is", when=keys.flag(at.host) and passed not in (None, 0.0, 1.0)
-    )
     return facts | {
         "framework": "megatron",
         "zero": 0 if keys.flag(at.distributed) is False else 1,
         "sequence_parallel": (bool(keys.flag(at.shared)) or _assumed(keys, at.shared)) and facts["tp"] > 1,
         "schedule": "1f1b" if facts["pp"] > 1 else None,
         **uneven(keys, M, facts["pp"]),
-        "offload": "optimizer" if keys.flag(at.host) and passed != 0 else "none",
+        "offload": in_part(keys, at.part) if keys.flag(at.host) else "none",
     }
 
 

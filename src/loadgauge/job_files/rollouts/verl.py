@@ -288,11 +288,11 @@ def _known_gpus(keys: Keys) -> int | None:
     inner=offload(OVER),
     when=lambda keys: engine_of(keys) == "megatron",
     write=lambda facts, keys, at: (
-        at.inner.write(facts, keys) if facts.get("offload") == "optimizer" or keys.has(*at.inner.keys) else {}
+        at.inner.write(facts, keys) if str(facts.get("offload")).startswith("optim") or keys.has(*at.inner.keys) else {}
     ),
 )
 def _host(keys: Keys, at: Named) -> Facts:
-    """The optimizer of Megatron in host memory; of a part of it the rest stays."""
+    """The optimizer of Megatron in host memory."""
     return at.inner.read(keys)
 
 

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,20 @@ from loadgauge.core.base.lengths.files import read, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class RankGroups(NamedTuple):
+    """Groups of ranks that sequences are shared over by their lengths.
+
+    largest: ranks of the longest; mean: ranks of a sequence; held, pairs: most tokens and query-key pairs of one on a rank
+    passed: tokens that travel, each once to every other rank of its group, over the tokens
+    """
+
+    largest: int
+    mean: float
+    held: float
+    pairs: float
+    passed: float
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -212,6 +226,21 @@ class Lengths(msgspec.Struct, frozen=True):
                 self.values[next(i for i, upto in enumerate(self.cumulative) if (upto / count) ** batches >= 0.5)]
             )
         return _fullest(self, draws, batches)
+
+    def over_ranks(self, most: int) -> RankGroups:
+        """Return the groups in which no rank holds more than `most` tokens of a sequence: of 1, 2, 4, ... ranks.
+
+        Megatron-Core takes the next power of two of length over that limit (`BalancedCPScheduler.gpus_needed`).
+
+        >>> Lengths.of([1000, 3000]).over_ranks(1000)
+        RankGroups(largest=4, mean=2.5, held=1000.0, pairs=2250000.0, passed=2.25)
+        """
+        below, ranks, passed, tokens, held, pairs, group = 0, 0, 0, 0, 0.0, 0.0, 1
+        for value, upto in zip(self.values, self.cumulative, strict=True):
+            count, below, group = upto - below, upto, 1 << (-(-value // most) - 1).bit_length()
+            ranks, tokens, passed = ranks + count * group, tokens + count * value, passed + count * value * (group - 1)
+            held, pairs = max(held, value / group), max(pairs, value**2 / group)
+        return RankGroups(group, ranks / below, held, pairs, passed / tokens)
 
     def _moment(self, power: int) -> float:
         below, total = 0, 0

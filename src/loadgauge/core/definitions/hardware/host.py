@@ -50,6 +50,7 @@ class HostBuffers(msgspec.Struct, frozen=True):
     pinned_below: the ZeRO stage below which master weights are page-locked
     largest: below that stage, a gradient of the largest tensor stands on the card and on the host, to copy through
     accumulates: below that stage, bytes per trained parameter of gradients that are accumulated on the host
+    parts: it offloads the optimizer states of a part of the parameters, too
     """
 
     gradients: tuple[str, ...] = ()
@@ -59,6 +60,7 @@ class HostBuffers(msgspec.Struct, frozen=True):
     pinned_below: int = 0
     largest: bool = False
     accumulates: float = 0
+    parts: bool = False
 
 
 class OffCard(msgspec.Struct, frozen=True):

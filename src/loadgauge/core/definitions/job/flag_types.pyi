@@ -41,6 +41,7 @@ class Flags(TypedDict, total=False):
     audio: float
     lengths: str
     padding: Literal["free", "dynamic", "max-length"]
+    dynamic_cp: int
     precision: str
     weights: Literal["auto", "float32", "bfloat16", "float16"]
     version: str
@@ -49,6 +50,7 @@ class Flags(TypedDict, total=False):
     loss: str
     kernels: Literal["native", "liger", "lora", "liger-lora"]
     compile: bool
+    determinism: Literal["kernels", "blocking"]
     framework: str
     lora_rank: int
     adapter: Literal["lora", "ia3", "vera", "adalora", "loha", "lokr", "oft", "prompt", "p-tuning"]
@@ -56,7 +58,18 @@ class Flags(TypedDict, total=False):
     lora_targets: str
     qlora: bool
     base: Literal[
-        "nf4", "nf4-experts", "int8-experts", "nf4-single", "fp4", "int8", "gptq", "awq", "hqq", "int4-torchao", "mxfp4"
+        "nf4",
+        "nf4-experts",
+        "int8-experts",
+        "nf4-single",
+        "fp4",
+        "int8",
+        "gptq",
+        "awq",
+        "hqq",
+        "int4-torchao",
+        "mxfp4",
+        "nvfp4",
     ]
     lora_dropout: float
     lora_dtype: Literal["float32", "bfloat16", "float16"]
@@ -65,7 +78,7 @@ class Flags(TypedDict, total=False):
     modules_to_save: str
     lora_layers: str
     train: str
-    offload: Literal["none", "optimizer", "all", "experts"]
+    offload: str
     offload_to: Literal["cpu", "nvme"]
     end_units: Literal["root", "apart"]
     gradient_sync: Literal["each", "last"]

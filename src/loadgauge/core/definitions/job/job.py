@@ -126,6 +126,18 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         "How --lengths are put in a micro-batch: free (no padding), dynamic (to its longest), max-length (to the"
         " longest of all).",
         choices=get_args(Padding), needs="lengths")] = None  # fmt: skip
+    dynamic_cp: Annotated[
+        int | None,
+        _field(
+            "whole",
+            "batch",
+            "Tokens of a rank at most: a sequence of --lengths is on 1, 2, 4, ... ranks (Megatron-Core's).",
+            low=1,
+            high=10**9,
+            needs="lengths",
+            metavar="TOKENS",
+        ),
+    ] = None
     precision: Annotated[str | None, _field(
         "text", "method",
         f"bf16, fp16 (the framework's recipe), {', '.join(PRECISIONS)}; products in 8 or 4 bits: {', '.join(LOW_NAMES)}"
@@ -176,6 +188,15 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     compile: Annotated[
         bool | None, _field("switch", "method", "Layers and loss in torch.compile.", aliases=("torch-compile",))
     ] = None  # fmt: skip
+    determinism: Annotated[
+        str | None,
+        _field(
+            "choice",
+            "method",
+            "Sums in one order: by kernels, or blocking (full_determinism).",
+            choices=("kernels", "blocking"),
+        ),
+    ] = None
     framework: Annotated[
         str | None,
         _field(
@@ -266,8 +287,9 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     offload: Annotated[
         str | None,
         _field(
-            "choice", "method", "What is offloaded to host memory (experts: with --task generate).",
-            choices=("none", "optimizer", "all", "experts"),
+            "text", "method",
+            "On the host: optimizer states, those of a part of the parameters, or weights too (experts: with --task generate).",
+            metavar="none|optimizer|optimizer:SHARE|all|experts", values=("none", "optimizer", "optimizer:0.5", "all", "experts"),
         ),
     ] = None  # fmt: skip
     offload_to: Annotated[

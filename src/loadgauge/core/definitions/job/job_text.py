@@ -40,6 +40,23 @@ def positive_number(text: str) -> float:
     raise ConfigError(f"must be a number above 0, got {text[:40]!r}")
 
 
+def offload_words(text: str) -> str:
+    """Read what is offloaded to the host, the optimizer perhaps in part. Raises `ConfigError`.
+
+    >>> offload_words("optimizer:0.50"), offload_words("optimizer:1"), offload_words("all")
+    ('optimizer:0.5', 'optimizer', 'all')
+    """
+    word, _, part = text.partition(":")
+    if word not in ("none", "optimizer", "all", "experts"):
+        raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, optimizer:0.5, all)", key="offload")
+    if word == "experts":
+        raise ConfigError("experts: needs --task generate", key="offload")
+    share = positive_number(part) if part else 1
+    if part and (word != "optimizer" or share > 1):
+        raise ConfigError("a part is of the optimizer, above 0 and up to 1: optimizer:0.5", key="offload")
+    return f"{word}:{share:g}" if share < 1 else word
+
+
 def count(text: str) -> str:
     """Return the text of a count above 0, such as 300B or 1.5e12. Raises `ConfigError`.
 

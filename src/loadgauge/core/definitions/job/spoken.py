@@ -35,6 +35,7 @@ RENAMED = {
     **dict.fromkeys(("context-parallel-size", "context-parallel", "cp-size"), "--cp"),
     **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size"), "--ep"),
     **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
+    "optimizer-offload-fraction": "--offload", "max-seqlen-per-dp-cp-rank": "--dynamic-cp",
     "checkpointing": "--recompute", "num-layers": "--layers", "hidden-size": "--hidden", "vocab-size": "--vocab",
     "num-attention-heads": "--heads", "ffn-hidden-size": "--ffn", "num-experts": "--experts", "params": "--size",
     **dict.fromkeys(("dtype", "mixed-precision", "compute-dtype", "bnb-4bit-compute-dtype"), "--precision"),
@@ -65,6 +66,11 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
     **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)), "time": ("",),
+    **dict.fromkeys(
+        ("deterministic", "deterministic-mode", "use-deterministic-algorithms", "deterministic-algorithms"),
+        ("--determinism kernels", ""),
+    ),
+    **dict.fromkeys(("full-determinism", "enable-full-determinism"), ("--determinism blocking", "")),
     "recompute-activations": ("--recompute selective", "--recompute none"),
     **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--use-dora",),
@@ -119,6 +125,9 @@ ASKED = {
                     " --offload experts"),
     **dict.fromkeys(("recompute-num-layers", "recompute-method"), "give --recompute full:layers=N or full:group=N"),
     "num-layers-per-virtual-pipeline-stage": "give --vpp, the chunks of a stage",
+    **dict.fromkeys(
+        ("hybrid-context-parallel", "dynamic-context-parallel"), "give --dynamic-cp with the most tokens of a rank, and --lengths"
+    ),
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset"), "give --tokens, of the whole run"),
     **dict.fromkeys(
@@ -237,6 +246,7 @@ VALUES: dict[str, dict[str, str]] = {
     "attention": {**{name: kind for name, kind in ATTENTION.items() if name != kind}, "flash2": "fa2", "flash-attn": "fa2",
                   "flash_attn": "fa2", "math": "eager", "xformers": "fa1"},
     "optimizer": {**{name: kind for name, kind in TORCH_OPTIMIZERS.items() if name != kind}, "adam": "adamw",
+                  "dist_muon": "muon", "dist-muon": "muon",
                   "adam8bit": "adamw-8bit", "adamw-bf16": "adamw:moments=bf16", "adam-bf16": "adamw:moments=bf16",
                   "adamw-ema": "adamw:ema"},
     "recompute": _ON,
@@ -274,6 +284,7 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
     ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
+    ("offload", r"(0?\.\d+)", r"--offload optimizer:\1"),
     ("engine", r"((?:vllm|sglang|trtllm)(?:[:=].*)?)", r"--server \1"),
     ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
     ("draft", r"mtp", "--mtp"),

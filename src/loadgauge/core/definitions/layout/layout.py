@@ -123,6 +123,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     order: in which the axes number the ranks, the fastest first
     tokens, pairs: of a ragged micro-batch (None: micro_batch x seq_len); kernel_tokens: those its flash kernel sees
     fullest: the ragged micro-batch that makes the peak of memory, where it is not that one
+    ranks_each: ranks of a sequence in the mean, where each runs alone on a group of its own; cp is then the largest group
+    exchanged: the share of keys and values that travel then, of those that would in the largest group
     """
 
     dp: Size = 1
@@ -148,6 +150,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     pairs: Size | None = None
     kernel_tokens: Size | None = None
     fullest: Filled | None = None
+    ranks_each: float | None = None
+    exchanged: float = 1.0
 
     @property
     def at_peak(self) -> Layout:
@@ -188,6 +192,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_microbatches(self) -> Size:
         """Number of micro-batches that each pipeline runs in one step."""
+        if self.ranks_each is not None:
+            return maximum(1, round(self.global_batch * self.ranks_each / (self.dp * self.cp)))
         each = shard(self.global_batch, self.dp, "global_batch")
         if isinstance(each, int) and isinstance(self.micro_batch, int) and each % self.micro_batch:
             raise LayoutError(

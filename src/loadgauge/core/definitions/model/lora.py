@@ -28,7 +28,7 @@ class BaseFormat(msgspec.Struct, frozen=True, kw_only=True):
     what is not quantised to float32; `kernels`: launches that make a matrix in 16 bits (scales first, where they are
     quantised too). `input_moves`, `output_moves`: bytes that forward moves for each element of a product's input and output,
     where it quantises the one and scales the other, instead of making the matrix; `remade`: bytes moved for each element of
-    the matrix in backward, where that is more than its reading and writing.
+    the matrix in backward, where that is more than its reading and writing. `frameworks`: those that train on it; empty: all.
     """
 
     nbytes: float
@@ -41,6 +41,7 @@ class BaseFormat(msgspec.Struct, frozen=True, kw_only=True):
     input_moves: float = 0.0
     output_moves: float = 0.0
     remade: float = 0.0
+    frameworks: frozenset[str] = frozenset()
 
 
 BASE_FORMATS: dict[str, BaseFormat] = {
@@ -82,11 +83,17 @@ BASE_FORMATS: dict[str, BaseFormat] = {
     "mxfp4": BaseFormat(
         nbytes=0.5 + 1 / 32, words="4.25 bits (MXFP4) for the routed experts", source="openai2025", experts_only=True,
     ),
+    # 4 bits and an 8-bit float for each block of 16; the matrix's float32 scale is neglected. One kernel makes 16 bits of it,
+    # which needs no GPU with products in 4 bits (unsloth: kernels/nvfp4.py; ModelOpt: NVFP4QTensor).
+    "nvfp4": BaseFormat(
+        nbytes=0.5 + 1 / 16, words="4.5 bits (NVFP4, 8-bit scales of 16)", source="nvfp4-bases",
+        frameworks=frozenset({"huggingface", "unsloth", "deepspeed"}),
+    ),
 }  # fmt: skip
 """Formats of a frozen base, by name."""
 
 BaseName = Literal[
-    "nf4", "nf4-experts", "nf4-single", "fp4", "int8", "int8-experts", "gptq", "awq", "hqq", "int4-torchao", "mxfp4"
+    "nf4", "nf4-experts", "nf4-single", "fp4", "int8", "int8-experts", "gptq", "awq", "hqq", "int4-torchao", "mxfp4", "nvfp4",
 ]  # fmt: skip
 
 ADAPTER_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -244,6 +244,8 @@ FRAMEWORKS: dict[str, Framework] = {
             splits_sends=True,  # source: narayanan2021
             sends_in_turn=("1f1b", "gpipe"), scripts_overlap=True,
             sums_beside=True,  # megatron-core: tensor_parallel/layers.py; transformer_engine: module/linear.py
+            # Float32 weights and gradients are page-locked (optimizer/cpu_offloading/hybrid_optimizer.py).
+            host=HostBuffers(copies=4, pinned_below=4, parts=True),
             # ZeRO 2 and 3 are Megatron-FSDP's.
             schedules=("1f1b", "interleaved"), only_own_schedules=True,
             source="megatron-lm",
@@ -314,7 +316,7 @@ FRAMEWORKS: dict[str, Framework] = {
             # stage_1_and_2.py: fp32 partition, its gradient and a 16-bit buffer; stage3.py: gradients in float32 and 16 bits.
             host=HostBuffers(
                 gradients=("optimizer", "all"), gradients_from=2, copies=6, pinned=("weights", "copies"),
-                pinned_below=3, largest=True, accumulates=2,
+                pinned_below=3, largest=True, accumulates=2, parts=True,
             ),
             splits_model=False, hybrid_shards=False, schedules=("1f1b",), recomputes_parts=False,
             source="rajbhandari2019",
@@ -347,6 +349,7 @@ _like(
     kernels=msgspec.structs.replace(
         FRAMEWORKS["megatron"].kernels, attention="eager", experts="grouped", gradient_placeholders=False
     ),
+    host=HostBuffers(),
     precision="bf16-mixed-16",
     low_precisions=(),
     transformer_engine=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar, get_args, get_type_hints
+from typing import TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -73,7 +73,8 @@ def _precision(framework: Framework, name: str) -> Precision:
 class Training(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a run that is neither the model nor the layout.
 
-    offload: `optimizer` moves optimizer states (and the master weights) to the host, `all` the weights as well.
+    offload: `optimizer` moves optimizer states (and the master weights) to the host, `optimizer:0.5` those of half of the
+        parameters, `all` the weights as well.
     host: how what is off the card is kept, activations among it
     around: what happens between the steps
     weights: the dtype in which they are loaded, where the recipe follows from it
@@ -89,7 +90,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Kernels
     overlap: Overlap = Overlap()
     lora: Lora | None = None
-    offload: Literal["none", "optimizer", "all"] = "none"
+    offload: str = "none"
     host: Host = Host()
     around: Around = NOTHING
     weights: str = ""
@@ -97,6 +98,16 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     reruns_part: bool = False
     tuning: str = "usual"
     by_sharding: tuple[Precision, Precision] | None = None
+
+    @property
+    def offloaded_share(self) -> float:
+        """Return the share of the parameters whose optimizer states are asked to be on the host.
+
+        >>> training("deepspeed", offload="optimizer:0.4").offloaded_share, training().offloaded_share
+        (0.4, 0.0)
+        """
+        word, _, part = self.offload.partition(":")
+        return float(part or word != "none")
 
     @property
     def copies_outputs(self) -> bool:
@@ -180,7 +191,7 @@ def training(
     attention: str = "flash",
     loss: str = "auto",
     lora: Lora | None = None,
-    offload: Literal["none", "optimizer", "all"] = "none",
+    offload: str = "none",
     host: Host = ON_THE_CARD,
     kernels: str = "native",
     compiled: bool = False,

@@ -23,6 +23,7 @@ from loadgauge.core.estimate.memory.rank_memory import End, Kept
 from loadgauge.core.estimate.schedule.stages import Key
 from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import copies
+from loadgauge.core.estimate.states.optimizer_step import on_card, staying
 from loadgauge.core.estimate.states.overhead import communication, communicators, context
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, model_states
 from loadgauge.core.estimate.symbols import kinds
@@ -86,10 +87,12 @@ class Ledger:
     def entries(self, part: str) -> tuple[Entry, ...]:
         """Return the non-zero entries of one of `PARTS`, in the order in which they are explained.
 
-        Their bytes add up to that part of the memory at this phase; empty where the part is offloaded to the host.
+        Their bytes add up to that part of the memory at this phase; empty where all of the part is offloaded to the host.
         """
         if part in self.memory.offloaded:
-            return ()
+            nbytes = on_card(self.memory, self.stage)[part]
+            kept = f"states of {100 * float(staying(self.memory, self.stage)):.3g} % of what this rank updates"
+            return (self.entry(part, f"not offloaded: {kept}", nbytes),) if nbytes else ()
         readers: dict[str, Callable[[], Iterable[Entry]]] = {
             "weights": self._weights,
             "gradients": self._gradients,

@@ -24,7 +24,7 @@ from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, MemoryModel, 
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
 from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import at, copies
-from loadgauge.core.estimate.states.optimizer_step import step_transient
+from loadgauge.core.estimate.states.optimizer_step import on_card, step_transient
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.layers.operations.operations import LYING
 
@@ -123,7 +123,7 @@ class StageAtWork:
         self.unchanging: dict[str, Size] = dict.fromkeys(PARTS, 0)
         self.unchanging.update(weights=self.states.weights, gradients=self.states.gradients)
         self.unchanging.update(optimizer=self.states.optimizer)
-        self.offloaded: dict[str, Size] = dict.fromkeys(memory.offloaded, 0)
+        self.offloaded = on_card(memory, stage)
         self._layers: dict[object, ChunkBytes] = {}
         self._points: dict[tuple[Pass, int | None], At] = {}
         self._copies: dict[At, Size] = {}

@@ -541,7 +541,7 @@ class MemoryModel:
     @property
     def offloaded(self) -> tuple[str, ...]:
         """The parts of the memory that live on the host: none, the optimizer, gradients and weights too."""
-        word, buffers = self.training.offload, self.training.framework.host
+        word, buffers = self.training.offload.partition(":")[0], self.training.framework.host
         parts = {"none": (), "optimizer": ("optimizer",), "all": ("optimizer", "weights")}[word]
         if word in buffers.gradients and self.layout.zero >= buffers.gradients_from:
             parts = (*parts, "gradients")

@@ -15,6 +15,7 @@ from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
 from loadgauge.core.estimate.memory.in_flight import peak_candidates
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Stage
+from loadgauge.core.estimate.states.optimizer_step import staying
 
 
 def off_card(memory: MemoryModel, stage: Stage) -> OffCard:
@@ -30,18 +31,21 @@ def off_card(memory: MemoryModel, stage: Stage) -> OffCard:
     elements = weights.dense.trainable / ranks[0] + weights.expert.trainable / ranks[1]
     total = total + training.optimizer.average_away * elements
     if training.offload != "none":
+        stays = staying(memory, stage)
+        away = 1 - stays
         parts = {name: getattr(states, name) for name in memory.offloaded}
+        parts["optimizer"] = away * parts["optimizer"]
         if buffers.copies is None:
             alone = "weights" not in parts
             parts["copies"] = (precision.weight + precision.gradient) * elements if alone else 0
         else:
             # Of the gradients, only these copies leave the card.
-            parts.pop("gradients", None)
-            parts["copies"] = buffers.copies * elements
+            all_of = 0 if parts.pop("gradients", None) is None else precision.gradient * stays
+            parts["copies"] = (buffers.copies * away + all_of) * elements
         locked = {*buffers.pinned, "copies"}
         pinned = pinned + sum(nbytes for name, nbytes in parts.items() if name in locked)
         if layout.zero < buffers.pinned_below:
-            pinned = pinned + precision.master * elements
+            pinned = pinned + away * precision.master * elements
             if buffers.largest:
                 parts["largest"] = precision.compute * memory.largest_trained
                 pinned = pinned + parts["largest"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from loadgauge.core.base.algebra import Size, maximum, spread
+from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, same, spread
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.states import RankWeights
@@ -14,7 +14,8 @@ def step_temporaries(memory: MemoryModel, stage: Stage) -> Size:
     """Return the bytes that the optimizer's own step holds beside the states (`Optimizer.step`)."""
     training = memory.training
     temporaries, precision = training.optimizer.step, training.precision
-    if "optimizer" in memory.offloaded or training.optimizer.in_backward:
+    stays = staying(memory, stage)
+    if training.optimizer.in_backward or same(stays, 0):
         return 0
     master = precision.master or precision.weight
     listed: Size = 0
@@ -22,7 +23,7 @@ def step_temporaries(memory: MemoryModel, stage: Stage) -> Size:
         # Tensors of one dtype are a list; that of float32 adapters is not alive with that of 16-bit weights.
         weights = memory.weighed(stage)[1]
         wide, all_updated = updated(memory, weights, "wide"), updated(memory, weights)
-        listed = temporaries.lists * maximum(4 * wide, precision.moment * (all_updated - wide))
+        listed = stays * temporaries.lists * maximum(4 * wide, precision.moment * (all_updated - wide))
     if temporaries.largest:
         # Adapters are float32 beside weights of 16 bits.
         largest: Size = 0
@@ -32,6 +33,34 @@ def step_temporaries(memory: MemoryModel, stage: Stage) -> Size:
             largest = maximum(largest, number * each * largest_updated(memory, stage, wide=wide))
         listed = listed + largest
     return listed
+
+
+def staying(memory: MemoryModel, stage: Stage) -> Size:
+    """Return the share of a rank's optimizer states that stays on the card: 1 where none is offloaded, 0 where all of it is.
+
+    Megatron-Core moves tensors until the fraction is reached (`HybridDeviceOptimizer`; the last one's excess is not counted).
+    DeepSpeed keeps the first int((1 - ratio) n) of n sub-groups, of which weights without decay are the last (zero/stage3.py).
+    """
+    training = memory.training
+    part = training.offloaded_share
+    engine = training.framework.engine
+    if engine is None or part in (0, 1):
+        return 1 - part
+    share = updated(memory, memory.weighed(stage)[1])
+    kept = (1 - part) * (ceil_div(share, engine.step_elements) + 1) // 1
+    return minimum(kept * engine.step_elements / maximum(share, 1), 1)
+
+
+def on_card(memory: MemoryModel, stage: Stage) -> dict[str, Size]:
+    """Return the bytes that stay on the card of each part of the states that is offloaded.
+
+    DeepSpeed holds float32 gradients of what it updates there from one step to the next.
+    """
+    if memory.training.offload in ("none", "optimizer", "all"):
+        return dict.fromkeys(memory.offloaded, 0)
+    stays, (_, weights, states, *_) = staying(memory, stage), memory.weighed(stage)
+    left = {"optimizer": states.optimizer, "gradients": 4 * updated(memory, weights)}
+    return {part: stays * left[part] for part in memory.offloaded}
 
 
 def updated(memory: MemoryModel, weights: RankWeights, field: Literal["trainable", "wide"] = "trainable") -> Size:

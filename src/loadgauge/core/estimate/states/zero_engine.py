@@ -32,10 +32,11 @@ from __future__ import annotations
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, where
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
+from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.schedule.stages import Stage
-from loadgauge.core.estimate.states.optimizer_step import step_temporaries, updated
+from loadgauge.core.estimate.states.optimizer_step import staying, step_temporaries, updated
 
 BEFORE_BACKWARD = ("forward", "head", "loss")
 GATHERED, BUFFER = "gathered weights", "buffer that weights were gathered in"
@@ -151,8 +152,19 @@ def flattened(memory: MemoryModel, stage: Stage, point: At) -> Size:
     """
     if memory.engine is None or memory.layout.zero == 1:
         return 0
-    full = memory.training.precision.compute * minimum(memory.engine.bucket, memory.weighed(stage)[1].all.trainable)
+    full = _sent(memory) * minimum(memory.engine.bucket, memory.weighed(stage)[1].all.trainable)
     return full * _flushed(memory, stage, point)
+
+
+def _sent(memory: MemoryModel) -> Size:
+    """Bytes of the copies of a gradient element of a bucket that is reduced: flat, in float32 under Ulysses.
+
+    There `communication_data_type` is float32 (runtime/engine.py): ZeRO 2 casts the flat copy, ZeRO 3 each gradient before it
+    flattens them (`allreduce_bucket`, `__avg_scatter_grads`).
+    """
+    compute, layout = memory.training.precision.compute, memory.layout
+    wide = 8 if layout.zero == 3 else compute + 4
+    return where(layout.cp > 1, wide, compute) if layout.cp_comm == "all_to_all" else compute
 
 
 def first_full(memory: MemoryModel, stage: Stage) -> tuple[int, ...]:
@@ -224,7 +236,7 @@ def before_step(memory: MemoryModel, stage: Stage) -> Size:
     largest, bucket = memory.largest_trained, engine.bucket
     compute, several = precision.compute, where(memory.layout.num_microbatches > 1, 1, 0)
     full = where(
-        weights.all.trainable > bucket, 0, compute * weights.all.trainable
+        weights.all.trainable > bucket, 0, _sent(memory) * weights.all.trainable
     )  # of many, the last one is part full
     table: Size = memory.weights_of(memory.embedding).all.trainable
     past = where(table > bucket, compute * table, 0)
@@ -258,9 +270,11 @@ def before_step(memory: MemoryModel, stage: Stage) -> Size:
 def in_step(memory: MemoryModel, stage: Stage) -> Size:
     """Return the bytes of temporaries of the optimizer step: float32 gradients of the share, and the optimizer's own."""
     engine, step = _engine(memory), step_temporaries(memory, stage)
-    if "gradients" in memory.offloaded:
-        return step
     share = updated(memory, memory.weighed(stage)[1])
+    if "gradients" in memory.offloaded:
+        # What stays on the card is torch's AdamW's, over one sub-group at a time (stage3.py, `backup_optimizer`).
+        lists = OPTIMIZERS["adamw-foreach"].step.lists if memory.training.offloaded_share % 1 else 0
+        return maximum(step, 4 * lists * minimum(staying(memory, stage) * share, engine.step_elements))
     if memory.layout.zero == 3:
         taken = minimum(share, engine.step_elements)
         step, share = where(share > engine.step_elements, step * (taken / maximum(share, 1)), step), taken

@@ -21,6 +21,7 @@ from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
+from loadgauge.core.estimate.states.optimizer_step import staying
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
@@ -33,6 +34,7 @@ from loadgauge.core.estimate.time.traffic import (
     expose,
     gather_seconds,
     layout_groups,
+    reduced_bytes,
     stage_traffic,
 )
 from loadgauge.core.layers.embedding_head import head_layer, prediction_layer
@@ -365,10 +367,9 @@ class StepModel:
         return value
 
     @property
-    def reduced_bytes(self) -> int:
+    def reduced_bytes(self) -> Size:
         """Bytes of a gradient element when it is reduced."""
-        precision = self.training.precision
-        return precision.reduced if self.layout.zero >= 2 else precision.gradient
+        return reduced_bytes(self.training, self.layout)
 
     def of_chunk(self, stage: Stage, chunk: Chunk) -> MicroBatch:
         """Return the time of one micro-batch through one chunk of a stage [s]."""
@@ -449,16 +450,13 @@ class StepModel:
     def optimizer(self, stage: Stage) -> Size:
         """Return the seconds of the update, bound by memory bandwidth, or by host and PCIe where it is offloaded.
 
-        Gradients are read twice (once for their norm), master weights and moments read and written back.
+        Gradients are read twice (once for their norm), master weights and moments read and written back. Of a part that is
+        offloaded, the card updates the rest beside the host.
         """
-        elements = self.updated(stage)
-        if self.training.offload != "none":
-            return self.host_update(elements)
-        return (
-            self.training.optimizer.moved(self.training.precision)
-            * elements
-            / self.machine.memory("elementwise").forward
-        )
+        elements, stays = self.updated(stage), staying(self.memory, stage)
+        moved = self.training.optimizer.moved(self.training.precision) * stays * elements
+        here = moved / self.machine.memory("elementwise").forward
+        return here if self.training.offload == "none" else maximum(here, self.host_update((1 - stays) * elements))
 
     def host_update(self, elements: Size) -> Size:
         """Return the seconds of an update on the host. elements: that one rank updates
@@ -469,7 +467,7 @@ class StepModel:
         training, layout = self.training, self.layout
         precision, host = training.precision, training.host
         sharing = elements * minimum(layout.gpus, self.fabric.domain)
-        travels = 0 if "gradients" in self.memory.offloaded else precision.compute
+        travels = 0 if "gradients" in self.memory.offloaded else precision.gradient
         travels = travels + (0 if "weights" in self.memory.offloaded else precision.compute)
         seconds: Size = travels * elements / host.link
         if host.bandwidth is None:

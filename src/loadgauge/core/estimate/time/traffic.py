@@ -453,6 +453,20 @@ def gather_seconds(weights: RankWeights, training: Training, ranks: Mapping[str,
     return gather
 
 
+def reduced_bytes(training: Training, layout: Layout) -> Size:
+    """Return the bytes of a gradient element as it is reduced: under Ulysses, DeepSpeed's engine reduces in float32 by default.
+
+    >>> from loadgauge.core.definitions.training.training import training
+    >>> [reduced_bytes(training("deepspeed"), Layout(cp=2, seq_len=8, cp_comm=comm)) for comm in ("ring", "all_to_all")]
+    [2, 4]
+    """
+    precision = training.precision
+    own = precision.reduced if layout.zero >= 2 else precision.gradient
+    if training.framework.engine is None or layout.cp_comm != "all_to_all":
+        return own
+    return where(layout.cp > 1, 4, own)  # `seq_parallel_communication_data_type` (runtime/engine.py)
+
+
 def gradient_traffic(
     layout: Layout,
     training: Training,
@@ -506,7 +520,7 @@ def gradient_traffic(
         for count, part, where_to in parts:
             if same(part.total, 0):
                 continue
-            gradients = (precision.reduced if zero >= 2 else precision.gradient) * part.trainable
+            gradients = reduced_bytes(training, layout) * part.trainable
             kind = "all_reduce" if zero == 0 else "reduce_scatter"
             which, often = f"{name}{where_to}", how.reduces
             trains = not same(part.trainable, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base import NotModelled, Size, maximum, minimum, same, shard, spread
+from loadgauge.core.base import NotModelled, Size, ceil_div, maximum, minimum, same, shard, spread
 from loadgauge.core.definitions.model.model import Attention
 from loadgauge.core.layers.adapters.adapters import JOINT, joint_adapted
 from loadgauge.core.layers.attention.context_parallel import exchange
@@ -309,6 +309,8 @@ def _flash(
     workspace = 4 * tokens * heads * (width + 1)
     if not same(kv_heads, heads):
         workspace = workspace + 2 * context.nbytes
+    # Once for each group of its blocks, where sums must not depend on who is first (csrc/flash_attn/flash_api.cpp: `nsplits`).
+    sums = ceil_div(view.kernels.sums_over, heads * view.sequences) if view.kernels.sums_over else 1
     between = exchange(build, query, key, value, context)
     build.operations.append(
         Operation(
@@ -325,6 +327,7 @@ def _flash(
             forward_comm=between.forward,
             backward_comm=between.backward,
             workspace=workspace + between.workspace,
+            backward_workspace=4 * tokens * heads * width * (sums - 1),
             computed_share=_computed_share(build, spec),
         )
     )

@@ -37,8 +37,8 @@ def exchange(build: Builder, query: Tensor, key: Tensor, value: Tensor, context:
         there = tuple(Collective("all_to_all", "cp", tensor.nbytes, ranks) for tensor in (query, key, value))
         back = (Collective("all_to_all", "cp", context.nbytes, ranks),)
         return Exchange((*there, *back), (*back, *there), several(ranks) * (query.nbytes + own))
-    gather = Collective("all_gather", "cp", own * ranks, ranks)
-    scatter = Collective("reduce_scatter", "cp", own * ranks, ranks)
+    sent = own * ranks * view.exchanged
+    gather, scatter = (Collective(kind, "cp", sent, ranks) for kind in ("all_gather", "reduce_scatter"))
     # A ring holds the piece in use and the one that arrives; gathering holds all of them.
     held = 2 * own if view.cp_comm == "ring" else own * ranks
     return Exchange((gather,), (gather, scatter), several(ranks) * held)

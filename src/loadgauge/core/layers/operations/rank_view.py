@@ -29,7 +29,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     sequences: sequences in the micro-batch
     positions: the longest sequence, the rows of a position table in use
     tp: tensor-parallel ranks; sequence_parallel shards the norms and dropouts between them too
-    cp: context-parallel ranks, which share the sequence; cp_comm: how they exchange keys and values
+    cp: context-parallel ranks, which share the sequence; cp_comm: how they exchange keys and values; exchanged: of these, what
+        travels where short sequences are shared over fewer ranks
     ep, etp: expert-parallel ranks, and tensor-parallel ranks of one expert
     imbalance: rows the busiest expert rank computes, over the mean (1: balanced)
     cached: what attention reads of tokens before, where a sequence has one new token (generation); None: it has them all
@@ -46,6 +47,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     sequence_parallel: bool = False
     cp: Size = 1
     cp_comm: Literal["ring", "all_gather", "all_to_all"] = "ring"
+    exchanged: Size = 1
     ep: Size = 1
     etp: Size = 1
     imbalance: Size = 1

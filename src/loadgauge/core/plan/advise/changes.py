@@ -142,7 +142,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def changes(run: Run, wanted: Collection[Kind]) -> Iterator[Change]:
     """Yield the applicable changes of some kinds: first those that reduce memory, the mildest first."""
     rules = (_between_steps, _of_layout, _of_states, _of_job, _links, _of_layout_for_speed, _for_speed)
-    return (change for rule in rules for change in rule(run) if change.kind in wanted)
+    # Groups of ranks by length go with neither (`dynamic_groups`).
+    fixed = () if run.layout is None or run.layout.ranks_each is None else ("zero", "micro_batch", "pp", "cp")
+    every = (change for rule in rules for change in rule(run) if change.kind in wanted)
+    return (change for change in every if not any(name in change.fields for name in fixed))
 
 
 def _between_steps(run: Run) -> Iterator[Change]:
@@ -209,7 +212,7 @@ def _of_states(run: Run) -> Iterator[Change]:
     if training.weights == "float32" and training.lora is not None and not training.lora.quantised:
         why = "the frozen weights loaded in 16 bits"
         yield Change(Kind.FROZEN_16_BIT, {"weights": "bfloat16"}, why, why)
-    if training.offload == "none":
+    if training.offloaded_share < 1:
         why = "optimizer states in host memory; slower"
         yield Change(Kind.OFFLOAD_OPTIMIZER, {"offload": "optimizer"}, why, "the optimizer on the host")
         why = "optimizer states and weights in host memory; slower"

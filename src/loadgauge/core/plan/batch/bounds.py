@@ -19,7 +19,8 @@ from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import RecomputePolicy, Schedule
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts
 from loadgauge.core.estimate.schedule.stages import Stage
-from loadgauge.core.estimate.states.gathered import at
+from loadgauge.core.estimate.states import gathered as copied
+from loadgauge.core.estimate.states.optimizer_step import on_card
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.contention import NOTHING, Links
 from loadgauge.core.estimate.time.step import MicroBatch, StepModel
@@ -160,7 +161,8 @@ def least_bytes(memory: ArrayMemory, stage: Stage, schedule: Schedule) -> Iterat
     """
     layout, states = memory.layout, memory.weighed(stage)[2]
     lasting = STATES[:3] if not memory.frees_gradients else ("weights", "optimizer")
-    own = sum(getattr(states, part) for part in lasting if part not in memory.offloaded)
+    left = on_card(memory, stage)
+    own = sum(left.get(part, getattr(states, part)) for part in lasting)
     if schedule not in ("1f1b", "gpipe", "interleaved") or not memory.embedding_trained or stage.start == stage.stop:
         yield own, 0
         return
@@ -170,7 +172,7 @@ def least_bytes(memory: ArrayMemory, stage: Stage, schedule: Schedule) -> Iterat
     kept = memory.of_layers(counts).kept
     lasts = {memory.key(stage, chunk.stop - 1) for chunk in stage.chunks if chunk.stop > chunk.start}
     working = functools.reduce(minimum, (memory.facts[key].working - memory.facts[key].kept for key in lasts))
-    gathered = memory.gathered(stage, at(memory, stage, "backward", stage.stop - 1)) if layout.zero == 3 else 0
+    gathered = memory.gathered(stage, copied.at(memory, stage, "backward", stage.stop - 1)) if layout.zero == 3 else 0
     yield own + gathered, (kept if stage.last else flight * kept) + working
     if stage.last:
         yield own, kept + memory.head_working

@@ -23,7 +23,8 @@ from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
-from loadgauge.core.estimate.states.gathered import copies
+from loadgauge.core.estimate.states import gathered as copied
+from loadgauge.core.estimate.states.optimizer_step import on_card
 from loadgauge.core.estimate.states.states import RankWeights, States
 from loadgauge.core.layers import View
 from loadgauge.core.layers.operations.operations import Layer
@@ -140,14 +141,14 @@ class ArrayMemory(MemoryModel):
         if self.later:
             return Later(point)
         key = "gathered", weights_key(stage), point
-        return self.weighing.once(key, lambda: sum(copies(self, stage, point).values()))
+        return self.weighing.once(key, lambda: sum(copied.copies(self, stage, point).values()))
 
     def states_at(self, stage: Stage, point: At) -> Size:
         """All states of a stage on the device, with what is gathered at a point of the step [bytes]."""
 
         def make() -> Size:
-            _, _, states, _, _ = self.weighed(stage)
-            parts = [getattr(states, part) for part in STATES[:3] if part not in self.offloaded]
+            states, left = self.weighed(stage)[2], on_card(self, stage)
+            parts = [left.get(part, getattr(states, part)) for part in STATES[:3]]
             return sum(parts) + self.gathered(stage, point)
 
         return self.weighing.once(("states", weights_key(stage), point), make)
