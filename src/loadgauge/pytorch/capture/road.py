@@ -570,7 +570,8 @@ def _window(keys: Mapping[str, Any]) -> float:
     key, rate, usual = (
         read_table("capture/heads.toml")["of_sound"].get(keys.get("model_type"), {}).get("window", ("", 1, 0))
     )
-    return float(keys.get(key) or usual) / rate
+    seconds: float = (keys.get(key) or usual) / rate
+    return seconds
 
 
 def _length(job: Job, family: OnDemand) -> int:
