@@ -241,9 +241,8 @@ def with_pictures(
 def _masked(block: Block, masked: bool) -> Block:
     """A block whose attention has a mask of all pairs, or none."""
     mixer = block.attention
-    if not isinstance(mixer, Attention) or mixer.masked == masked:
-        return block
-    return msgspec.structs.replace(block, attention=msgspec.structs.replace(mixer, masked=masked))
+    own = msgspec.structs.replace(mixer, masked=masked) if isinstance(mixer, Attention) else mixer
+    return msgspec.structs.replace(block, attention=own)
 
 
 def _tower(model: ModelSpec, key: str, section: str) -> Tower:

@@ -386,18 +386,15 @@ def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: R
     logits = _logits(build, x, spec, hidden_size)
     local, experts, itemsize = build.local_tokens, spec.num_experts, logits.itemsize
     choice = Tensor("mlp.router_choice", local * spec.num_experts_per_tok, build.dtypes.index, "index")
-    best = Tensor("mlp.router_topk", choice.numel, itemsize)
-    build.elementwise(best.name, (logits,), best, keeps=(choice,))
-    every = Tensor("mlp.router_scattered", local * experts, itemsize)
-    build.elementwise(every.name, (best,), every)
+    names = "mlp.router_topk", "mlp.router_scattered", "mlp.repeated", "mlp.dispatch"
+    best = build.elementwise(names[0], (logits,), Tensor(names[0], choice.numel, itemsize), keeps=(choice,))
+    every = build.elementwise(names[1], (best,), Tensor(names[1], local * experts, itemsize))
     scores = build.float32("mlp.router_scores", every.numel)
     build.elementwise(scores.name, (every,), scores, keeps=(scores,))
-    column = build.tensor("mlp.order.weights", every.numel)
-    build.elementwise("mlp.order", (scores,), column)
-    repeated = build.tensor("mlp.repeated", local * experts * hidden_size)
-    build.elementwise(repeated.name, (x,), repeated)
-    source = build.tensor("mlp.dispatch", repeated.numel)
-    build.elementwise(source.name, (repeated, column), source, keeps=(repeated, column))
+    column = build.elementwise("mlp.order", (scores,), build.tensor("mlp.order.weights", every.numel))
+    repeated = build.elementwise(names[2], (x,), build.tensor(names[2], every.numel * hidden_size))
+    both = repeated, column
+    source = build.elementwise(names[3], both, build.tensor(names[3], repeated.numel), keeps=both)
     rows.computed = rows.at_once = local * experts
     width, start = shard(spec.moe_intermediate_size, build.view.etp, "moe_intermediate_size"), len(build.operations)
     inner = _inner(build, source, column, spec, hidden_size, width, rows, batched=True)
