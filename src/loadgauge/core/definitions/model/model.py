@@ -160,8 +160,7 @@ class CompressedAttention(msgspec.Struct, frozen=True, kw_only=True):
     compress_rate: Size | None = None
     """None: the layer sees its window alone."""
     index_topk: Size | None = None
-    """Entries that a query looks at, chosen by `indexer`; entries then overlap by a window. transformers' module masks the
-    others; None: all."""
+    """Entries that a query looks at, chosen by `indexer`, which overlap by a window; transformers masks the others; None: all."""
     indexer: Indexer | None = None
     norm: Norm = Norm("rmsnorm", gain_float32=True)
     causal: bool = True
@@ -414,8 +413,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     first_norm: bool = True
     """False where the first norm is left out (the first block of ModernBERT)."""
     beside: Mamba2 | None = None
-    """A mixer in parallel to the attention: each reads its own scaled copy of the input, and their outputs are summed
-    (Falcon-H1)."""
+    """A mixer in parallel to attention: each reads its own scaled copy of the input; outputs are summed (Falcon-H1)."""
     residual_in_fp32: bool = False
     """transformers' module keeps the residual stream in float32 (Mamba-2)."""
     per_layer_input: Size = 0
@@ -519,8 +517,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     final_norm: Norm | None = None
     head: Head = Head()
     num_nextn_predict_layers: int = 0
-    """Multi-token prediction modules that were published with the model. They are not among the blocks, as transformers
-    does not build them."""
+    """Published modules of multi-token prediction, not among the blocks, as transformers does not build them."""
     mtp_layers: int = 0
     """Of such modules, how many are trained with the model, and so counted (`with_mtp`)."""
     unused_keys: tuple[str, ...] = ()
