@@ -63,7 +63,7 @@ CONSTRAINTS: dict[str, tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = 
         {"tp": 3}, "num_attention_heads over tp: 8 over 3 leaves 2",
     ),
     "heads of Mamba": (MAMBA, {"tp": 2}, {"tp": 16}, "num_heads over tp: 8 over 16 leaves 8"),
-    "groups of Mamba": (MAMBA, {"tp": 2}, {"tp": 4}, "n_groups over tp: 2 over 4 leaves 2"),
+    "groups of Mamba": (MAMBA, {"tp": 2}, {"tp": 4}, "--zero 3 or --pp shares such a model out): 2 over 4 leaves 2"),
     "heads of a delta net": (
         model("qwen3-next-80b-a3b"), {"tp": 2, "sequence_parallel": True, "seq_len": 96}, {"tp": 3},
         "linear_num_value_heads over tp: 32 over 3 leaves 2",

@@ -55,6 +55,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
         "mlp_layer_types": ["dense"] + ["sparse"] * 3, "num_experts": 8, "num_shared_experts": 1,
     }),
+    "llama4": ("llama4_text", {**SIZES, "head_dim": 16, "intermediate_size": 96, "intermediate_size_mlp": 352,
+                               "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1}),
     "lfm2": ("lfm2", {**SIZES, "full_attn_idxs": [1]}),
     "bamba": ("bamba", {**SIZES, **MAMBA2, "attn_layer_indices": [1]}),
     "mamba": ("mamba", {"vocab_size": 512, "hidden_size": 128, "state_size": 16, "num_hidden_layers": 3, "pad_token_id": 0,
@@ -73,7 +75,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 CASES = [
     *((family, method) for family in FAMILIES for method in ("lora", "lora, 16 bits")),
-    *((family, "dora") for family in ("gpt-oss", "qwen3.5", "kimi", "lfm2", "bamba")),
+    *((family, "dora") for family in ("gpt-oss", "qwen3.5", "kimi", "lfm2", "bamba", "llama4")),
     *((family, method) for family in ("gpt-oss", "deepseek", "glm", "qwen3.5", "qwen3-next", "kimi", "lfm2")
       for method in ("qlora", "qlora, as peft")),
     *((family, method) for family in ("qwen3.5", "bamba", "mamba", "lfm2") for method in ("vera", "lokr", "adalora")),
@@ -97,9 +99,11 @@ def build(name: str, device: str) -> Any:
 
 
 def linears(name: str) -> list[str]:
-    """Paths of the linear layers of the blocks."""
+    """Paths of the linear layers of the blocks; Llama 4's router returns two tensors, which no adapter takes."""
     modules = build(name, "meta").named_modules()
-    return [path for path, module in modules if isinstance(module, nn.Linear) and path != "lm_head"]
+    return [
+        path for path, module in modules if isinstance(module, nn.Linear) and not path.endswith(("lm_head", "router"))
+    ]
 
 
 def stepping(name: str, how: dict[str, Any], targets: list[str], trained: list[int]) -> Any:

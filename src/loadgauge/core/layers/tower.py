@@ -69,8 +69,9 @@ def tower_steps(block: Block, view: View) -> Layer:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)
     x = build.residual("input", part.width)
-    if not part.projects:
-        first = part.steps[0]
+    seen = not (part.projects or part.beside)
+    if seen:
+        first = next(step for step in part.steps if step.kind != "copied")
         x = pixels = build.float32("pixels", view.tokens * first.width * (2 if first.kind in SOUND else 1))
         if build.residual_itemsize != 4:
             x = build.cast("pixels.cast", pixels, build.residual_itemsize)
@@ -85,6 +86,8 @@ def tower_steps(block: Block, view: View) -> Layer:
             rows = rows / SOUND[step.kind]
             output = build.tensor(name, rows * step.output)
             x = build.linear(name, x, rows, 3 * step.width, step.output, bias=step.bias, adapter="", output=output)
+            if part.projects and step.kind == "conv":  # which keeps what goes in for either gradient
+                build.operations[-1] = msgspec.structs.replace(build.operations[-1], keeps=build.operations[-1].inputs)
         elif step.kind in NORMS:
             x = build.norm(name, x, NORMS[step.kind], rows, step.width)
         elif step.kind in ("positions", "vector", "idle", "fixed"):
@@ -101,6 +104,8 @@ def tower_steps(block: Block, view: View) -> Layer:
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), (wide,), shares_gradient=True)
         elif step.kind == "rescale":
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), shares_gradient=True)
+        elif step.kind == "copied":
+            x = build.elementwise(name, (x,), build.tensor(name, x.numel))
         elif step.kind == "pool":
             x = build.elementwise(name, (x,), build.tensor(name, rows), (x,))
         elif step.kind == "blend":
@@ -119,13 +124,15 @@ def tower_steps(block: Block, view: View) -> Layer:
             x = build.linear(f"{name}.down", inner, rows, step.output, step.width, adapter="down")
         else:
             x = activate(build, name, x, step.kind)
-    if part.beside:
+    if part.beside and block.reached:
         build.operations = [
             msgspec.structs.replace(step, keeps=tuple(kept for kept in step.keeps if kept.name != "input"))
             for step in build.operations
         ]
-    layer = build.layer("tower", reached=block.reached or (view.input_gradients and part.projects))
-    if part.projects:
+    # Angles are kept by what turns the first vectors that need a gradient.
+    turns = block.trained is None and any(step.kind == "angles" for step in part.steps)
+    layer = build.layer("tower", reached=block.reached or turns or (view.input_gradients and part.projects))
+    if not seen:
         return layer
     # The loop that trains holds the pixels until the step is over.
     held = Operation("pixels", "view", (), (pixels,), keeps=(pixels,))

@@ -75,7 +75,7 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"
     if kind == "per-op":
-        return ",".join(sorted(_per_op(model, training)))
+        return ",".join(sorted(_per_op(model, training))) or "none"
     if kind == "modules":
         return ",".join(sorted(_of_modules(modules.split(","), model, training))) or "none"
     if kind == "remat":
@@ -188,8 +188,14 @@ def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:
 
 
 def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:
+    """Of each kind of block, the names of its operations, without those of adapters."""
     view = View(tokens=1, pairs=1, kernels=training.kernels)
-    return [block_layer(block, model.hidden_size, view).names for block in model.blocks]
+    names = [block_layer(block, model.hidden_size, view).names for block in model.blocks]
+    if training.lora is None:
+        return names
+    tuned = msgspec.structs.replace(view, lora=training.lora)  # beside adapters, two products may be one
+    adapted = [block_layer(block, model.hidden_size, tuned).names for block in model.blocks]
+    return [both & (plain | {"mlp.gate_up"}) for plain, both in zip(names, adapted, strict=True)]
 
 
 def _per_op(model: ModelSpec, training: Training) -> frozenset[str]:
@@ -199,8 +205,15 @@ def _per_op(model: ModelSpec, training: Training) -> frozenset[str]:
         kept = kept - {"mlp.down"}  # whose output nothing reads in backward, which the compiler sees
     # Products of several experts run again, and what they sent each other is kept (source: torchtitan 0.3,
     # `distributed/activation_checkpoint.py`).
-    routed = {"mlp.gate@experts"} if training.kernels.experts == "scattered" and model.has_experts else set()
-    return (frozenset.intersection(*_names(model, training)) - kept - {"mlp.dispatch"}) | routed
+    names = _names(model, training)
+    scattered = training.kernels.experts == "scattered" and model.has_experts
+    first = (
+        {"mlp.gate", "mlp.gate_up"}.intersection(*(own for own in names if "mlp.router" in own)) if scattered else set()
+    )
+    common = frozenset.intersection(*names) or frozenset.union(
+        *names
+    )  # layers that are a mixer or an MLP alone share none
+    return (common - kept - {"mlp.dispatch"}) | {f"{name}@experts" for name in first}
 
 
 def of_kinds(chosen: dict[bool, set[str]], names: dict[bool, frozenset[str]]) -> frozenset[str]:

@@ -126,9 +126,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
 
     _applies(job, chosen)
     if job.mtp:
-        own = chosen.num_nextn_predict_layers
-        assumed |= {} if own else {"--mtp": f"1 module as the last layer ({chosen.name} comes with none)"}
-        chosen = chosen.with_mtp(own or 1)
+        modules = chosen.num_nextn_predict_layers
+        assumed |= {} if modules else {"--mtp": f"1 module as the last layer ({chosen.name} comes with none)"}
+        chosen = chosen.with_mtp(modules or 1)
     chosen = trained_part(job, chosen)
     _whole_run(job)
     dp, degrees = _degrees(job, fill)
@@ -165,15 +165,12 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "stack": (stack := Stack.parse(job.version)),
     }
     kind = _with_engine(job, chosen, training(**recipe))
+    for name in ("end_units", "gradient_sync"):
+        if getattr(job, name) is not None and not kind.framework.fully_shards:
+            raise ConfigError(f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key=name)
     if job.end_units is not None:
-        if not kind.framework.fully_shards:
-            raise ConfigError(f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key="end_units")
         kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
     if job.gradient_sync is not None:
-        if not kind.framework.fully_shards:
-            raise ConfigError(
-                f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key="gradient_sync"
-            )
         own = msgspec.structs.replace(kind.framework, reduces_once=job.gradient_sync == "last")
         kind = msgspec.structs.replace(kind, framework=own)
     usually = kind.framework.scripts_zero * (dp * degrees["cp"] > 1)

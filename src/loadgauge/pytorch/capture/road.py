@@ -19,6 +19,7 @@ from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.optional_deps import needs_capture
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
@@ -552,9 +553,25 @@ def _check_sizes(job: Job, family: OnDemand) -> None:
     if job.target_len is not None and SECOND not in family.names:
         raise ConfigError(f"{family.name} has one text, whose tokens are --seq-len", key="target_len")
     if job.audio is not None and SOUND not in family.names:
-        raise ConfigError(f"{family.name} takes no sound of any length", key="audio")
+        window = _window(family.keys or {})
+        if not window:
+            raise ConfigError(f"{family.name} takes no sound of any length", key="audio")
+        if job.audio > window:
+            raise ConfigError(
+                f"{job.audio:g} s: {family.name} takes windows of {window:g} s, each a sample: --micro-batch has several",
+                key="audio",
+            )
     if job.seq_len is not None and family.unit != "tokens":
         raise ConfigError(f"{family.name} takes sounds and no text: --audio", key="seq_len")
+
+
+def _window(keys: Mapping[str, Any]) -> float:
+    """Seconds to which a model fills any sound up; 0 where it does not."""
+    key, rate, usual = (
+        read_table("capture/heads.toml")["of_sound"].get(keys.get("model_type"), {}).get("window", ("", 1, 0))
+    )
+    seconds: float = (keys.get(key) or usual) / rate
+    return seconds
 
 
 def _length(job: Job, family: OnDemand) -> int:

@@ -451,7 +451,9 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
             for name in _sharded(mixer):
-                yield from _uneven(getattr(mixer, name), layout.tp, f"{name} over tp")
+                # Megatron's mixer refuses the same (megatron-core, `ssm/mamba_mixer.py`).
+                instead = " (--zero 3 or --pp shares such a model out)" if name == "n_groups" else ""
+                yield from _uneven(getattr(mixer, name), layout.tp, f"{name} over tp{instead}")
             if mixer is not None and not isinstance(mixer, Attention | LatentAttention):
                 kind = type(mixer).__name__
                 if layout.tp > 1 and not _sharded(mixer):

@@ -51,16 +51,14 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: Norm | None = None
     """A norm of the queries and keys, after their projections."""
     qk_norm_over: Literal["head", "own", "all"] = "head"
-    """It is over each head, with one gain for all heads; or each head has a gain of its own (Cohere, StableLM); or it
-    is over all heads together (OLMo 2)."""
+    """Over each head, with one gain for all; or each with a gain of its own (Cohere, StableLM); or over all together (OLMo 2)."""
     rotary: bool = True
     rotary_dim: Size | None = None
     """Channels of each head that are rotated; None: all."""
     scores_shifted: bool = False
     """transformers' module takes the largest of each row off written-out scores, and keeps its place (MiMo-V2)."""
     own_tables: int = 0
-    """Copies of the rotary tables that transformers' module makes in each layer, and keeps, since it turns channels
-    that are neighbours (GLM and ERNIE 4.5: 2, GPT-J: 4)."""
+    """Copies of rotary tables that transformers' module makes in each layer, turning neighbours (GLM, ERNIE 4.5: 2, GPT-J: 4)."""
     tables_float32: bool = False
     """True where the copies of the tables are float32 whatever the dtype (ERNIE 4.5)."""
     query_scale: Literal["none", "native", "float32"] = "none"
@@ -94,6 +92,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """transformers' module casts queries and keys to float32 for the written-out scores (GPT-J, GPT-Neo, CodeGen)."""
     scores_floored: bool = False
     """transformers' module holds written-out scores above the lowest number, which keeps them (XGLM)."""
+    masked: bool = False
+    """transformers gives its fused kernel a mask of all pairs (Gemma 3's pictures see both ways, Qwen2-Audio pads sounds)."""
     heads_first: bool = False
     """Its rotation leaves the queries head by head (GPT-NeoX, Phi-3); most leave them token by token."""
     dropout: float = 0.0
@@ -160,8 +160,7 @@ class CompressedAttention(msgspec.Struct, frozen=True, kw_only=True):
     compress_rate: Size | None = None
     """None: the layer sees its window alone."""
     index_topk: Size | None = None
-    """Entries that a query looks at, chosen by `indexer`; entries then overlap by a window. transformers' module masks the
-    others; None: all."""
+    """Entries that a query looks at, chosen by `indexer`, which overlap by a window; transformers masks the others; None: all."""
     indexer: Indexer | None = None
     norm: Norm = Norm("rmsnorm", gain_float32=True)
     causal: bool = True
@@ -286,20 +285,20 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of experts: a router sends each token to `num_experts_per_tok` of `num_experts` MLPs.
 
     activation: transformers' name, or `clamped_swiglu`, GPT-OSS's, or `clamped_silu`, DeepSeek-V4's
-    router_score: a softmax, sigmoid or root of a softplus (DeepSeek-V4) over all experts,
-        or a softmax over the chosen ones only (GPT-OSS)
-    scores_float32: that is in float32 (not in GPT-OSS)
+    router_score: a softmax, sigmoid or root of a softplus (DeepSeek-V4) over all experts, or a softmax over the chosen ones only
+    (GPT-OSS); scores_float32: that is in float32 (not in GPT-OSS)
     norm_topk_prob: the chosen scores are divided by their sum
-    router_float32: the router's product is in float32, which copies its input and its matrix (DeepSeek)
-    weights_float32: experts' outputs are weighted in float32 (Mixtral, DeepSeek)
-    shared: an MLP that every token passes through as well (all shared experts together are one wide one)
-    shared_gate: a sigmoid gate on it, from a vector of its own (Qwen2-MoE)
+    router_float32: the router's product is in float32, which copies its input and its matrix (DeepSeek); weights_float32: experts'
+    outputs are weighted in float32 (Mixtral, DeepSeek)
+    shared: an MLP that every token passes through as well (all shared experts together are one wide one); shared_gate: a sigmoid
+    gate on it, from a vector of its own (Qwen2-MoE)
     router_bias: the router's matrix has a bias that is a parameter; expert_bias: so have the experts' (GPT-OSS)
     correction_bias: a frozen bias on the choice of experts is a parameter (ERNIE 4.5); elsewhere it is a buffer
     own_norms: shared and routed experts have norms of their own around them, and the router one without a gain, a scale of
     each channel and one of each expert (Gemma 4)
-    latent_size: None, or the width of a latent of the tokens on which the experts work (Nemotron 3 Super)
-    latent_norm: of their sum in that latent (Kimi K3)
+    latent_size: None, or the width of a latent of the tokens on which the experts work (Nemotron 3 Super); latent_norm: of their
+    sum in it (Kimi K3)
+    everywhere: transformers' module gives every token to every expert, weighted before by what is zero for most (Llama 4)
     zero_experts: choices more that compute nothing (LongCat), taken to get an even share of the tokens
     capacity_factor: None: no token is dropped; else each expert takes at most this many times its fair share
     groups: of experts, and to how many of them a token may go (DeepSeek's device- and node-limited routing)
@@ -321,6 +320,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     shared: Mlp | None = None
     shared_gate: bool = False
     own_norms: bool = False
+    everywhere: bool = False
     latent_size: Size | None = None
     latent_norm: Norm | None = None
     zero_experts: Size = 0
@@ -357,9 +357,8 @@ class Step(msgspec.Struct, frozen=True):
 
     kind: str
     width: int = 0
-    """Of its input, the elements of a vector, or the tokens that are pooled into one."""
     output: int = 0
-    """Width of its output, or the rows of a table."""
+    """The widths of what goes in and comes out; of a vector its elements, of a table its rows, of a pool the tokens made one."""
     bias: bool = False
 
 
@@ -393,9 +392,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """One transformer block.
 
-    `placement`: where the norms are: before each half (pre), after each residual sum (post), after each half and before
-    the residual sum (after), both before each half and after it (sandwich), or before two halves that run side by side
-    (parallel).
+    `placement`: where the norms are: before each half (pre), after each residual sum (post), after each half and before the sum
+    (after), both before each half and after it (sandwich), or before two halves that run side by side (parallel).
     """
 
     attention: Mixer | None
@@ -415,8 +413,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     first_norm: bool = True
     """False where the first norm is left out (the first block of ModernBERT)."""
     beside: Mamba2 | None = None
-    """A mixer in parallel to the attention: each reads its own scaled copy of the input, and their outputs are summed
-    (Falcon-H1)."""
+    """A mixer in parallel to attention: each reads its own scaled copy of the input; outputs are summed (Falcon-H1)."""
     residual_in_fp32: bool = False
     """transformers' module keeps the residual stream in float32 (Mamba-2)."""
     per_layer_input: Size = 0
@@ -444,7 +441,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     sounds: into `tile` frames of a spectrum.
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
-    spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches
+    spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches; frames: of a video
+    that make one patch; masks: attention of the language model has a mask of all pairs where there are pictures
     """
 
     kind: str
@@ -456,7 +454,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     spare: int = 0
     marks: int = 0
     frames: int = 1
-    """Frames of a video that make one patch."""
+    masks: bool = False
     grids: tuple[tuple[int, int], ...] = ()
 
 
@@ -519,8 +517,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     final_norm: Norm | None = None
     head: Head = Head()
     num_nextn_predict_layers: int = 0
-    """Multi-token prediction modules that were published with the model. They are not among the blocks, as transformers
-    does not build them."""
+    """Published modules of multi-token prediction, not among the blocks, as transformers does not build them."""
     mtp_layers: int = 0
     """Of such modules, how many are trained with the model, and so counted (`with_mtp`)."""
     unused_keys: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.model.model import Block, ModelSpec, Rule, Tower
+from loadgauge.core.definitions.model.model import Attention, Block, ModelSpec, Rule, Tower
 
 LONGEST = 4096
 """Of Idefics 3's pictures [pixels]."""
@@ -184,15 +184,17 @@ def with_pictures(
     adapts: bool,
     most: int | None = None,
     audio: float | None = None,
+    masks: bool = True,
 ) -> Seen:
     """Return a model with the towers that see a sequence's pictures and the frames of its video, and hear its sound of `audio`
     seconds, and the tokens that they are.
 
     trained: what of a tower is: frozen, projector, adapters or trained; adapts: whether the language model has adapters; most:
-    pixels of a picture, where a job states them. Raises `ConfigError` or `NotModelled`.
+    pixels of a picture, where a job states them; masks: whether attention's kernel takes them. Raises `ConfigError` or
+    `NotModelled`.
     """
     layers: list[Block] = []
-    tokens, words, counted, anywhere = 0, [], [], False
+    tokens, words, counted, anywhere, masked = 0, [], [], False, False
     for key, section in (("pictures" if pictures else "video", "vision_config"), ("audio", "audio_config")):
         if not (audio if key == "audio" else pictures or video):
             continue
@@ -203,7 +205,7 @@ def with_pictures(
             each, own = heard(rule, audio or 0.0)
         else:
             each, own = _seen(rule, pictures, video, most)
-        reached = False
+        reached, masked = False, masked or rule.masks
         for block in tower.layers:
             assert block.tower is not None
             whole = not block.tower.unused and (
@@ -212,7 +214,7 @@ def with_pictures(
             tuned = (
                 trained == "adapters"
                 and not block.tower.unused
-                and (block.attention is not None or any(s.kind == "linear" for s in block.tower.steps))
+                and (block.attention is not None or any(s.kind in ("linear", "angles") for s in block.tower.steps))
             )
             part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
             changes: dict[str, Any] = {
@@ -227,9 +229,20 @@ def with_pictures(
         tokens += own
         words.append(f"{each['patches']:,} {'frames' if key == 'audio' else 'patches'}, {own:,} tokens")
         counted.append(section)
+    if masked:
+        model = msgspec.structs.replace(model, blocks=tuple(_masked(block, True) for block in model.blocks))
     before = _before(model, layers, anywhere, adapts)
+    if not masks:
+        before = msgspec.structs.replace(before, blocks=tuple(_masked(block, False) for block in before.blocks))
     left = tuple(key for key in model.unused_keys if not key.startswith(tuple(counted)))
     return Seen(msgspec.structs.replace(before, unused_keys=left), tokens, " and ".join(words))
+
+
+def _masked(block: Block, masked: bool) -> Block:
+    """A block whose attention has a mask of all pairs, or none."""
+    mixer = block.attention
+    own = msgspec.structs.replace(mixer, masked=masked) if isinstance(mixer, Attention) else mixer
+    return msgspec.structs.replace(block, attention=own)
 
 
 def _tower(model: ModelSpec, key: str, section: str) -> Tower:
@@ -356,7 +369,8 @@ def seeing(
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )
-    seen = with_pictures(model, job.pictures or "", job.video or "", how, job.adapts, job.max_pixels, sound)
+    masks = job.attention in (None, "flash")
+    seen = with_pictures(model, job.pictures or "", job.video or "", how, job.adapts, job.max_pixels, sound, masks)
     shown = "audio" if sound is not None else "pictures" if job.pictures else "video"
     if seen.tokens > seq_len:
         raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,7 +49,9 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
     semicolon where others before them are the tower's own
 
-    rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys
+    rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys; copied: tiles that
+    hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
+    pairs, always or where its config says what looks both ways
     """
 
     made: str = ""
@@ -62,6 +63,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     tile: str = "0"
     marks: int = 0
     frames: str = "1"
+    copied: bool = False
+    masks: str = ""
 
 
 USUAL = {
@@ -111,7 +114,8 @@ MADE = {
         keys={"p": "num_position_embeddings"},
     ),
     "llama4_vision_model": Made(
-        stem="conv v w, vector w, positions p w, layernorm w", rotary=True, spare=1, end="layernorm w",
+        stem="linear v w, vector w, positions p w, layernorm w", rotary=True, spare=1,
+        end="layernorm w, linear i e, gelu, linear n n, gelu",
         keys={"e": "projector_input_dim", "n": "projector_output_dim", "r": "vision_output_dim"},
     ),
     "whisper": Made(stem=f"{FRAMES}, fixed p w", **WHISPER),
@@ -124,27 +128,33 @@ AREA: dict[str, Any] = {"rule": "area", "merge": "spatial_merge_size|2", "frames
 OLD = Joined(made="qwen2_vl", low="3136", high="12845056", **AREA)
 NEW = Joined(made="qwen3_vl", low="65536", high="16777216", **AREA)
 GLM = Joined(made="glm4v_vision", low="6272", high="4816896", **AREA)
-SPLIT: dict[str, Any] = {"made": "idefics3_vision", "end": "linear s t", "rule": "split", "tile": "image_size"}
+SPLIT: dict[str, Any] = {
+    "made": "idefics3_vision",
+    "end": "linear s t",
+    "rule": "split",
+    "tile": "image_size",
+    "copied": True,
+}
 JOINED = {
     "gemma3": Joined(
         made="siglip_vision_model", end="pool x, rmsnorm1 w, conv w t", rule="fixed", tile="image_size",
-        high="config.mm_tokens_per_image|256",
+        high="config.mm_tokens_per_image|256", masks="always",
     ),
     "gemma4": Joined(made="gemma4_vision", end="blend x, unweighted w, linear w t", rule="budget", merge="pooling_kernel_size|3",
-                     high="config.vision_soft_tokens_per_image|280"),
+                     high="config.vision_soft_tokens_per_image|280", masks="vision"),
     "internvl": Joined(made="internvl_vision", end="layernorm y, linear y t +, gelu, linear t t +", rule="canvas", merge="2",
                        tile="image_size", low="1", high="12", marks=2),
     "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
-    "llava_next": Joined(made="clip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size"),
+    "llava_next": Joined(made="clip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", copied=True),
     "llava_onevision": Joined(
-        made="siglip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", high="9"
+        made="siglip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", high="9", copied=True
     ),
     "mistral3": Joined(
         made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
         merge="config.spatial_merge_size|2",
     ),
-    "llama4": Joined(made="llama4_vision_model", end="linear i e, gelu, linear n n, gelu, linear r t", rule="fit", merge="2",
-                     tile="image_size", high="16", marks=3),
+    "llama4": Joined(made="llama4_vision_model", end="linear r t", rule="fit", merge="2", tile="image_size", high="16", marks=3,
+                     copied=True),
     "idefics3": Joined(**SPLIT, marks=3),
     "smolvlm": Joined(**SPLIT, marks=3),
     "qwen2_vl": OLD,
@@ -273,9 +283,9 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         output_bias=shape.bias,
         fused_qkv=shape.fused,
         rotary=shape.rotary,
-        # Each picture is attended to by itself, and what comes out is joined; Whisper lays its heads out one after another, which
-        # the kernel for masks does not.
-        heads_first=shape.fused or not (shape.key_bias or joined.rule == "padded"),
+        # Each picture is attended to by itself, and what comes out is joined; Whisper lays its heads out one after another.
+        heads_first=shape.fused or not shape.key_bias,
+        masked=joined.rule == "padded",
         causal=False,
         qk_norm=own,
         value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
@@ -293,15 +303,16 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         tower=Part(width=width, scaled=shape.scaled, hooked=shape.hooked),
     )
 
-    def of_steps(text: str, pooled: int = 1, **own: bool) -> Block:
-        part = Part(width=width // pooled, steps=_steps(text, sizes), hooked=shape.hooked, **own)
+    def of_steps(text: str, of_width: int = width, **own: bool) -> Block:
+        part = Part(width=of_width, steps=_steps(text, sizes), hooked=shape.hooked, **own)
         return Block(attention=None, mlp=None, norm=shape.norm, tower=part)
 
     side = sizes.read("window_size|0") // sizes["k"]
     whole = sizes.tower.get("fullatt_block_indexes", range(depth))
     near = msgspec.structs.replace(block, attention=msgspec.structs.replace(attention, sliding_window=side**2))
-    turned = f", angles {attention.head_dim}" if shape.rotary else ""
-    layers = [of_steps(shape.stem + turned)]
+    layers = [of_steps(f"copied v, {shape.stem}" if joined.copied else shape.stem)]
+    if shape.rotary:
+        layers.append(of_steps(f"angles {attention.head_dim}", beside=True))
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
     feature = sizes.config.get("vision_feature_layer", -2 if joined.end.startswith(TWO_LAYERS) else -1)
     last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
@@ -309,10 +320,17 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         layers.append(unused if index > last else near if side and index not in whole else block)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
-    *own_ends, joins = "; ".join(text for text in (shape.end, joined.end) if text).split("; ")
-    layers += [of_steps(text, projects=True, own=True) for text in own_ends]
-    pools = [step.width for text in own_ends for step in _steps(text, sizes) if step.kind == "pool"]
-    layers.append(of_steps(joins, math.prod(pools), projects=True))  # of so many times fewer vectors
+    # Of features of single layers, what follows the last of them is not read.
+    end = re.sub(r"layernorm (\w+)", r"idle 2\1", shape.end) if joined.end.startswith(TWO_LAYERS) else shape.end
+    *own_ends, joins = "; ".join(text for text in (end, joined.end) if text).split("; ")
+    came = width
+    for text in own_ends:
+        layers.append(of_steps(text, came, projects=True, own=True))
+        for step in _steps(text, sizes):  # channels for each patch that came in
+            came = (
+                came * step.output // step.width if step.output else came // (step.width if step.kind == "pool" else 1)
+            )
+    layers.append(of_steps(joins, came, projects=True))
     grids = sizes.config.get("image_grid_pinpoints") or () if joined.rule == "anyres" else ()
     edge = joined.rule == "fixed" and _named(sizes.tower, joined) == "pixtral"
     rule = Rule(
@@ -325,6 +343,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         spare=shape.spare,
         marks=joined.marks,
         frames=sizes.read(joined.frames),
+        masks=joined.masks
+        in ("always", (sizes.config.get("text_config") or {}).get("use_bidirectional_attention") or "always"),
         grids=tuple((int(grid[0]), int(grid[1])) for grid in grids),
     )
     return tuple(layers), rule

@@ -141,6 +141,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     norm_topk_prob: Switch = True
     router_float32: bool = False
     weights_float32: bool = False
+    everywhere: bool = False
     zero_key: str = ""
     """The key of `Moe.zero_experts`."""
 
@@ -181,6 +182,7 @@ def expert_layers(reader: Reader, family: Experts, count: int, dense: Mlp) -> li
         norm_topk_prob=switch(reader, family.norm_topk_prob),
         router_float32=family.router_float32,
         weights_float32=family.weights_float32,
+        everywhere=family.everywhere,
         shared=shared if together else None,
         shared_gate=family.shared_gate,
         groups=_groups(reader),

@@ -128,6 +128,7 @@ READERS = readers(
                 shared=experts.one_more,
                 router_score="sigmoid",
                 norm_topk_prob=False,
+                everywhere=True,
             ),
         ),
     }

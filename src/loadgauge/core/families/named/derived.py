@@ -55,7 +55,8 @@ _VERSIONED = re.compile(_BESIDE.replace("{more}", r"|coder|math|\d{2}-\d{4}|\d{4
 # Words beside a model's name of copies that have other sizes.
 _OTHER_SIZES = re.compile(
     r"(^|-)(moe|\d+x\d+(\.\d+)?b|\d+(\.\d+)?[bm]|pruned|sheared|minitron|eagle\d?|medusa|draft|speculator|adapter|embed\w*"
-    r"|deep|assistant|sparse|aqlm|\d-?bits|ovis\S*|mplug\S*|llava\w*|vlm?|vision|audio|omni|speech|tts|asr|ocr|clip|tiny|mini)(-|$)"
+    r"|deep|assistant|sparse|aqlm|\d-?bits|ovis\S*|mplug\S*|llava\w*|vlm?|vision|audio|omni|speech|tts|asr|ocr|clip|tiny|mini"
+    r"|\w*blip\d?|col(pali|qwen|smol)\S*|\w*flamingo|video\w*|florence)(-|$)"
 )
 
 

@@ -19,7 +19,14 @@ from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor, Weight
 
 CORE = frozenset(
-    {"attention.scores", "attention.softmax", "attention.dropped", "attention.context", "attention.flash"}
+    {
+        "attention.scores",
+        "attention.softmax",
+        "attention.dropped",
+        "attention.context",
+        "attention.flash",
+        "attention.mask",
+    }
     | {"attention.softcap", "attention.masked", "attention.softmax_cast", "attention.repeat_k", "attention.repeat_v"}
     | {
         "attention.scaled",
@@ -44,7 +51,8 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
     heads = shard(spec.num_attention_heads, view.tp, "num_attention_heads")
     kv_heads = spread(spec.num_key_value_heads, view.tp)
     query, key, value, gate = _project(build, x, spec, hidden_size, heads, kv_heads)
-    if spec.repeats_kv and build.kernels.repeat_kv:
+    masked = spec.masked and build.kernels.written_mask and build.kernels.attention == "flash"
+    if build.kernels.repeat_kv and (spec.repeats_kv or (masked and not same(heads, kv_heads))):
         full = tokens * heads * spec.head_dim
         key, value = (
             build.elementwise(f"attention.repeat_{n}", (tensor,), build.tensor(f"attention.repeat_{n}", full))
@@ -311,7 +319,7 @@ def _flash(
         workspace = workspace + 2 * context.nbytes
     # Once for each group of its blocks, where sums must not depend on who is first (csrc/flash_attn/flash_api.cpp: `nsplits`).
     sums = ceil_div(view.kernels.sums_over, heads * view.sequences) if view.kernels.sums_over else 1
-    between = exchange(build, query, key, value, context)
+    between, masks = exchange(build, query, key, value, context), _masks(build, spec)
     build.operations.append(
         Operation(
             "attention.flash",
@@ -319,7 +327,7 @@ def _flash(
             (query, key, value),
             (context,),
             _sinks(build, spec, heads),
-            keeps=(query, key, value, context, statistic),
+            keeps=(query, key, value, context, statistic, *masks),
             gemms=products,
             forward_flops=scores + values,
             input_gradient_flops=2 * (scores + values),
@@ -328,7 +336,7 @@ def _flash(
             backward_comm=between.backward,
             workspace=workspace + between.workspace,
             backward_workspace=4 * tokens * heads * width * (sums - 1),
-            computed_share=_computed_share(build, spec),
+            computed_share=view.pairs / pairs if masks else _computed_share(build, spec),
         )
     )
     if view.cp_comm == "all_to_all" and not same(view.cp, 1):
@@ -339,10 +347,20 @@ def _flash(
     if view.kernel_tokens is not None:
         padded = build.tensor("attention.pad", view.tokens * heads * value_width)
         context = build.elementwise("attention.pad", (context,), padded)
-    elif spec.heads_first and view.kernels.views_pin_storage:
+    elif spec.heads_first and view.kernels.views_pin_storage and not masks:
         # The kernel lays its output out as the queries are; the last matrix needs it token by token.
         context = build.elementwise("attention.by_token", (context,), build.tensor("attention.by_token", context.numel))
     return context
+
+
+def _masks(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
+    """The mask that PyTorch makes of one of booleans in each call, as wide as queries; its kernel computes all pairs and keeps it
+    (source: pytorch, `transformers/attention.cpp`, `convert_boolean_attn_mask`)."""
+    if not (spec.masked and build.kernels.written_mask):
+        return ()
+    mask = build.tensor("attention.mask", build.view.pairs)
+    build.operations.append(Operation(mask.name, "elementwise", (), (mask,)))
+    return (mask,)
 
 
 def _over_cache(

@@ -72,10 +72,12 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
     if shared is not None and fused:
         shared = _gated(build, x, shared, spec, hidden_size)
     rows = Rows(build, spec)
-    weights, order = _route(build, scored or x, spec, hidden_size, rows)
-    if spec.latent_size is None:
-        routed = _experts(build, x, weights, order, spec, hidden_size, rows)
+    if spec.everywhere and build.kernels.written_mask and same(build.view.ep, 1):
+        routed = _everywhere(build, x, spec, hidden_size, rows)
+    elif spec.latent_size is None:
+        routed = _experts(build, x, *_route(build, scored or x, spec, hidden_size, rows), spec, hidden_size, rows)
     else:
+        weights, order = _route(build, scored or x, spec, hidden_size, rows)
         local, latent, bias = build.local_tokens, spec.latent_size, spec.shared is not None and spec.shared.bias
         narrow = build.linear("mlp.latent_down", x, local, hidden_size, latent, bias=bias)
         from_experts = _experts(build, narrow, weights, order, spec, latent, rows)
@@ -378,6 +380,41 @@ def _unsorted(
     return summed
 
 
+def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) -> Tensor:
+    """Every token times its score of every expert, zero for those that it did not choose, through all experts in one batched
+    product (source: transformers 5.23, `Llama4TextMoe`). Model FLOPs are those of the chosen experts."""
+    logits = _logits(build, x, spec, hidden_size)
+    local, experts, itemsize = build.local_tokens, spec.num_experts, logits.itemsize
+    choice = Tensor("mlp.router_choice", local * spec.num_experts_per_tok, build.dtypes.index, "index")
+    names = "mlp.router_topk", "mlp.router_scattered", "mlp.repeated", "mlp.dispatch"
+    best = build.elementwise(names[0], (logits,), Tensor(names[0], choice.numel, itemsize), keeps=(choice,))
+    every = build.elementwise(names[1], (best,), Tensor(names[1], local * experts, itemsize))
+    scores = build.float32("mlp.router_scores", every.numel)
+    build.elementwise(scores.name, (every,), scores, keeps=(scores,))
+    column = build.elementwise("mlp.order", (scores,), build.tensor("mlp.order.weights", every.numel))
+    repeated = build.elementwise(names[2], (x,), build.tensor(names[2], every.numel * hidden_size))
+    both = repeated, column
+    source = build.elementwise(names[3], both, build.tensor(names[3], repeated.numel), keeps=both)
+    rows.computed = rows.at_once = local * experts
+    width, start = shard(spec.moe_intermediate_size, build.view.etp, "moe_intermediate_size"), len(build.operations)
+    inner = _inner(build, source, column, spec, hidden_size, width, rows, batched=True)
+    output = build.tensor("mlp.down", source.numel)
+    _grouped(build, output.name, inner, spec, rows, width, hidden_size, output, batched=True)
+    share = spec.num_experts_per_tok / experts
+    build.operations[start:] = [
+        msgspec.structs.replace(
+            each,
+            forward_flops=each.forward_flops * share,
+            input_gradient_flops=each.input_gradient_flops * share,
+            weight_gradient_flops=each.weight_gradient_flops * share,
+        )
+        if each.gemms
+        else each
+        for each in build.operations[start:]
+    ]
+    return build.elementwise("mlp.combine", (output,), build.tensor("mlp.combine", local * hidden_size))
+
+
 def _held(build: Builder, spec: Moe, rows: Rows, source: Tensor) -> Tensor:
     """Rows that Megatron's layer refers to until it returns: as they were permuted, and, where they are sorted again, as they came
     from the other ranks (source: megatron-core 0.16, `MoELayer.forward` and its all-to-all dispatcher)."""
@@ -412,7 +449,15 @@ def _biased(build: Builder, product: Tensor) -> Tensor:
 
 
 def _inner(
-    build: Builder, source: Tensor, weights: Tensor, spec: Moe, hidden_size: Size, width: Size, rows: Rows
+    build: Builder,
+    source: Tensor,
+    weights: Tensor,
+    spec: Moe,
+    hidden_size: Size,
+    width: Size,
+    rows: Rows,
+    *,
+    batched: bool = False,
 ) -> Tensor:
     """The first matrix of the experts (gate and up are one) and their activation."""
     numel, itemsize = rows.at_once * width, source.itemsize
@@ -425,7 +470,9 @@ def _inner(
         _grouped(build, up.name, source, spec, rows, hidden_size, width, up)
         return multiplied(build, active, up, "mlp")
     first = Tensor("mlp.gate_up", 2 * numel, itemsize) if spec.gated else Tensor("mlp.up", numel, itemsize)
-    _grouped(build, first.name, source, spec, rows, hidden_size, 2 * width if spec.gated else width, first)
+    _grouped(
+        build, first.name, source, spec, rows, hidden_size, 2 * width if spec.gated else width, first, batched=batched
+    )
     if build.kernels.experts == "fused":
         # The activation multiplies by the weight of each row; it keeps its input and those weights only.
         held = build.float32("mlp.multiply.weights", rows.computed)
@@ -464,12 +511,14 @@ def _grouped(
     forward_comm: tuple[Collective, ...] = (),
     backward_comm: tuple[Collective, ...] = (),
     workspace: Size = 0,
+    batched: bool = False,
 ) -> None:
-    """One matrix of every expert on this rank, times the rows that came to it; keeps its input where it is trained."""
+    """One matrix of every expert on this rank, times the rows that came to it; keeps its input where it is trained. batched: as
+    many came to each."""
     view, trainable, low = build.view, build.trains(name), build.low
     experts = shard(spec.num_experts, view.ep, "num_experts")
     shards = view.ep * view.etp
-    grouped = build.kernels.experts in ("grouped", "scattered")
+    grouped = build.kernels.experts in ("grouped", "scattered") and not batched
     stays = view.lora is not None and view.lora.experts_stay
     weights = [
         Weight(
