@@ -33,7 +33,7 @@ from loadgauge.pytorch.record.recording import Op
 
 
 class Repeated(NotModelled):
-    """A block that runs more than once in a forward, so that it has no place in an order of blocks."""
+    """A block that runs more than once in a forward or in a step, so that it has no place in an order of blocks."""
 
 
 class Lister:
@@ -58,13 +58,20 @@ class Lister:
         starts = [end for start, end in pairs if run.ops[start].phase == STEP and run.ops[end].phase == FORWARD]
         if not starts:
             raise NotModelled("a step whose optimizer does nothing cannot be listed")
-        ops = [(index, op) for index, op in enumerate(run.ops) if index >= starts[0]]
+        start = max(
+            (end for end in starts if end <= run.second), default=starts[0]
+        )  # a step may have several optimizers
+        ops = [(index, op) for index, op in enumerate(run.ops) if index >= start]
         self.forward = [(index, op) for index, op in ops if op.phase == FORWARD and not op.marks]
         self.backward = [(index, op) for index, op in ops if op.phase == BACKWARD]
         if not self.backward:
             raise NotModelled("a step without a backward cannot be listed")
-        first = self.backward[0][0]
-        self.forward = [(index, op) for index, op in self.forward if index < first]
+        first, last = self.backward[0][0], self.backward[-1][0]
+        self.several = any(first < index < last for index, _ in self.forward)
+        """Of a step with several backward passes, as of two networks, or of a gradient in the loss."""
+        if self.several and blocks.stacks:
+            raise Repeated("forward runs again between two backward passes")
+        self.forward = [(index, op) for index, op in self.forward if self.several or index < first]
         self._segments()
         self._storages()
 
@@ -218,17 +225,19 @@ class Lister:
     def _held(self) -> set[int]:
         """Storages that the module put aside in one step, which lie there until the next puts its own in its place."""
         first = self.forward[0][0]
-        end = self.run.ops[first - 1].events if first else 0
-        there: set[int] = set()
-        for number in self.run.ids[
-            :end
-        ]:  # made, then let go: the sign of a formula such as b*s - b is not that of its first term
-            there ^= {number}
+        there = self._there(self.run.ops[first - 1].events if first else 0)
         recast = {op.makes[0] for op in self.run.ops if op.copies and op.makes and self.run.weights.keys() & op.reads}
         stream = self.run.stream
         held = {number for number in there if stream.records[number].op != "external"}
         held -= recast  # a parameter in another dtype is one still
         return {storage for storage in held if not self._given(storage) and stream.category(storage) != GRADIENTS}
+
+    def _there(self, event: int) -> set[int]:
+        """Storages that are alive at an event."""
+        there: set[int] = set()
+        for number in self.run.ids[:event]:  # made, then let go: a formula such as b*s - b has no sign of its own
+            there ^= {number}
+        return there
 
     # -- what is alive -------------------------------------------------------------------------------------------------
 
@@ -246,15 +255,17 @@ class Lister:
             before.append(dict(total))
             for product, factor in sizes.items():
                 total[product] = total.get(product, 0) + factor
-        last_read = {
-            number: max(
-                (at for at in self.readers.get(number, ()) if self.segment[at] == self.segment[self.made[number]]),
-                default=self.made[number],
-            )
-            for number in self.alive
-        }
+        gone_after: dict[int, list[int]] = {}
+        """Of each operation of the forward, what no later one of its block reads."""
+        for number in self.alive:
+            own = self.segment[self.made[number]]
+            read = [at for at in self.readers.get(number, ()) if self.segment[at] == own]
+            if self.owner[number] == own:
+                gone_after.setdefault(max(read, default=self.made[number]), []).append(number)
         live: Terms = {}
+        lying: Terms = {}  # gradients in the middle of a step with several backward passes
         counted: set[int] = set()
+        there: set[int] = set()
         gradients: Counter[int] = Counter()
         pending = self._pending()
         droppable: dict[int, Terms] = {}
@@ -262,7 +273,13 @@ class Lister:
         begin = self.run.ops[self.forward[0][0] - 1].events if self.forward[0][0] else 0
         steps = [(at, op, True) for at, (_, op) in enumerate(self.forward)]
         steps += [(self.maker_of(op.order), op, False) for _, op in self.backward]
+        steps.sort(key=lambda step: step[1].events)
         event = begin
+        if self.several:
+            for number in self._there(begin):
+                if self.run.stream.category(number) == GRADIENTS:
+                    gradients[1] += self._elements(number)
+                    add(lying, self.nbytes[number])
         self.first_backward: dict[int, Terms] = {}
         unpacked: set[int] = set()
         behind = self.count
@@ -290,21 +307,33 @@ class Lister:
                 grows = self.grows(terms)
                 if begins and grows:
                     begins, self.first_backward[at_work] = False, dict(live)
+                there |= {number} if self.several and grows and not ahead else set()
+                if self.several and self.run.stream.category(number) == GRADIENTS:
+                    elements = self._elements(number)
+                    gradients[1] += elements if grows else -elements
+                    latest += elements if grows and not ahead else 0
+                    add(lying, terms)
+                    continue
                 if not ahead and (number in pending or self.run.stream.category(number) == GRADIENTS):
                     if grows and number not in counted:
                         counted.add(number)
                         elements = pending.get(number) or self._elements(number)
                         if self.wide:  # elements of the gradients' usual dtype
-                            elements *= max(1, self.run.stream.records[number].dtype.itemsize // self.compute)
+                            dtype = self.run.stream.records[number].dtype
+                            elements *= max(1, dtype.itemsize // (self.compute * (1 + dtype.is_complex)))
                         gradients[at_work] += elements
                         latest += elements
                     continue
                 if number not in self.made and number not in self.held and ahead:
-                    continue  # of an earlier step
+                    if not self.several or (number not in there and not grows):
+                        continue  # of an earlier step
+                    there ^= {number}
                 add(live, terms)
                 if not grows:
                     continue
-                row = Row(index, less(live, before[at_work]), gradients[at_work], latest)
+                row = Row(
+                    index, less(summed(live, lying) if ahead else live, before[at_work]), gradients[at_work], latest
+                )
                 if ahead:
                     forward.setdefault(at_work, []).append(row)
                     gone = droppable.setdefault(at_work, {})
@@ -320,15 +349,14 @@ class Lister:
             if ahead:
                 # Where nothing is kept, what a later operation of the same block does not read is gone.
                 gone = droppable.setdefault(at_work, {})
-                for number, end in last_read.items():
-                    if end == at and self.owner[number] == self.segment[self.made[number]] == at_work:
-                        add(gone, self.nbytes[number])
+                for number in gone_after.get(at, ()):
+                    add(gone, self.nbytes[number])
         self.kept, self.before = kept, before
         return forward, bare, backward
 
     def _elements(self, number: int) -> int:
         record = self.run.stream.records[number]
-        return math.prod(int(size) for size in record.shape)
+        return math.prod(int(size) for size in record.shape) * (2 if record.dtype.is_complex else 1)
 
     def _pending(self) -> dict[int, int]:
         """Parts of the gradient of a tied parameter, by their storage: elements of it, from when they are made."""

@@ -402,18 +402,17 @@ def summed(first: Terms, second: Terms) -> Terms:
 
 def pruned(rows: Iterable[Row], *, apart: bool) -> tuple[Row, ...]:
     """Rows without those that another one is never below. apart: rows of several operations are compared with their own alone"""
-    kept: list[tuple[Row, Terms]] = []
+    kept: dict[int, list[tuple[Row, Terms]]] = {}
     for row in rows:
-        terms = terms_of(row.live)
-        if any(_covers(other, more, row, terms, apart) for other, more in kept):
-            continue
-        kept = [(other, more) for other, more in kept if not _covers(row, terms, other, more, apart)]
-        kept.append((row, terms))
-    return tuple(row for row, _ in kept)
+        terms, others = terms_of(row.live), kept.setdefault(row.at if apart else 0, [])
+        if not any(_covers(other, more, row, terms) for other, more in others):
+            others[:] = [(other, more) for other, more in others if not _covers(row, terms, other, more)]
+            others.append((row, terms))
+    return tuple(row for others in kept.values() for row, _ in others)
 
 
-def _covers(row: Row, more: Terms, other: Row, terms: Terms, apart: bool) -> bool:
-    if (apart and row.at != other.at) or row.gradients < other.gradients or row.latest < other.latest:
+def _covers(row: Row, more: Terms, other: Row, terms: Terms) -> bool:
+    if row.gradients < other.gradients or row.latest < other.latest:
         return False
     return all(more.get(product, 0) >= factor for product, factor in terms.items()) and all(
         factor >= 0 or product in terms for product, factor in more.items()

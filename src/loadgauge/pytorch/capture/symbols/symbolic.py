@@ -58,7 +58,7 @@ class SymbolicMode(FakeMode):
         self.cache_enabled = (
             False  # to compare symbols takes longer than to run an operation again, and makes guards of its own
         )
-        self.operations = 0
+        self.operations, self.steps = 0, 2
         self.repeats = Repeats(self, env)
         self._within = False
 
@@ -78,12 +78,18 @@ class SymbolicMode(FakeMode):
         return out
 
     def _begin(self) -> None:
-        """Raise TooMuch beyond the bounds; parts of an operation and what backward runs do not count."""
-        if self._within or torch._C._current_autograd_node() is not None:
+        """Raise TooMuch beyond the bounds; parts of an operation and what backward runs do not count.
+
+        Before the first backward at half of the operations, as the second step has as many.
+        """
+        if self._within:
+            return
+        if torch._C._current_autograd_node() is not None:
+            self.steps = 1
             return
         self.operations += 1
         asked = self.env.asked
-        if self.operations > MOST_OPERATIONS or asked > MOST_QUESTIONS:
+        if self.operations * self.steps > MOST_OPERATIONS or asked > MOST_QUESTIONS:
             raise TooMuch(
                 f"sizes as symbols take too long here: {self.operations} operations and {asked} questions in forward"
             )
