@@ -141,7 +141,8 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             except Error:
                 continue
             memory, measured, card = estimate.memory, float(row["gib"]) * GIB, row["counter"] in ON_CARD
-            if not 1 / FAR < memory.total / measured < FAR:
+            shown = reading(Counter.parse(row["counter"]), estimate, calibrated=False)
+            if not 1 / FAR < (memory.total if card else shown.value) / measured < FAR:
                 continue
             training = estimate.training
             adapters, layout = training.lora is not None, estimate.layout
@@ -152,10 +153,12 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             if card:
                 margins = memory.margins
                 usual = margins.shown(memory.allocated) / margins.spread.middle
+                needed = memory.allocated * (1 + margins.fragmentation.needed.usual)
+                room = None if memory.capacity is None else memory.capacity - margins.outside.value
+                usual = margins.filled(usual, needed, room)
                 floor = memory.allocated * (1 + margins.fragmentation.needed.low)
                 value, least = (math.log(of / usual) for of in (measured - margins.outside.value, floor))
             else:
-                shown = reading(Counter.parse(row["counter"]), estimate, calibrated=False)
                 value, least = residual(measured, shown.low, shown.high), 0.0
             found.setdefault((row["source"], stack), []).append((value, least))
     return [

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import where
+from loadgauge.core.base.algebra import maximum, minimum, where
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.memory_range import Counter, Fragmentation, Share, Spread, memory_range, spread
@@ -142,8 +142,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """Return the margins of a run of whose peak more is not known [bytes]."""
         return msgspec.structs.replace(self, fewer=self.fewer + fewer, more=self.more + more)
 
-    def reading(self, counter: Counter, allocated: float) -> Reading:
-        """Return the reading of a counter where PyTorch has handed out `allocated` bytes at the peak.
+    def reading(self, counter: Counter, allocated: float, card: float | None = None) -> Reading:
+        """Return the reading of a counter where PyTorch has handed out `allocated` bytes at the peak. card: its capacity [bytes]
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
         >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
@@ -161,16 +161,13 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         if counter == "reserved":
             return held
         needed, beside = self.needed(allocated), self.outside
-        return Reading(
-            max(needed.low, held.low),
-            held.value * self.beyond + beside.value,
-            max(needed.high, held.high + beside.high),
-        )
+        value = self.filled(held.value * self.beyond + beside.value, needed.value, card)
+        return Reading(min(max(needed.low, held.low), value), value, max(needed.high, held.high + beside.high))
 
     def needed(self, allocated: float, card: float | None = 0.0) -> Reading:
-        """Return the memory of a run [bytes]; the value is what a card with room usually shows.
+        """Return the memory of a run [bytes]; the value is what the card usually shows.
 
-        The upper end is above that value by what cards of other runs show more. Idle blocks are given back where a card is full,
+        The upper end is above what one with room shows, by what cards of other runs show more. Idle blocks are given back where a card is full,
         and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what the run must
         have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the context,
         NCCL's buffers), and less by as much as tensors of other runs are below what is predicted.
@@ -180,15 +177,32 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
         >>> own.needed(1e10, 8e10).low > own.needed(1e10, 9e9).low == own.needed(1e10).low
         True
+        >>> [own.needed(1e10, card).value / 1e9 for card in (8e10, 1.09e10)] == [own.shown(1e10) / 1e9 + 0.5, 10.9]
+        True
         """
         spread, tensors, outside = self.spread, max(0.0, allocated - self.fewer), self.outside
         least = tensors * (1 + self.fragmentation.needed.low) * spread.floor + outside.low
         roomy = max(least, self.shown(tensors) * spread.low + outside.low)
-        return Reading(
-            least if card is not None and roomy > card else roomy,
-            self.shown(allocated) + outside.value,
-            self.shown(allocated + self.more) * spread.high + outside.high,
-        )
+        shown = self.shown(allocated)
+        value = self.filled(shown + outside.value, shown * self.returned + outside.value, card)
+        least = least if card is not None and roomy > card else roomy
+        return Reading(min(least, value), value, self.shown(allocated + self.more) * spread.high + outside.high)
+
+    @staticmethod
+    def filled(shown: Any, needed: Any, card: float | None) -> Any:
+        """Return the bytes that a card of a capacity shows (numbers or arrays), or one with room where none is given.
+
+        No card shows more than it has: where what is `needed` with idle blocks given back fits, it is full, and the rest runs.
+
+        >>> [Margins.filled(shown, 0.9 * shown, 80) for shown in (70, 85, 100)], Margins.filled(100, 90, None)
+        ([70, 80, 90.0], 100)
+        """
+        return shown if card is None else minimum(shown, maximum(needed, card))
+
+    @property
+    def returned(self) -> Any:
+        """Share of what the allocator usually holds that is left where idle blocks have been given back."""
+        return (1 + self.fragmentation.needed.usual) / (1 + self.held)
 
     def shown(self, allocated: Any) -> Any:
         """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""

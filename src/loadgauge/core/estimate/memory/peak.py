@@ -70,7 +70,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     workspaces: float = 0.0
     """Of the part outside: what the allocator hands out to the libraries of matrix products."""
     idle: float = 0.0
-    """Of the part outside: what the allocator usually holds and has not handed out, on a card with room."""
+    """Of the part outside: what the allocator usually holds and has not handed out; a full card has less."""
 
     @property
     def peak(self) -> int:
@@ -105,7 +105,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
     def reading(self, counter: Counter) -> Reading:
         """Return the reading of a counter at the peak [bytes]."""
-        return self.margins.reading(counter, self.allocated)
+        return self.margins.reading(counter, self.allocated, self.capacity)
 
     def widened(self, fewer: float, more: float, flag: str) -> Memory:
         """Return the memory of a run that may need `fewer` or `more` bytes. flag: of what, or the key of a job file"""
@@ -235,5 +235,5 @@ class Worst(msgspec.Struct, frozen=True):
             saving=host_for_saving(self.rank),
             margins=margins,
             workspaces=workspaces,
-            idle=margins.held * (peak.total + workspaces),
+            idle=fixed - workspaces - outside.value,
         )

@@ -312,7 +312,9 @@ class GridEvaluator:
             return nothing
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         if filling := Filling.of(self.whole.stages(*pipeline), structure.schedule, classes.blocks):
-            low = numpy.maximum(some.low, some.first + filling.nbytes(some.batches, structure.pp, some.kept))
+            low = some.with_first(
+                filling.nbytes(some.batches, structure.pp, some.kept), self.whole.cluster.gpu.capacity
+            )
             least = numpy.maximum(some.least, filling.seconds(some.batches, some.layers, some.head))
             some = some.at(may(low, least))
             if not len(some.rows):
@@ -364,7 +366,18 @@ class GridEvaluator:
         layout = memory.layout
         nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.usual(layout))
         nbytes = nbytes + places.read_once(self.fixed(layout, memory))
-        return nbytes, self.upper(layout, places, nbytes)
+        return self.filled(layout, places, nbytes), self.upper(layout, places, nbytes)
+
+    def filled(self, layout: Layout, places: Places, nbytes: Any) -> Any:
+        """What the card shows where one with room shows `nbytes`."""
+        outside = places.read_once(self.outside(layout)[0])
+        needed = (nbytes - outside) * self.returned(layout, places) + outside
+        return Margins.filled(nbytes, needed, self.whole.cluster.gpu.capacity)
+
+    def returned(self, layout: Layout, places: Places) -> Any:
+        """`Margins.returned` of each place."""
+        share = self.of_pp.once(("returned", layout.zero), lambda: self.numpy.asarray(self.margins(layout).returned))
+        return places.read_once(share)
 
     def peak_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
         """Peak memory of the worst rank at each place [bytes], without `fixed`."""
@@ -551,7 +564,7 @@ class LeastEvaluator(GridEvaluator):
         if not len(places):
             none = numpy.zeros(0)
             return Bounded(
-                places.flat, none, none, none, numpy.zeros((0, len(set(self.space.model.pattern)))), none, none, none
+                places.flat, none, none, none, numpy.zeros((0, len(set(self.space.model.pattern)))), none, none, none, none
             )
         layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         memory = self.memory(structure, layout)
@@ -566,7 +579,9 @@ class LeastEvaluator(GridEvaluator):
         both = [self.least_bytes(structure, memory, places, each) for each in (lines.firsts, lines.lasts)]
         ahead, behind = ((nbytes * usual + fixed) * ROUNDING for nbytes in both)
         kept = places.of(least_kept(memory, lines.firsts.values()))
-        return Bounded(places.flat + first, numpy.maximum(ahead, behind), least, batches, of_layers, head, ahead, kept)
+        low = self.filled(layout, places, numpy.maximum(ahead, behind))
+        returned = self.returned(layout, places)
+        return Bounded(places.flat + first, low, least, batches, of_layers, head, ahead, kept, returned)
 
     def least_bytes(
         self, structure: Structure, memory: ArrayMemory, places: Places, stages: dict[object, Stage]
