@@ -51,7 +51,6 @@ from loadgauge.core.definitions.training.memory_range import (
     class_of,
     memory_range,
 )
-from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.evidence.validate.counters import Counter, reading
@@ -146,16 +145,12 @@ def reported(file: Path = REPORTS) -> list[Residual]:
                 continue
             training = estimate.training
             adapters, layout = training.lora is not None, estimate.layout
-            sharded = Margins.gathered(training.framework, layout)
-            stack = class_of(
-                training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1, sharded=sharded
-            )
+            stack = class_of(training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1)
             if card:
                 margins = memory.margins
-                usual = margins.shown(memory.allocated) / margins.spread.middle
-                needed = memory.allocated * (1 + margins.fragmentation.needed.usual)
-                room = None if memory.capacity is None else memory.capacity - margins.outside.value
-                usual = margins.filled(usual, needed, room)
+                shown, room = margins.shown(memory.allocated), memory.capacity
+                room = None if room is None else room - margins.outside.value
+                usual = margins.filled(shown / margins.spread.middle, shown * margins.returned, room)
                 floor = memory.allocated * (1 + margins.fragmentation.needed.low)
                 value, least = (math.log(of / usual) for of in (measured - margins.outside.value, floor))
             else:

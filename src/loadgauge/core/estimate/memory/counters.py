@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.algebra import maximum, minimum, where
-from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.memory_range import Counter, Fragmentation, Share, Spread, memory_range, spread
 from loadgauge.core.estimate.states.overhead import Assumed
@@ -26,12 +25,13 @@ class Pools(msgspec.Struct, frozen=True):
 
     beside: of the allocated peak, bytes that the main pool does not hold at its own peak; negative where it holds more, for what
     no request fits; most: bytes that the other pools hold at most, each at its own moment; idle: what lies idle in them, as
-    shares
+    shares; further: bytes by which the main pool and `most` are above the peak, where the total counts them
     """
 
     beside: float = 0.0
     most: float = 0.0
     idle: Share = NONE
+    further: float = 0.0
 
 
 MAIN_ONLY = Pools()
@@ -78,8 +78,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         *,
         adapters: bool = False,
         split: Any = False,
-        gathers: bool = False,
-        sharded: Any = False,
         expandable: bool = False,
         pools: Pools = MAIN_ONLY,
     ) -> Margins:
@@ -87,22 +85,17 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
         split: whether it is tensor-parallel, an array where the degree is one
-        gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that cards show as much more as where lengths change; sharded: by PyTorch's FSDP (see `gathered`)
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         measured = memory_range()
-        whole, parts, units = (
-            spread(framework.stack, adapters=adapters, card=True, split=tensors, sharded=shards)
-            for tensors, shards in ((False, False), (True, False), (False, True))
+        whole, parts = (
+            spread(framework.stack, adapters=adapters, card=True, split=tensors) for tensors in (False, True)
         )
-        factors = {
-            name: where(split, getattr(parts, name), where(sharded, getattr(units, name), getattr(whole, name)))
-            for name in ("middle", "low", "high", "floor")
-        }
+        names = ("middle", "low", "high", "floor")
+        factors = {name: where(split, getattr(parts, name), getattr(whole, name)) for name in names}
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
-        idle = (measured.dynamic if gathers else fragmentation).reserved.usual
+        idle = fragmentation.reserved.usual
         fragmentation = measured.dynamic if ragged else fragmentation
         streams = measured.expandable if expandable else measured.sharded
         reserved = (streams if pools.most and framework.engine is None else fragmentation).reserved
@@ -118,24 +111,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             pools=pools,
             held=(1 + idle) * factors["middle"] - 1,
             beyond=where(split, parts.middle, whole.middle),
-        )
-
-    @staticmethod
-    def gathered(framework: Framework, layout: Layout) -> Any:
-        """Return whether a trainer for fine-tuning gathers weights of several ranks by PyTorch's FSDP; an array where degrees are.
-
-        Accelerate runs FSDP1 unless told, which hands tensors from stream to stream by `record_stream`; what torchtitan's FSDP2
-        reserves is 15 to 22 % above what it hands out, no more than is said of its stack (rows TT and AO).
-
-        >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
-        >>> [Margins.gathered(FRAMEWORKS["huggingface"], Layout(dp=dp, zero=3, seq_len=1)) for dp in (1, 2)]
-        [False, True]
-        """
-        return (
-            framework.fully_shards
-            and framework.stack == "fine-tuning"
-            and layout.zero >= framework.weights_stage
-            and layout.zero_ranks > 1
         )
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -167,10 +142,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     def needed(self, allocated: float, card: float | None = 0.0) -> Reading:
         """Return the memory of a run [bytes]; the value is what the card usually shows.
 
-        The upper end is above what one with room shows, by what cards of other runs show more. Idle blocks are given back where a card is full,
-        and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what the run must
-        have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the context,
-        NCCL's buffers), and less by as much as tensors of other runs are below what is predicted.
+        The upper end is above what one with room shows, by what cards of other runs show more. Idle blocks are given back where a
+        card is full, and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what
+        the run must have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the
+        context, NCCL's buffers), and less by as much as tensors of other runs are below what is predicted.
         card: its capacity [bytes], by default that of one that is full in any case; None where no card is given
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
@@ -206,7 +181,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
     def shown(self, allocated: Any) -> Any:
         """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""
-        return allocated * (1 + self.held)
+        return (allocated + self.pools.further) * (1 + self.held)
 
     def _range(self, allocated: float, idle: Share, beside: Assumed) -> Reading:
         return Reading(

@@ -209,8 +209,6 @@ class Worst(msgspec.Struct, frozen=True):
             ragged=layout.tokens is not None,
             adapters=self.rank.memory.training.lora is not None,
             split=layout.tp > 1,
-            gathers=framework.engine is not None and layout.zero == 3,
-            sharded=Margins.gathered(framework, layout),
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -75,6 +75,7 @@ class Moment(msgspec.Struct, frozen=True):
     position: the layer in backward, where the moment is one's; work: what the stage does; key: the kind of layer at work
     gone: layers of its chunk that this micro-batch has not reached yet, or whose backward is over
     point: the key of its gathered copies; items: what is held between steps, in words and bytes
+    elsewhere: of many layouts at once, those whose moment is at another point (an array of booleans), and that point
     """
 
     name: str
@@ -86,6 +87,7 @@ class Moment(msgspec.Struct, frozen=True):
     gone: dict[Key, int] = {}
     point: At | None = None
     items: tuple[tuple[str, Size], ...] = ()
+    elsewhere: tuple[Any, At] | None = None
 
     @property
     def total(self) -> Size:
@@ -366,15 +368,15 @@ class StageAtWork:
     def at_loss(self, work: Work) -> Moment:
         """Return the moment of the head, forward or backward, whichever holds more, for one micro-batch."""
         memory, in_flight, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
-        working, point, parts = memory.head_working, self.point("loss"), {}
+        working, point, parts, elsewhere = memory.head_working, self.point("loss"), {}, None
         if memory.head_apart:
             forward = self.point("head")
             ahead, back = self.gathered(forward), self.gathered(point)
             is_forward = ahead + memory.head_forming > back + memory.head_backward
             working = where(is_forward, memory.head_forming, memory.head_backward)
             parts["gathered"] = where(is_forward, ahead, back)
-            point = forward if is_forward is True else point
-        return self.at(
+            point, elsewhere = (forward, None) if is_forward is True else (point, (is_forward, forward))
+        moment = self.at(
             "loss",
             Phase.LOSS,
             work,
@@ -384,6 +386,7 @@ class StageAtWork:
             loss=in_flight["loss"] + working + (0 if extra is None else extra.head),
             **parts,
         )
+        return moment if elsewhere is None else msgspec.structs.replace(moment, elsewhere=elsewhere)
 
     def at_embedding_gathered(self, work: Work) -> Moment:
         """Return the moment at which an embedding that FSDP shards by itself is gathered, before all layers."""

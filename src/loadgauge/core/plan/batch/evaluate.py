@@ -447,12 +447,8 @@ class GridEvaluator:
     def margins(self, layout: Layout) -> Margins:
         """Return the margins of a layout, without what lies outside PyTorch's allocator."""
         ragged, adapters = layout.tokens is not None, self.training.lora is not None
-        framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
-        gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
-        return Margins.of(
-            nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers,
-            sharded=Margins.gathered(framework, layout),
-        )  # fmt: skip
+        nothing = Assumed(0.0, 0.0, 0.0)
+        return Margins.of(nothing, self.training.framework, ragged=ragged, adapters=adapters, split=layout.tp > 1)
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
@@ -564,7 +560,15 @@ class LeastEvaluator(GridEvaluator):
         if not len(places):
             none = numpy.zeros(0)
             return Bounded(
-                places.flat, none, none, none, numpy.zeros((0, len(set(self.space.model.pattern)))), none, none, none, none
+                places.flat,
+                none,
+                none,
+                none,
+                numpy.zeros((0, len(set(self.space.model.pattern)))),
+                none,
+                none,
+                none,
+                none,
             )
         layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         memory = self.memory(structure, layout)
