@@ -83,7 +83,9 @@ def _price(trial: Tried, own: Estimate) -> int:
     """Price of a change: by the hours that it adds to a run, and by what else it takes."""
     more = effort(trial.result, own)
     doublings = ceil(log2(max(1, trial.result.layout.gpus / own.layout.gpus)))
-    return sum(more > bound for bound in DEAR) + sum(TAKES.get(name, 0) for name in trial.fields) + max(0, doublings - 2)
+    return (
+        sum(more > bound for bound in DEAR) + sum(TAKES.get(name, 0) for name in trial.fields) + max(0, doublings - 2)
+    )
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
