@@ -56,7 +56,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     pools: what other streams hold; no block of one pool serves another (source: pytorch, CUDACachingAllocator.cpp)
     held: share of what is handed out by which a card with room usually shows more: what the allocator holds idle, times what
         measured cards of this class show beyond (`Spread.middle`)
-    beyond: the same factor where pools are counted apart
     """
 
     outside: Assumed
@@ -67,7 +66,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     more: float = 0.0
     pools: Pools = MAIN_ONLY
     held: float = 0.0
-    beyond: Any = 1.0
 
     @classmethod
     def of(
@@ -91,8 +89,10 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         whole, parts = (
             spread(framework.stack, adapters=adapters, card=True, split=tensors) for tensors in (False, True)
         )
-        names = ("middle", "low", "high", "floor")
-        factors = {name: where(split, getattr(parts, name), getattr(whole, name)) for name in names}
+        factors = {
+            name: where(split, getattr(parts, name), getattr(whole, name))
+            for name in ("middle", "low", "high", "floor")
+        }
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
         idle = fragmentation.reserved.usual
@@ -110,7 +110,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
             held=(1 + idle) * factors["middle"] - 1,
-            beyond=where(split, parts.middle, whole.middle),
         )
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -136,7 +135,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         if counter == "reserved":
             return held
         needed, beside = self.needed(allocated), self.outside
-        value = self.filled(held.value * self.beyond + beside.value, needed.value, card)
+        value = self.filled(held.value * self.spread.middle + beside.value, needed.value, card)
         return Reading(min(max(needed.low, held.low), value), value, max(needed.high, held.high + beside.high))
 
     def needed(self, allocated: float, card: float | None = 0.0) -> Reading:
@@ -177,11 +176,16 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def returned(self) -> Any:
         """Share of what the allocator usually holds that is left where idle blocks have been given back."""
-        return (1 + self.fragmentation.needed.usual) / (1 + self.held)
+        return (1 + self.fragmentation.needed.usual) / self.usual
+
+    @property
+    def usual(self) -> Any:
+        """Factor by which a card usually shows more than its pools have handed out at most."""
+        return 1 + self.held
 
     def shown(self, allocated: Any) -> Any:
         """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""
-        return (allocated + self.pools.further) * (1 + self.held)
+        return (allocated + self.pools.further) * self.usual
 
     def _range(self, allocated: float, idle: Share, beside: Assumed) -> Reading:
         return Reading(

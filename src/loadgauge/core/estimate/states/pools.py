@@ -56,6 +56,14 @@ def counted(memory: MemoryModel) -> bool:
     return memory.training.framework.stack == "fine-tuning" and memory.layout.pp == 1 and pooled(memory)
 
 
+def further(rank: StageAtWork, moments: Sequence[Moment]) -> list[Size]:
+    """Return by how many bytes the main pool of each moment and the most of all others are above what is handed out then."""
+    if not counted(rank.memory):
+        return [0] * len(moments)
+    most = most_beside(rank, moments)
+    return [most - beside_main(rank, moment) for moment in moments]
+
+
 def beside_main(rank: StageAtWork, moment: Moment) -> Size:
     """Return the bytes of a moment that are in other pools, less what the main pool cannot use at the loss (`hole`)."""
     memory, stage = rank.memory, rank.stage
@@ -86,7 +94,9 @@ def _gathering(memory: MemoryModel, moment: Moment) -> Size:
     if not memory.by_layer or moment.point is None:
         return 0
     own = _gathering_at(memory, moment.point)
-    return own if moment.elsewhere is None else where(moment.elsewhere[0], _gathering_at(memory, moment.elsewhere[1]), own)
+    return (
+        own if moment.elsewhere is None else where(moment.elsewhere[0], _gathering_at(memory, moment.elsewhere[1]), own)
+    )
 
 
 def _gathering_at(memory: MemoryModel, point: At) -> Size:

@@ -23,8 +23,8 @@ from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
+from loadgauge.core.estimate.states import pools
 from loadgauge.core.estimate.states.gathered import copies
-from loadgauge.core.estimate.states.pools import beside_main, counted, most_beside
 from loadgauge.core.estimate.states.states import RankWeights, States
 from loadgauge.core.layers import View
 from loadgauge.core.layers.operations.operations import Layer
@@ -99,8 +99,8 @@ class ArrayMemory(MemoryModel):
         """Return whether everything except states is the same for all ZeRO stages."""
         training, precision = self.training, self.training.precision
         apart = self.lazy or training.optimizer.step != NO_TEMPORARIES or training.framework.engine is not None
-        apart = apart or (training.framework.fully_shards and training.framework.stack == "fine-tuning")  # for pools
-        return not apart and precision.compute == precision.weight
+        counted = training.framework.fully_shards and training.framework.stack == "fine-tuning"
+        return not (apart or counted) and precision.compute == precision.weight
 
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
         """The facts of one kind of layer, once for pipelines with and without both ends on one stage."""
@@ -242,14 +242,10 @@ def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
         for chosen in at_work.choices():
             at_work.chosen = chosen
             moments = list(at_work.moments())
-            apart = counted(memory)
-            most = most_beside(at_work, moments) if apart else 0
-            for moment in moments:
+            for moment, further in zip(moments, pools.further(at_work, moments), strict=True):
                 if memory.later and not isinstance(moment.parts["gathered"], Later):
                     continue  # the optimizer step, which then finds nothing but the states
-                rest = sum(moment.parts[part] for part in REST)
-                if apart:
-                    rest = rest + most - beside_main(at_work, moment)
+                rest = sum(moment.parts[part] for part in REST) + further
                 if chosen.mask is not True:
                     rest = numpy.where(chosen.mask, rest, -numpy.inf)
                 key, states = _states(moment, stage)
