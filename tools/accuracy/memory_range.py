@@ -74,6 +74,8 @@ MOST = 0.7
 """Distance of a row, as a logarithm, beyond which it counts as so far: what doubles is another run."""
 RARE = 0.05
 """Share of the rows of cards that may lie below what the tensors need."""
+DIGIT = 1 / 1000
+"""Last digit of the ends of a range, which are written outward: rounded inward, the rows they come from lie outside."""
 FEWEST = round(COVERAGE / (1 - COVERAGE))
 """Sources below which no range of the wanted coverage follows from a class alone; the other classes are then pooled with it."""
 
@@ -357,7 +359,8 @@ def ranges(found: Sequence[Residual]) -> list[Made]:
         low, high = factors(centred(used, by), stack, level)
         left = tuple(one for one in left_out(used, level) if (one.stack == stack if card else one.source in own))
         spread = Spread(
-            stack=stack, middle=round(math.exp(by[stack]), 3) if card else 1.0, low=round(low, 3), high=round(high, 3),
+            stack=stack, middle=round(math.exp(by[stack]), 3) if card else 1.0,
+            low=math.floor(low / DIGIT) * DIGIT, high=math.ceil(high / DIGIT) * DIGIT,
             floor=round(floor, 3) if card else 1.0, runs=len(used), sources=tuple(sorted({one.source for one in used})),
             covered=round(covered(left), 2),
         )  # fmt: skip
@@ -386,8 +389,8 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
     ]
     for one in made:
         names = ", ".join(f'"{source}"' for source in one.sources)
-        lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"middle = {one.middle}", f"low = {one.low}", f"high = {one.high}",
-                  f"floor = {one.floor}", f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
+        lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"middle = {one.middle}", f"low = {one.low:.3f}",
+                  f"high = {one.high:.3f}", f"floor = {one.floor}", f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
     for kind, both in idle.items():
         lines += ["", f"[{kind}]", f"reserved = {share(both.reserved)}", f"needed = {share(both.needed)}"]
     return "\n".join([*lines, ""])
@@ -412,9 +415,8 @@ def main(arguments: Sequence[str], say: Callable[[str], object] = print) -> None
             say(
                 f"{left.source} ({left.rows} rows) left out: {left.low:.2f} to {left.high:.2f} holds {left.covered:.0%}"
             )
-        say(
-            f"{one.spread.stack}: {one.spread.low} to {one.spread.high}, level {one.level:.2f} holds {covered(one.left):.0%}"
-        )
+        ends = f"{one.spread.low:.3f} to {one.spread.high:.3f}"
+        say(f"{one.spread.stack}: {ends}, level {one.level:.2f} holds {covered(one.left):.0%}")
 
 
 if __name__ == "__main__":
