@@ -390,7 +390,8 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
     for one in made:
         names = ", ".join(f'"{source}"' for source in one.sources)
         lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"middle = {one.middle}", f"low = {one.low:.3f}",
-                  f"high = {one.high:.3f}", f"floor = {one.floor}", f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
+                  f"high = {one.high:.3f}", f"floor = {one.floor}",
+                  f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
     for kind, both in idle.items():
         lines += ["", f"[{kind}]", f"reserved = {share(both.reserved)}", f"needed = {share(both.needed)}"]
     return "\n".join([*lines, ""])
