@@ -8,6 +8,7 @@ segments back (source: pytorch, CUDACachingAllocator.cpp).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -144,7 +145,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         The upper end is above what one with room shows, by what cards of other runs show more. Idle blocks are given back where a
         card is full, and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what
         the run must have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the
-        context, NCCL's buffers), and less by as much as tensors of other runs are below what is predicted.
+        context, NCCL's buffers), and less by as much as tensors of other runs are below what is predicted. How far cards of other
+        runs lie, and what lies beside the allocator, are unknown apart from each other: their widths add up as squares.
         card: its capacity [bytes], by default that of one that is full in any case; None where no card is given
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
@@ -156,11 +158,13 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         """
         spread, tensors, outside = self.spread, max(0.0, allocated - self.fewer), self.outside
         least = tensors * (1 + self.fragmentation.needed.low) * spread.floor + outside.low
-        roomy = max(least, self.shown(tensors) * spread.low + outside.low)
-        shown = self.shown(allocated)
+        below, shown, above = map(self.shown, (tensors, allocated, allocated + self.more))
+        low = below + outside.value - math.hypot(below * (1 - spread.low), outside.value - outside.low)
+        high = above + outside.value + math.hypot(above * (spread.high - 1), outside.high - outside.value)
+        roomy = max(least, low)
         value = self.filled(shown + outside.value, shown * self.returned + outside.value, card)
         least = least if card is not None and roomy > card else roomy
-        return Reading(min(least, value), value, self.shown(allocated + self.more) * spread.high + outside.high)
+        return Reading(min(least, value), value, high)
 
     @staticmethod
     def filled(shown: Any, needed: Any, card: float | None) -> Any:

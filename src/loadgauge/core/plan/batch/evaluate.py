@@ -449,7 +449,7 @@ class GridEvaluator:
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
         value, high, factor = map(places.read_once, (*self.outside(layout), self.factor(layout, "spread.high")))
-        return self.numpy.maximum(nbytes, (nbytes - value) * factor + high)
+        return nbytes + self.numpy.hypot((nbytes - value) * (factor - 1), high - value)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
         """Return the bytes outside PyTorch's allocator, and their upper bound, as open arrays."""
