@@ -126,12 +126,11 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         >>> shown == sorted(shown) and shown[0] == shown[1] == 1e10
         True
         """
-        others, own, inside = Assumed(0.0, 0.0, 0.0), self.pools, self.inside
+        own, inside = self.pools, self.inside
         if counter not in ("reserved", "nvidia-smi"):
-            return self._range(allocated, NONE, others)
-        if own.most:
-            ends = ((own.idle.usual, 1.0), (own.idle.low, inside.low), (own.idle.high, inside.high))
-            others = Assumed(*(own.most * (1 + share) * factor for share, factor in ends))
+            return self._range(allocated, NONE, Assumed(0.0, 0.0, 0.0))
+        ends = ((own.idle.usual, 1.0), (own.idle.low, inside.low), (own.idle.high, inside.high))
+        others = Assumed(*(own.most * (1 + share) * factor for share, factor in ends))
         held = self._range(allocated - own.beside, self.fragmentation.reserved, others)
         if counter == "reserved":
             return held

@@ -282,6 +282,7 @@ class StageAtWork:
         position: int | None = None,
         key: Key | None = None,
         gone: dict[Key, int] = NO_LAYERS,
+        elsewhere: tuple[Any, At] | None = None,
         **parts: Size,
     ) -> Moment:
         """Return a moment with the given parts [bytes], the model states, and the copies gathered at `point`."""
@@ -293,7 +294,7 @@ class StageAtWork:
             every["gradients"] = sum(zero_engine.gradients(self.memory, self.stage, point).values())
         if self.offloaded:
             every.update(self.offloaded)
-        return Moment(name, phase, every, position, work, key, gone, point)
+        return Moment(name, phase, every, position, work, key, gone, point, elsewhere=elsewhere)
 
     def counts(self, start: int, stop: int) -> dict[Key, int]:
         """Return the number of layers of each kind, recomputed or not, in `start:stop` of the stage."""
@@ -376,7 +377,7 @@ class StageAtWork:
             working = where(is_forward, memory.head_forming, memory.head_backward)
             parts["gathered"] = where(is_forward, ahead, back)
             point, elsewhere = (forward, None) if is_forward is True else (point, (is_forward, forward))
-        moment = self.at(
+        return self.at(
             "loss",
             Phase.LOSS,
             work,
@@ -384,9 +385,9 @@ class StageAtWork:
             gradients=self.gradients(0),
             activations=in_flight["activations"],
             loss=in_flight["loss"] + working + (0 if extra is None else extra.head),
+            elsewhere=elsewhere,
             **parts,
         )
-        return moment if elsewhere is None else msgspec.structs.replace(moment, elsewhere=elsewhere)
 
     def at_embedding_gathered(self, work: Work) -> Moment:
         """Return the moment at which an embedding that FSDP shards by itself is gathered, before all layers."""
