@@ -54,6 +54,9 @@ CASES: dict[str, Case] = {
         "llama-3.1-8b", 4, 8, schedule=("1f1b",), card="rtx4090", lengths=Lengths.of([100, 500, 4096]),
         kind=training("huggingface", lora=Lora(rank=16, quantised=True), offload="optimizer"),
     ),
+    "pools of streams that gather": case(
+        "gpt2", 8, 16, 1024, kind=training("huggingface"), schedule=("1f1b",), card="rtx4090", recompute=POLICIES[::2],
+    ),
     "stages numbered before the other axes, on two nodes": case(
         "llama-3.1-8b", 16, 16, schedule=("1f1b",), tp=(1, 2), vpp=(1,), recompute=POLICIES[:1],
         base=Layout(order=("tp", "pp", "cp", "ep", "dp"), seq_len=1),

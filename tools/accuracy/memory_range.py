@@ -51,7 +51,6 @@ from loadgauge.core.definitions.training.memory_range import (
     class_of,
     memory_range,
 )
-from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.evidence.validate.counters import Counter, reading
@@ -75,6 +74,8 @@ MOST = 0.7
 """Distance of a row, as a logarithm, beyond which it counts as so far: what doubles is another run."""
 RARE = 0.05
 """Share of the rows of cards that may lie below what the tensors need."""
+DIGIT = 1 / 1000
+"""Last digit of the ends of a range, which are written outward: rounded inward, the rows they come from lie outside."""
 FEWEST = round(COVERAGE / (1 - COVERAGE))
 """Sources below which no range of the wanted coverage follows from a class alone; the other classes are then pooled with it."""
 
@@ -141,21 +142,20 @@ def reported(file: Path = REPORTS) -> list[Residual]:
             except Error:
                 continue
             memory, measured, card = estimate.memory, float(row["gib"]) * GIB, row["counter"] in ON_CARD
-            if not 1 / FAR < memory.total / measured < FAR:
+            shown = reading(Counter.parse(row["counter"]), estimate, calibrated=False)
+            if not 1 / FAR < (memory.total if card else shown.value) / measured < FAR:
                 continue
             training = estimate.training
             adapters, layout = training.lora is not None, estimate.layout
-            sharded = Margins.gathered(training.framework, layout)
-            stack = class_of(
-                training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1, sharded=sharded
-            )
+            stack = class_of(training.framework.stack, adapters=adapters, card=card, split=layout.tp > 1)
             if card:
                 margins = memory.margins
-                usual = margins.shown(memory.allocated) / margins.spread.middle
+                shown, room = margins.shown(memory.allocated), memory.capacity
+                room = None if room is None else room - margins.outside.value
+                usual = margins.filled(shown / margins.spread.middle, shown * margins.returned, room)
                 floor = memory.allocated * (1 + margins.fragmentation.needed.low)
                 value, least = (math.log(of / usual) for of in (measured - margins.outside.value, floor))
             else:
-                shown = reading(Counter.parse(row["counter"]), estimate, calibrated=False)
                 value, least = residual(measured, shown.low, shown.high), 0.0
             found.setdefault((row["source"], stack), []).append((value, least))
     return [
@@ -359,7 +359,8 @@ def ranges(found: Sequence[Residual]) -> list[Made]:
         low, high = factors(centred(used, by), stack, level)
         left = tuple(one for one in left_out(used, level) if (one.stack == stack if card else one.source in own))
         spread = Spread(
-            stack=stack, middle=round(math.exp(by[stack]), 3) if card else 1.0, low=round(low, 3), high=round(high, 3),
+            stack=stack, middle=round(math.exp(by[stack]), 3) if card else 1.0,
+            low=math.floor(low / DIGIT) * DIGIT, high=math.ceil(high / DIGIT) * DIGIT,
             floor=round(floor, 3) if card else 1.0, runs=len(used), sources=tuple(sorted({one.source for one in used})),
             covered=round(covered(left), 2),
         )  # fmt: skip
@@ -388,8 +389,9 @@ def text(made: Sequence[Spread], idle: dict[str, Fragmentation], date: str) -> s
     ]
     for one in made:
         names = ", ".join(f'"{source}"' for source in one.sources)
-        lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"middle = {one.middle}", f"low = {one.low}", f"high = {one.high}",
-                  f"floor = {one.floor}", f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
+        lines += ["", "[[spread]]", f'stack = "{one.stack}"', f"middle = {one.middle}", f"low = {one.low:.3f}",
+                  f"high = {one.high:.3f}", f"floor = {one.floor}",
+                  f"sources = [{names}]", f"runs = {one.runs}", f"covered = {one.covered}"]  # fmt: skip
     for kind, both in idle.items():
         lines += ["", f"[{kind}]", f"reserved = {share(both.reserved)}", f"needed = {share(both.needed)}"]
     return "\n".join([*lines, ""])
@@ -414,9 +416,8 @@ def main(arguments: Sequence[str], say: Callable[[str], object] = print) -> None
             say(
                 f"{left.source} ({left.rows} rows) left out: {left.low:.2f} to {left.high:.2f} holds {left.covered:.0%}"
             )
-        say(
-            f"{one.spread.stack}: {one.spread.low} to {one.spread.high}, level {one.level:.2f} holds {covered(one.left):.0%}"
-        )
+        ends = f"{one.spread.low:.3f} to {one.spread.high:.3f}"
+        say(f"{one.spread.stack}: {ends}, level {one.level:.2f} holds {covered(one.left):.0%}")
 
 
 if __name__ == "__main__":

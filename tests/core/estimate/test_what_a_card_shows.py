@@ -40,15 +40,20 @@ def test_faster_links_and_more_groups_have_more_buffers() -> None:
     [
         ({"framework": "megatron"}, "static"),
         ({}, "fixed"),
-        ({"framework": "deepspeed", "gpus": 8, "zero": 3}, "dynamic"),
+        ({"framework": "deepspeed", "gpus": 8, "zero": 3}, "fixed"),
+        ({"gpus": 8, "zero": 3}, "fixed"),
         ({"framework": "deepspeed", "gpus": 8, "zero": 2}, "fixed"),
     ],
 )
 def test_the_total_has_what_the_allocator_usually_holds_idle(flags: dict[str, object], kind: str) -> None:
     memory = estimate("gpt2", gpu="h100-sxm5-80gb", seq_len=1024, **flags).memory
     share, known = getattr(memory_range(), kind).reserved.usual, memory.margins.spread
-    outside = memory.margins.outside.value
-    assert memory.total == pytest.approx(memory.allocated * (1 + share) * known.middle + outside)
+    outside, pools = memory.margins.outside.value, memory.margins.pools
+    # Where weights are gathered on streams of their own, what these hold at most is beside the main pool's peak.
+    assert (pools.further > 0) == (flags.get("zero") == 3)
+    held = memory.allocated + pools.further
+    assert held == pytest.approx(memory.allocated - pools.beside + pools.most if pools.most else memory.allocated)
+    assert memory.total == pytest.approx(held * (1 + share) * known.middle + outside)
     assert 1.0 < known.middle < 1.25  # cards of every class show more
     least = memory.margins.needed(memory.allocated).low  # of a full card, which gives idle blocks back
     assert (
@@ -57,6 +62,20 @@ def test_the_total_has_what_the_allocator_usually_holds_idle(flags: dict[str, ob
     assert least <= memory.low  # what lies beside the tensors is never less than nothing
     assert memory.total == pytest.approx(sum(memory.parts.values()))
     assert memory.low <= memory.total <= memory.high
+
+
+def test_a_card_shows_no_more_than_it_has() -> None:
+    flags = {"gpu": "a100-sxm4-80gb", "framework": "deepspeed", "gpus": 2, "zero": 3}
+    roomy = estimate("llama-2-7b", **flags | {"gpu": "h200-sxm-141gb"}, seq_len=1024, micro_batch=2).memory
+    full = estimate("llama-2-7b", **flags, seq_len=1024, micro_batch=2).memory
+    assert full.capacity is not None
+    needed = full.margins.shown(full.allocated) * full.margins.returned + full.margins.outside.value
+    assert needed < full.capacity < roomy.total
+    assert full.total == full.capacity == full.reading("nvidia-smi").value
+    assert full.total == pytest.approx(sum(full.parts.values()))
+    assert full.allocated == pytest.approx(roomy.allocated, rel=1e-3)
+    less = estimate("llama-2-7b", **flags | {"gpu": "a100-sxm4-40gb"}, seq_len=1024, micro_batch=2).memory
+    assert less.total > 1.5 * less.capacity  # what is needed, however full the card
 
 
 def test_which_release_quantises_experts_decides() -> None:

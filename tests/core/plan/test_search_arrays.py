@@ -128,7 +128,7 @@ def test_no_layout_needs_less_than_the_bounds_of_its_class(name: str, monkeypatc
                     every = part.whole.stages(*pipeline, batch.structure.stage_layers)
                     if filling := Filling.of(every, batch.structure.schedule, classes.blocks):
                         more = filling.nbytes(bounds.batches, batch.structure.pp, bounds.kept)
-                        low = np.maximum(low, bounds.first + more)
+                        low = bounds.with_first(more, given.cluster.gpu.capacity)
                         least = np.maximum(least, filling.seconds(bounds.batches, bounds.layers, bounds.head))
                     assert (low[order] <= batch.memory).all(), batch.structure
                     assert (least[order] <= batch.step).all(), batch.structure

@@ -17,8 +17,8 @@ from loadgauge.core.command_line.options.param_types import POSITIVE, Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.estimate.time import busbw as bandwidths
 from loadgauge.core.estimate.time.bandwidth_needs import SHARE, Network, NetworkCase
-from loadgauge.core.estimate.time.busbw import measured, on
 from loadgauge.core.plan.space.estimates import cells, read_axes
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -133,5 +133,5 @@ def _setup(
         rails=rails,
         **how,
     )
-    points = [point for text in busbw for point in measured(text, case.fabric.domain)]
-    return case.on(on(case.fabric, points)) if points else case
+    points = [point for text in busbw for point in bandwidths.measured(text, case.fabric.domain)]
+    return case.on(bandwidths.on(case.fabric, points)) if points else case

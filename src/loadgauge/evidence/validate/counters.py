@@ -53,6 +53,7 @@ def reading(counter: Counter, estimate: Estimate, *, calibrated: bool = True) ->
     outside = memory.parts["outside"] - memory.workspaces
     allocated = (memory.stages[-1] if counter.last_stage else memory.total) - outside
     if counter.kind != "unknown":
-        return margins.reading("nvidia-smi" if counter.kind == "device" else counter.kind, allocated)
+        kind = "nvidia-smi" if counter.kind == "device" else counter.kind
+        return margins.reading(kind, allocated, memory.capacity)
     least, most = (margins.reading(kind, allocated) for kind in ("allocated", "nvidia-smi"))
     return Reading(least.low, margins.reading("reserved", allocated).value, most.high)

@@ -23,14 +23,13 @@ Stack = Literal["pretraining", "FSDP", "fine-tuning"]
 buffers come from pools of their own streams."""
 CARD = ", card"
 """Ends the name of a class of what a card holds, with what the allocator keeps idle and what lies beside it."""
-SPLIT, SHARDED = "tensor parallel", "gathered by PyTorch"
+SPLIT = "tensor parallel"
 CLASSES = (
     *(f"{runs}{shown}" for shown in ("", CARD) for runs in (*get_args(Stack), "adapters")),
-    *(f"{runs}{CARD}" for runs in (SPLIT, SHARDED)),
+    f"{SPLIT}{CARD}",
 )
 """Classes of runs and of what is read, for each of which a spread is known: a stack's, adapters of any stack, and what a card
-holds where tensors are split, whose collectives leave more idle, or, in fine-tuning, gathered for each layer by PyTorch's FSDP,
-whose streams have pools of their own."""
+holds where tensors are split, whose collectives leave more idle."""
 COVERAGE = 0.8
 """Share of runs whose memory lies in the range."""
 
@@ -106,27 +105,23 @@ def memory_range() -> MemoryRange:
 
 
 @functools.cache
-def spread(
-    stack: str, *, adapters: bool = False, card: bool = False, split: bool = False, sharded: bool = False
-) -> Spread:
-    """Return the spread of a class of stacks, or of adapters; `card`: of what the card holds, `split`, `sharded`: see `class_of`.
+def spread(stack: str, *, adapters: bool = False, card: bool = False, split: bool = False) -> Spread:
+    """Return the spread of a class of stacks, or of adapters; `card`: of what the card holds, `split`: by tensor parallelism.
 
     >>> spread("pretraining").low <= 1 <= spread("fine-tuning", card=True).high
     True
     """
-    name = class_of(stack, adapters=adapters, card=card, split=split, sharded=sharded)
+    name = class_of(stack, adapters=adapters, card=card, split=split)
     return next(row for row in memory_range().spread if row.stack == name)
 
 
-def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False, sharded: bool = False) -> str:
-    """Return the name of a class in `CLASSES`.
-
-    split: by tensor parallelism; sharded: weights are gathered by PyTorch's FSDP in fine-tuning
+def class_of(stack: str, *, adapters: bool, card: bool, split: bool = False) -> str:
+    """Return the name of a class in `CLASSES`. split: by tensor parallelism
 
     >>> class_of("FSDP", adapters=False, card=True), class_of("FSDP", adapters=True, card=False)
     ('FSDP, card', 'adapters')
     >>> class_of("pretraining", adapters=False, card=True, split=True)
     'tensor parallel, card'
     """
-    own = SPLIT if split and card else SHARDED if sharded and card else stack
+    own = SPLIT if split and card else stack
     return f"{'adapters' if adapters else own}{CARD if card else ''}"

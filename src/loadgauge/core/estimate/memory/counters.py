@@ -8,12 +8,12 @@ segments back (source: pytorch, CUDACachingAllocator.cpp).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.algebra import where
-from loadgauge.core.definitions.layout.layout import Layout
+from loadgauge.core.base.algebra import maximum, minimum, where
 from loadgauge.core.definitions.training.frameworks import Framework
 from loadgauge.core.definitions.training.memory_range import Counter, Fragmentation, Share, Spread, memory_range, spread
 from loadgauge.core.estimate.states.overhead import Assumed
@@ -26,12 +26,13 @@ class Pools(msgspec.Struct, frozen=True):
 
     beside: of the allocated peak, bytes that the main pool does not hold at its own peak; negative where it holds more, for what
     no request fits; most: bytes that the other pools hold at most, each at its own moment; idle: what lies idle in them, as
-    shares
+    shares; further: bytes by which the main pool and `most` are above the peak, where the total counts them
     """
 
     beside: float = 0.0
     most: float = 0.0
     idle: Share = NONE
+    further: float = 0.0
 
 
 MAIN_ONLY = Pools()
@@ -76,8 +77,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         *,
         adapters: bool = False,
         split: Any = False,
-        gathers: bool = False,
-        sharded: Any = False,
         expandable: bool = False,
         pools: Pools = MAIN_ONLY,
     ) -> Margins:
@@ -85,22 +84,19 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
         ragged: whether its micro-batches differ in length; adapters: whether it trains nothing else
         split: whether it is tensor-parallel, an array where the degree is one
-        gathers: whether weights are gathered and let go of module by module by an engine of its own (ZeRO 3 of DeepSpeed), so
-            that cards show as much more as where lengths change; sharded: by PyTorch's FSDP (see `gathered`)
         expandable: segments of the allocator grow (`expandable_segments`); pools: what other streams hold
         """
         measured = memory_range()
-        whole, parts, units = (
-            spread(framework.stack, adapters=adapters, card=True, split=tensors, sharded=shards)
-            for tensors, shards in ((False, False), (True, False), (False, True))
+        whole, parts = (
+            spread(framework.stack, adapters=adapters, card=True, split=tensors) for tensors in (False, True)
         )
         factors = {
-            name: where(split, getattr(parts, name), where(sharded, getattr(units, name), getattr(whole, name)))
+            name: where(split, getattr(parts, name), getattr(whole, name))
             for name in ("middle", "low", "high", "floor")
         }
         # DeepSpeed's gradients are tensors until shared out.
         fragmentation = measured.static if framework.gradients_persist and framework.engine is None else measured.fixed
-        idle = (measured.dynamic if gathers else fragmentation).reserved.usual
+        idle = fragmentation.reserved.usual
         fragmentation = measured.dynamic if ragged else fragmentation
         streams = measured.expandable if expandable else measured.sharded
         reserved = (streams if pools.most and framework.engine is None else fragmentation).reserved
@@ -115,24 +111,6 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
             inside=spread(framework.stack, adapters=adapters),
             pools=pools,
             held=(1 + idle) * factors["middle"] - 1,
-        )
-
-    @staticmethod
-    def gathered(framework: Framework, layout: Layout) -> Any:
-        """Return whether a trainer for fine-tuning gathers weights of several ranks by PyTorch's FSDP; an array where degrees are.
-
-        Accelerate runs FSDP1 unless told, which hands tensors from stream to stream by `record_stream`; what torchtitan's FSDP2
-        reserves is 15 to 22 % above what it hands out, no more than is said of its stack (rows TT and AO).
-
-        >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
-        >>> [Margins.gathered(FRAMEWORKS["huggingface"], Layout(dp=dp, zero=3, seq_len=1)) for dp in (1, 2)]
-        [False, True]
-        """
-        return (
-            framework.fully_shards
-            and framework.stack == "fine-tuning"
-            and layout.zero >= framework.weights_stage
-            and layout.zero_ranks > 1
         )
 
     def widened(self, fewer: float, more: float) -> Margins:
@@ -150,42 +128,66 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         >>> shown == sorted(shown) and shown[0] == shown[1] == 1e10
         True
         """
-        others, own, inside = Assumed(0.0, 0.0, 0.0), self.pools, self.inside
+        own, inside = self.pools, self.inside
         if counter == "nvidia-smi":
             return self.needed(allocated, card)
         if counter != "reserved":
-            return self._range(allocated, NONE, others)
-        if own.most:
-            ends = ((own.idle.usual, 1.0), (own.idle.low, inside.low), (own.idle.high, inside.high))
-            others = Assumed(*(own.most * (1 + share) * factor for share, factor in ends))
+            return self._range(allocated, NONE, Assumed(0.0, 0.0, 0.0))
+        ends = ((own.idle.usual, 1.0), (own.idle.low, inside.low), (own.idle.high, inside.high))
+        others = Assumed(*(own.most * (1 + share) * factor for share, factor in ends))
         return self._range(allocated - own.beside, self.fragmentation.reserved, others)
 
     def needed(self, allocated: float, card: float | None = 0.0) -> Reading:
-        """Return the memory of a run [bytes]; the value is what a card with room usually shows.
+        """Return the memory of a run [bytes]; the value is what the card usually shows.
 
-        The upper end is above that value by what cards of other runs show more. Idle blocks are given back where a card is full,
-        and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what the run must
-        have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the context,
-        NCCL's buffers), and less by as much as tensors of other runs are below what is predicted.
+        The upper end is above what one with room shows, by what cards of other runs show more. Idle blocks are given back where a
+        card is full, and on no other: the low end is what a card with room shows at least or, where that is beyond the card, what
+        the run must have. That is what the tensors need with the least of what lies beside them (blocks that no request fits, the
+        context, NCCL's buffers), and less by as much as tensors of other runs are below what is predicted. How far cards of other
+        runs lie, and what lies beside the allocator, are unknown apart from each other: their widths add up as squares.
         card: its capacity [bytes], by default that of one that is full in any case; None where no card is given
 
         >>> from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
         >>> own = Margins.of(Assumed(5e8, 3e8, 8e8), FRAMEWORKS["megatron"], ragged=False)
         >>> own.needed(1e10, 8e10).low > own.needed(1e10, 9e9).low == own.needed(1e10).low
         True
+        >>> [own.needed(1e10, card).value / 1e9 for card in (8e10, 1.09e10)] == [own.shown(1e10) / 1e9 + 0.5, 10.9]
+        True
         """
         spread, tensors, outside = self.spread, max(0.0, allocated - self.fewer), self.outside
         least = tensors * (1 + self.fragmentation.needed.low) * spread.floor + outside.low
-        roomy = max(least, self.shown(tensors) * spread.low + outside.low)
-        return Reading(
-            least if card is not None and roomy > card else roomy,
-            self.shown(allocated) + outside.value,
-            self.shown(allocated + self.more) * spread.high + outside.high,
-        )
+        below, shown, above = map(self.shown, (tensors, allocated, allocated + self.more))
+        low = below + outside.value - math.hypot(below * (1 - spread.low), outside.value - outside.low)
+        high = above + outside.value + math.hypot(above * (spread.high - 1), outside.high - outside.value)
+        roomy = max(least, low)
+        value = self.filled(shown + outside.value, shown * self.returned + outside.value, card)
+        least = least if card is not None and roomy > card else roomy
+        return Reading(min(least, value), value, high)
+
+    @staticmethod
+    def filled(shown: Any, needed: Any, card: float | None) -> Any:
+        """Return the bytes that a card of a capacity shows (numbers or arrays), or one with room where none is given.
+
+        No card shows more than it has: where what is `needed` with idle blocks given back fits, it is full, and the rest runs.
+
+        >>> [Margins.filled(shown, 0.9 * shown, 80) for shown in (70, 85, 100)], Margins.filled(100, 90, None)
+        ([70, 80, 90.0], 100)
+        """
+        return shown if card is None else minimum(shown, maximum(needed, card))
+
+    @property
+    def returned(self) -> Any:
+        """Share of what the allocator usually holds that is left where idle blocks have been given back."""
+        return (1 + self.fragmentation.needed.usual) / self.usual
+
+    @property
+    def usual(self) -> Any:
+        """Factor by which a card usually shows more than its pools have handed out at most."""
+        return 1 + self.held
 
     def shown(self, allocated: Any) -> Any:
         """Return the bytes that the allocator usually holds where it has handed out so many (a number or an array)."""
-        return allocated * (1 + self.held)
+        return (allocated + self.pools.further) * self.usual
 
     def _range(self, allocated: float, idle: Share, beside: Assumed) -> Reading:
         return Reading(

@@ -70,7 +70,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     workspaces: float = 0.0
     """Of the part outside: what the allocator hands out to the libraries of matrix products."""
     idle: float = 0.0
-    """Of the part outside: what the allocator usually holds and has not handed out, on a card with room."""
+    """Of the part outside: what the allocator usually holds and has not handed out; a full card has less."""
 
     @property
     def peak(self) -> int:
@@ -210,8 +210,6 @@ class Worst(msgspec.Struct, frozen=True):
             ragged=layout.tokens is not None,
             adapters=self.rank.memory.training.lora is not None,
             split=layout.tp > 1,
-            gathers=framework.engine is not None and layout.zero == 3,
-            sharded=Margins.gathered(framework, layout),
             expandable=framework.expandable and (gpu is None or gpu.vendor == "nvidia"),
             pools=pools(self.rank, self.phases, peak),
         )
@@ -236,5 +234,5 @@ class Worst(msgspec.Struct, frozen=True):
             saving=host_for_saving(self.rank),
             margins=margins,
             workspaces=workspaces,
-            idle=margins.held * (peak.total + workspaces),
+            idle=fixed - workspaces - outside.value,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -75,6 +75,7 @@ class Moment(msgspec.Struct, frozen=True):
     position: the layer in backward, where the moment is one's; work: what the stage does; key: the kind of layer at work
     gone: layers of its chunk that this micro-batch has not reached yet, or whose backward is over
     point: the key of its gathered copies; items: what is held between steps, in words and bytes
+    elsewhere: of many layouts at once, those whose moment is at another point (an array of booleans), and that point
     """
 
     name: str
@@ -86,6 +87,7 @@ class Moment(msgspec.Struct, frozen=True):
     gone: dict[Key, int] = {}
     point: At | None = None
     items: tuple[tuple[str, Size], ...] = ()
+    elsewhere: tuple[Any, At] | None = None
 
     @property
     def total(self) -> Size:
@@ -280,6 +282,7 @@ class StageAtWork:
         position: int | None = None,
         key: Key | None = None,
         gone: dict[Key, int] = NO_LAYERS,
+        elsewhere: tuple[Any, At] | None = None,
         **parts: Size,
     ) -> Moment:
         """Return a moment with the given parts [bytes], the model states, and the copies gathered at `point`."""
@@ -291,7 +294,7 @@ class StageAtWork:
             every["gradients"] = sum(zero_engine.gradients(self.memory, self.stage, point).values())
         if self.offloaded:
             every.update(self.offloaded)
-        return Moment(name, phase, every, position, work, key, gone, point)
+        return Moment(name, phase, every, position, work, key, gone, point, elsewhere=elsewhere)
 
     def counts(self, start: int, stop: int) -> dict[Key, int]:
         """Return the number of layers of each kind, recomputed or not, in `start:stop` of the stage."""
@@ -366,14 +369,14 @@ class StageAtWork:
     def at_loss(self, work: Work) -> Moment:
         """Return the moment of the head, forward or backward, whichever holds more, for one micro-batch."""
         memory, in_flight, extra = self.memory, self.held(work, {}, at_head=True), self.memory.prediction
-        working, point, parts = memory.head_working, self.point("loss"), {}
+        working, point, parts, elsewhere = memory.head_working, self.point("loss"), {}, None
         if memory.head_apart:
             forward = self.point("head")
             ahead, back = self.gathered(forward), self.gathered(point)
             is_forward = ahead + memory.head_forming > back + memory.head_backward
             working = where(is_forward, memory.head_forming, memory.head_backward)
             parts["gathered"] = where(is_forward, ahead, back)
-            point = forward if is_forward is True else point
+            point, elsewhere = (forward, None) if is_forward is True else (point, (is_forward, forward))
         return self.at(
             "loss",
             Phase.LOSS,
@@ -382,6 +385,7 @@ class StageAtWork:
             gradients=self.gradients(0),
             activations=in_flight["activations"],
             loss=in_flight["loss"] + working + (0 if extra is None else extra.head),
+            elsewhere=elsewhere,
             **parts,
         )
 

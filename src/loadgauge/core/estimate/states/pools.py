@@ -18,9 +18,10 @@ logits and upcast copy were, the other does not fit into the rest of it, which a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
-from loadgauge.core.base.algebra import Size
+from loadgauge.core.base.algebra import Size, maximum, where
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.core.estimate.memory.counters import Pools
 from loadgauge.core.estimate.memory.phases import Moment, Phase, StageAtWork
@@ -33,49 +34,72 @@ from loadgauge.core.estimate.states.states import RankWeights
 
 def pools(rank: StageAtWork, moments: Sequence[Moment], peak: Moment) -> Pools:
     """Return the bytes that the pools of a rank hold. peak: the one of the moments at which the rank holds the most."""
-    memory, stage = rank.memory, rank.stage
-    if memory.engine is not None:
-        by_moment = [
-            {} if step_moment.point is None else zero_engine.pools(memory, stage, step_moment.point)
-            for step_moment in moments
-        ]
-        most: dict[str, float] = {}
-        for streams in by_moment:
-            for stream, (_, highest) in streams.items():
-                most[stream] = max(most.get(stream, 0.0), float(highest))
-        held = [sum(there for there, _ in streams.values()) for streams in by_moment]
-        # What is asked for there changes its size all the time.
-        return _sums(moments, peak, held, sum(most.values()), 0.0, regular=False)
-    if not (memory.fully_sharded and memory.sharded is True):
-        return Pools()
-    waiting = [_gathering(memory, moment) for moment in moments]
-    shards = [_shards(rank, moment) for moment in moments]
-    both = [step_moment + other for step_moment, other in zip(waiting, shards, strict=True)]
-    most_of_both = _most_gathered(memory, stage) + max(shards) + _being_reduced(rank)
-    return _sums(moments, peak, both, most_of_both, hole(memory) if stage.last else 0.0, regular=True)
-
-
-def _sums(
-    moments: Sequence[Moment], peak: Moment, held: Sequence[Size], most: float, hole: float, *, regular: bool
-) -> Pools:
-    """`held`: bytes of each moment that are in other pools; `hole`: bytes that the main pool cannot use at the loss."""
+    memory, measured = rank.memory, memory_range()
+    most = float(most_beside(rank, moments)) if pooled(memory) else 0.0
     if not most:
         return Pools()
-    main = max(
-        float(moment.total) - min(float(moment.total), float(beside)) + (hole if moment.phase is Phase.LOSS else 0.0)
-        for moment, beside in zip(moments, held, strict=True)
-    )
-    measured = memory_range()
-    return Pools(
-        beside=float(peak.total) - main, most=most, idle=(measured.static if regular else measured.dynamic).reserved
-    )
+    beside = float(peak.total) - max(float(moment.total) - float(beside_main(rank, moment)) for moment in moments)
+    regular = memory.engine is None  # what its engine asks for changes its size all the time
+    idle = (measured.static if regular else measured.dynamic).reserved
+    return Pools(beside=beside, most=most, idle=idle, further=most - beside if counted(memory) else 0.0)
+
+
+def pooled(memory: MemoryModel) -> bool:
+    """Return whether streams beside the main one have pools of their own."""
+    if memory.engine is not None:
+        return memory.engine.overlaps(memory.layout.zero)
+    return memory.fully_sharded and memory.sharded is True
+
+
+def counted(memory: MemoryModel) -> bool:
+    """Return whether the total counts pools: of pre-training, whose cards no report shows, only what reads the allocator does."""
+    return memory.training.framework.stack == "fine-tuning" and memory.layout.pp == 1 and pooled(memory)
+
+
+def further(rank: StageAtWork, moments: Sequence[Moment]) -> list[Size]:
+    """Return by how many bytes the main pool of each moment and the most of all others are above what is handed out then."""
+    if not counted(rank.memory):
+        return [0] * len(moments)
+    most = most_beside(rank, moments)
+    return [most - beside_main(rank, moment) for moment in moments]
+
+
+def beside_main(rank: StageAtWork, moment: Moment) -> Size:
+    """Return the bytes of a moment that are in other pools, less what the main pool cannot use at the loss (`hole`)."""
+    memory, stage = rank.memory, rank.stage
+    if memory.engine is not None:
+        point = moment.point
+        streams = {} if point is None else zero_engine.pools(memory, stage, point)
+        return sum(there for there, _ in streams.values())
+    unused = hole(memory) if stage.last and moment.phase is Phase.LOSS else 0
+    return _gathering(memory, moment) + _shards(rank, moment) - unused
+
+
+def most_beside(rank: StageAtWork, moments: Sequence[Moment]) -> Size:
+    """Return the bytes that the other pools hold at most, each at its own moment."""
+    memory, stage = rank.memory, rank.stage
+    if memory.engine is None:
+        shards = functools.reduce(maximum, (_shards(rank, moment) for moment in moments))
+        return _most_gathered(memory, stage) + shards + _being_reduced(rank)
+    most: dict[str, Size] = {}
+    for moment in moments:
+        if moment.point is not None:
+            for stream, (_, highest) in zero_engine.pools(memory, stage, moment.point).items():
+                most[stream] = maximum(most.get(stream, 0), highest)
+    return sum(most.values())
 
 
 def _gathering(memory: MemoryModel, moment: Moment) -> Size:
     """Bytes at a moment of the flat buffers that weights are gathered in."""
-    point = moment.point
-    if not memory.by_layer or point is None:
+    if not memory.by_layer or moment.point is None:
         return 0
+    own = _gathering_at(memory, moment.point)
+    return (
+        own if moment.elsewhere is None else where(moment.elsewhere[0], _gathering_at(memory, moment.elsewhere[1]), own)
+    )
+
+
+def _gathering_at(memory: MemoryModel, point: At) -> Size:
     layer, ahead = _gathered(memory, point.layer), _gathered(memory, point.ahead)
     if point.doing == "forward":
         return layer
@@ -118,38 +142,38 @@ def _units(memory: MemoryModel, stage: Stage) -> Iterator[RankWeights]:
         yield memory.end_weights[1]
 
 
-def _most_gathered(memory: MemoryModel, stage: Stage) -> float:
+def _most_gathered(memory: MemoryModel, stage: Stage) -> Size:
     """Bytes of the buffers of a unit and of the one before it, while the shard of the unit is copied, where they are most."""
     copied = 1 / memory.layout.zero_ranks if memory.training.precision.autocast else 0.0  # FSDP casts nothing else
-    most = before = 0.0
+    most: Size = 0
+    before: Size = 0
     for weights in _units(memory, stage):
-        own = float(memory.gathered_bytes(weights))
-        most = max(most, before + own * (1 + copied))
+        own = memory.gathered_bytes(weights)
+        most = maximum(most, before + own * (1 + copied))
         before = own
     return most
 
 
-def _shards(rank: StageAtWork, moment: Moment) -> float:
+def _shards(rank: StageAtWork, moment: Moment) -> Size:
     """Bytes of the gradients of the rank's shards at a moment."""
-    whole = rank.memory.whole_gradients is True and moment.phase is not Phase.STEP
-    return 0.0 if whole else float(moment.parts["gradients"])
+    gradients = moment.parts["gradients"]
+    return gradients if moment.phase is Phase.STEP else where(rank.memory.whole_gradients, 0, gradients)
 
 
-def _being_reduced(rank: StageAtWork) -> float:
+def _being_reduced(rank: StageAtWork) -> Size:
     """Bytes of the largest unit's reduced shard, where it does not stay as the gradient."""
     memory, precision = rank.memory, rank.memory.training.precision
-    stays = precision.reduced == precision.gradient and not rank.accumulating and "gradients" not in memory.offloaded
-    if stays:
-        return 0.0
-    largest = max(float(weights.all.trainable) for weights in _units(memory, rank.stage))
-    return float(precision.reduced * largest / memory.layout.zero_ranks)
+    units = (weights.all.trainable for weights in _units(memory, rank.stage))
+    largest = precision.reduced * functools.reduce(maximum, units) / memory.layout.zero_ranks
+    stays = precision.reduced == precision.gradient and "gradients" not in memory.offloaded
+    return where(rank.accumulating, largest, 0) if stays else largest
 
 
-def hole(memory: MemoryModel) -> float:
+def hole(memory: MemoryModel) -> Size:
     """Return the bytes of 16-bit logits into whose place nothing of the loss's backward fits."""
     kernels = memory.view.kernels
     upcast = kernels.loss == "float32" and kernels.loss_pieces == 1 and memory.training.precision.compute < 4
     if not upcast or kernels.holds_logits or memory.training.copies_outputs:
         return 0.0
     logits = (tensor for operation in memory.head for tensor in operation.outputs if tensor.name == "head.logits")
-    return float(next((tensor.nbytes for tensor in logits), 0.0))
+    return next((tensor.nbytes for tensor in logits), 0)

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from loadgauge.core.base.algebra import maximum
+from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.plan.batch.bounds import Filling, May
 from loadgauge.core.plan.batch.memory import weights_key
@@ -26,7 +28,8 @@ class Bounded(NamedTuple):
     """Combinations of sizes that a class has, with lower bounds of memory [bytes] and step time [s] of each.
 
     batches: micro-batches; layers, head: the least seconds of one in a layer of each kind and in the head
-    first: the bound of memory by the first stage alone; kept: what a micro-batch keeps there in the leanest layer [bytes]
+    first: the bound of memory by the first stage alone, on a card with room; kept: what a micro-batch keeps there in the leanest
+    layer [bytes]; returned: `Margins.returned`
     """
 
     rows: Any
@@ -37,10 +40,16 @@ class Bounded(NamedTuple):
     head: Any
     first: Any
     kept: Any
+    returned: Any
 
     def at(self, mark: Any) -> Bounded:
         """Some of the combinations."""
         return Bounded(*(column[mark] for column in self))
+
+    def with_first(self, more: Any, card: float) -> Any:
+        """The bounds of memory where the first stage holds `more` bytes than its own bound says. card: its capacity [bytes]"""
+        shown = self.first + more
+        return maximum(self.low, Margins.filled(shown, shown * self.returned, card))
 
 
 class Bounds(Protocol):

@@ -11,6 +11,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -312,7 +313,8 @@ class GridEvaluator:
             return nothing
         pipeline = structure.pp, structure.vpp, structure.schedule, structure.stage_layers
         if filling := Filling.of(self.whole.stages(*pipeline), structure.schedule, classes.blocks):
-            low = numpy.maximum(some.low, some.first + filling.nbytes(some.batches, structure.pp, some.kept))
+            more = filling.nbytes(some.batches, structure.pp, some.kept)
+            low = some.with_first(more, self.whole.cluster.gpu.capacity)
             least = numpy.maximum(some.least, filling.seconds(some.batches, some.layers, some.head))
             some = some.at(may(low, least))
             if not len(some.rows):
@@ -362,9 +364,15 @@ class GridEvaluator:
     def nbytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> tuple[Any, Any]:
         """Memory of the worst rank at each place, and the upper end of its range [bytes]."""
         layout = memory.layout
-        nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.usual(layout))
+        nbytes = self.peak_bytes(structure, memory, places) * places.read_once(self.factor(layout, "usual"))
         nbytes = nbytes + places.read_once(self.fixed(layout, memory))
-        return nbytes, self.upper(layout, places, nbytes)
+        return self.filled(layout, places, nbytes), self.upper(layout, places, nbytes)
+
+    def filled(self, layout: Layout, places: Places, nbytes: Any) -> Any:
+        """Return what the card shows where one with room shows `nbytes`."""
+        outside = places.read_once(self.outside(layout)[0])
+        needed = (nbytes - outside) * places.read_once(self.factor(layout, "returned")) + outside
+        return Margins.filled(nbytes, needed, self.whole.cluster.gpu.capacity)
 
     def peak_bytes(self, structure: Structure, memory: ArrayMemory, places: Places) -> Any:
         """Peak memory of the worst rank at each place [bytes], without `fixed`."""
@@ -425,27 +433,23 @@ class GridEvaluator:
         scratch = (
             workspaces(self.whole.cluster.gpu, self.training, grouped=memory.has_experts) + memory.model.own.resident
         )
-        return self.of_pp.once(("fixed", layout.zero), lambda: self.outside(layout)[0] + self.usual(layout) * scratch)
+        usual = self.factor(layout, "usual")
+        return self.of_pp.once(("fixed", layout.zero), lambda: self.outside(layout)[0] + usual * scratch)
 
-    def usual(self, layout: Layout) -> Any:
-        """By which factor a card usually shows more than PyTorch hands out, as an open array."""
-        return self.of_pp.once(("usual", layout.zero), lambda: self.numpy.asarray(self.margins(layout).shown(1.0)))
+    def factor(self, layout: Layout, name: str) -> Any:
+        """A factor of `margins`, by the path of its attribute, as an open array."""
+        return self.of_pp.once((name, layout.zero), lambda: self.numpy.asarray(attrgetter(name)(self.margins(layout))))
 
     def margins(self, layout: Layout) -> Margins:
         """Return the margins of a layout, without what lies outside PyTorch's allocator."""
         ragged, adapters = layout.tokens is not None, self.training.lora is not None
-        framework, nothing = self.training.framework, Assumed(0.0, 0.0, 0.0)
-        gathers, split = framework.engine is not None and layout.zero == 3, layout.tp > 1
-        return Margins.of(
-            nothing, framework, ragged=ragged, adapters=adapters, split=split, gathers=gathers,
-            sharded=Margins.gathered(framework, layout),
-        )  # fmt: skip
+        nothing = Assumed(0.0, 0.0, 0.0)
+        return Margins.of(nothing, self.training.framework, ragged=ragged, adapters=adapters, split=layout.tp > 1)
 
     def upper(self, layout: Layout, places: Places, nbytes: Any) -> Any:
         """The upper end of the range of what each place needs [bytes], without small things that are not said."""
-        shown = self.of_pp.once(("shown", layout.zero), lambda: self.numpy.asarray(self.margins(layout).spread.high))
-        value, high, factor = map(places.read_once, (*self.outside(layout), shown))
-        return self.numpy.maximum(nbytes, (nbytes - value) * factor + high)
+        value, high, factor = map(places.read_once, (*self.outside(layout), self.factor(layout, "spread.high")))
+        return nbytes + self.numpy.hypot((nbytes - value) * (factor - 1), high - value)
 
     def outside(self, layout: Layout) -> tuple[Any, Any]:
         """Return the bytes outside PyTorch's allocator, and their upper bound, as open arrays."""
@@ -549,10 +553,8 @@ class LeastEvaluator(GridEvaluator):
         """
         numpy, places = self.numpy, self.limits.possible(msgspec.structs.replace(structure, schedule="1f1b", vpp=1))
         if not len(places):
-            none = numpy.zeros(0)
-            return Bounded(
-                places.flat, none, none, none, numpy.zeros((0, len(set(self.space.model.pattern)))), none, none, none
-            )
+            none, layers = numpy.zeros(0), numpy.zeros((0, len(set(self.space.model.pattern))))
+            return Bounded(places.flat, none, none, none, layers, none, none, none, none)
         layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         memory = self.memory(structure, layout)
         work = self.work(structure, memory, gathers=structure.zero == 3)
@@ -562,11 +564,13 @@ class LeastEvaluator(GridEvaluator):
         least = batches / structure.pp * whole
         if lines.filling is not None:
             least = numpy.maximum(least, lines.filling.seconds(batches, of_layers, head))
-        usual, fixed = places.read_once(self.usual(layout)), places.read_once(self.fixed(layout, memory))
+        usual, fixed = places.read_once(self.factor(layout, "usual")), places.read_once(self.fixed(layout, memory))
         both = [self.least_bytes(structure, memory, places, each) for each in (lines.firsts, lines.lasts)]
         ahead, behind = ((nbytes * usual + fixed) * ROUNDING for nbytes in both)
         kept = places.of(least_kept(memory, lines.firsts.values()))
-        return Bounded(places.flat + first, numpy.maximum(ahead, behind), least, batches, of_layers, head, ahead, kept)
+        low, share = self.filled(layout, places, numpy.maximum(ahead, behind)), self.factor(layout, "returned")
+        shares = places.read_once(share)
+        return Bounded(places.flat + first, low, least, batches, of_layers, head, ahead, kept, shares)
 
     def least_bytes(
         self, structure: Structure, memory: ArrayMemory, places: Places, stages: dict[object, Stage]

@@ -23,7 +23,7 @@ from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.memory.points import At
 from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
-from loadgauge.core.estimate.states import gathered as copied
+from loadgauge.core.estimate.states import gathered as copied, pools
 from loadgauge.core.estimate.states.optimizer_step import on_card
 from loadgauge.core.estimate.states.states import RankWeights, States
 from loadgauge.core.layers import View
@@ -99,7 +99,8 @@ class ArrayMemory(MemoryModel):
         """Return whether everything except states is the same for all ZeRO stages."""
         training, precision = self.training, self.training.precision
         apart = self.lazy or training.optimizer.step != NO_TEMPORARIES or training.framework.engine is not None
-        return not apart and precision.compute == precision.weight
+        counted = training.framework.fully_shards and training.framework.stack == "fine-tuning"
+        return not (apart or counted) and precision.compute == precision.weight
 
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
         """The facts of one kind of layer, once for pipelines with and without both ends on one stage."""
@@ -229,7 +230,10 @@ class Peak(NamedTuple):
 
 
 def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
-    """Return the phases of these stages merged by their states: for each key of states one `Peak`."""
+    """Return the phases of these stages merged by their states: for each key of states one `Peak`.
+
+    Where other pools are counted, their most is part of each phase instead of what it holds in them.
+    """
     import numpy
 
     merged: dict[object, Peak] = {}
@@ -237,10 +241,11 @@ def peaks(memory: ArrayMemory, kept: list[Stage]) -> dict[object, Peak]:
         at_work = ArrayStage(memory, stage)
         for chosen in at_work.choices():
             at_work.chosen = chosen
-            for moment in at_work.moments():
+            moments = list(at_work.moments())
+            for moment, further in zip(moments, pools.further(at_work, moments), strict=True):
                 if memory.later and not isinstance(moment.parts["gathered"], Later):
                     continue  # the optimizer step, which then finds nothing but the states
-                rest = sum(moment.parts[part] for part in REST)
+                rest = sum(moment.parts[part] for part in REST) + further
                 if chosen.mask is not True:
                     rest = numpy.where(chosen.mask, rest, -numpy.inf)
                 key, states = _states(moment, stage)
