@@ -180,6 +180,7 @@ def search(
     exhaustive: bool = False,
     progress: Progress | None = None,
     sampler: Sampler | None = None,
+    front: bool = True,
 ) -> SearchResult:
     """Search the layouts of all cases together and return the best ones and the Pareto front.
 
@@ -187,7 +188,7 @@ def search(
     `GOODPUT_KEPT` best by step and lost replicas; the others compare all layouts
     margin: memory to be left free on each GPU [bytes]; top: how many layouts to return
     exhaustive: simulate every schedule, even of layouts that do not fit or cannot be among the best by a lower bound of
-    their time, which cannot change the answer
+    their time, which cannot change the answer; front: look for the Pareto front too
 
     Raises `LayoutError` where no layout is valid, and `NothingFits` where none fits.
 
@@ -200,8 +201,8 @@ def search(
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
     compared = {"network": NETWORK_KEPT, "goodput": GOODPUT_KEPT}.get(objective, 0)
-    best = Best(kept := max(KEPT, top, compared))
-    stored = Kept(best, cases, objective, margin, kept, usual=sampler is None and not exhaustive)
+    best = Best(kept := max(KEPT, top, compared), front)
+    stored = Kept(best, cases, objective, margin, kept, front, usual=sampler is None and not exhaustive)
     try:
         return _searched(best, stored, cases, objective, margin, top, exhaustive, progress, sampler)
     except KeyboardInterrupt:

@@ -51,10 +51,10 @@ class Row(NamedTuple):
 
 
 class Pool:
-    """The best layouts seen so far of those that fit, or of those that may, and their front."""
+    """The best layouts seen so far of those that fit, or of those that may, and their front if it is asked for."""
 
-    def __init__(self, numpy: Any, kept: int, distinct: bool = False) -> None:
-        self.numpy, self.kept, self.distinct = numpy, kept, distinct
+    def __init__(self, numpy: Any, kept: int, distinct: bool = False, fronted: bool = True) -> None:
+        self.numpy, self.kept, self.distinct, self.fronted = numpy, kept, distinct, fronted
         self.rows: list[Row] = []
         self.front: list[Row] = []
         self.ceiling = float("inf")
@@ -74,12 +74,15 @@ class Pool:
         self.rows += [Row.of(number, batch, score, int(index)) for index in good]
         if len(self.rows) > 20 * self.kept:
             self.trim()
-        self._front(number, batch, score, members)
+        if self.fronted:
+            self._front(number, batch, score, members)
 
     def contenders(self, number: int, score: Any, memory: Any, least: Any) -> Any:
         """Return which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
         if len(self.rows) >= self.kept:
             self.trim()
+        if not self.fronted:
+            return score <= self.ceiling
         in_time = least <= self.slowest.get(number, self.numpy.inf)
         return (score <= self.ceiling) | (in_time & self._before_front(memory, least))
 
@@ -128,11 +131,11 @@ class Best:
     narrowed: the cases whose front ends at `SLOWEST`
     """
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, kept: int, fronted: bool = True) -> None:
         import numpy
 
         self.numpy = numpy
-        self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept, distinct=True)
+        self.sure, self.tight, self.seeds = (Pool(numpy, kept, again, fronted) for again in (False, False, True))
         self.lowest = float("inf")
         self.narrowed: set[int] = set()
         self.valid = self.seen = self.fitting = self.timed = 0
