@@ -64,7 +64,7 @@ class Estimated(Answer, frozen=True, kw_only=True):
 
     def why(self, topic: str) -> Answer:
         if topic == MOMENT:
-            behind = moment_reason(self.result.memory, self.at)
+            behind = moment_reason(self.result, self.at)
             plain = behind.to_dict()
         elif topic in PARTS:
             explained = self.result.explain(topic, self.at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgauge.core.answers.why.reason import Line, Reason, Rows
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.estimate.explain import Explanation, Formula
-from loadgauge.core.estimate.memory.peak import Memory, When
+from loadgauge.core.estimate.result import Estimate, When
 
 UNEVEN = "a size does not divide evenly, so no formula with letters holds"
 
@@ -48,14 +48,15 @@ def memory_reason(explained: Explanation) -> Reason:
     )
 
 
-def moment_reason(memory: Memory, at: When) -> Reason:
+def moment_reason(result: Estimate, at: When) -> Reason:
     """Return what the worst rank holds at a moment of the step, part by part [bytes].
 
     >>> from loadgauge import estimate
-    >>> reason = moment_reason(estimate("gpt2", seq_len=1024).memory, "step")
+    >>> reason = moment_reason(estimate("gpt2", seq_len=1024), "step")
     >>> reason.value == sum(row[1] for row in reason.rows[:-1])
     True
     """
+    memory = result.memory
     moment, peak = memory.moments[memory.index(None, at)], memory.moments[memory.peak]
     rows = [(part, float(nbytes), in_gib(nbytes, 3)) for part, nbytes in moment.parts.items() if nbytes]
     more = (

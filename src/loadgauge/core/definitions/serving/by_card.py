@@ -1,4 +1,4 @@
-"""What engines choose by the card, where nobody says it: `data/engine_defaults.toml`."""
+"""Choices of engines by the card, where nobody says them: `data/engine_defaults.toml`."""
 
 from __future__ import annotations
 
