@@ -207,3 +207,15 @@ def test_equations_by_the_words_that_people_type(word: str, quantity: str) -> No
 def test_a_parameter_server_sends_what_each_worker_fetches() -> None:
     """Two of m servers and eight workers: a server has half of the weights, and each worker fetches them."""
     assert document("equation collectives --numbers n=8,m=2")["equations"][-1]["with_numbers"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("typed_so", "here"),
+    [
+        ("--find nic --exposed 5%", "--exposed 5% as --exposed 0.05"), ("--find nic --exposed 12%", "--exposed 12% as --exposed 0.12"),
+        ("--margin 2GiB", "--margin 2GiB as --margin 2"), ("--show network", "--show network as --full"),
+        ("--tokens 1T --mfu 45", "--mfu 45 as --mfu 45%"), ("--spot", "plan --find gpu --prices spot"),
+    ],
+)  # fmt: skip
+def test_a_plan_takes_words_and_units_that_people_type(typed_so: str, here: str) -> None:
+    assert here in " ".join(typed(f"plan gpt2 --gpu h100 --gpus 16 --global-batch 64 --tp 1 {typed_so}").err.split())
