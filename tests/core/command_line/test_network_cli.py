@@ -212,7 +212,7 @@ def test_a_parameter_server_sends_what_each_worker_fetches() -> None:
 @pytest.mark.parametrize(
     ("typed_so", "here"),
     [
-        ("--find nic --exposed 5%", "--exposed 5% as --exposed 0.05"), ("--find nic --exposed 12%", "--exposed 12% as --exposed 0.12"),
+        ("--find nic --exposed 5%", "--exposed 5% as --exposed 0.05"), ("--find nic --exposed 12%", "--exposed 0.12"),
         ("--margin 2GiB", "--margin 2GiB as --margin 2"), ("--show network", "--show network as --full"),
         ("--tokens 1T --mfu 45", "--mfu 45 as --mfu 45%"), ("--spot", "plan --find gpu --prices spot"),
     ],

@@ -299,7 +299,7 @@ def _searched(
         stored=stored,
         ranked=ranked,
         bounded=best.valid - best.timed,
-        tighter=_tighter(cases, objective, exact, best, first),
+        tighter=_tighter(cases, objective, exact, best, first) if best.sure.fronted else None,
     )
 
 
@@ -312,11 +312,10 @@ def first_look(cases: Sequence[Case], objective: Objective = "time", margin: flo
     >>> first_look([case]).layout.zero
     1
     """
-    try:
-        few = some_of(cases[0], USUAL)
-        return search([few], objective="time" if objective in SLOW else objective, margin=margin, top=1).layouts[0]
-    except (LayoutError, NothingFits):
-        return None
+    usual: Objective = "time" if objective in SLOW else objective
+    with contextlib.suppress(LayoutError, NothingFits):
+        return search([some_of(cases[0], USUAL)], objective=usual, margin=margin, top=1, front=False).layouts[0]
+    return None
 
 
 def some_of(case: Case, values: dict[str, tuple[int, ...]]) -> Case:
