@@ -124,6 +124,10 @@ def _alone(path: Path) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # No search of a test is kept in the home of who runs it (`test_kept.py` has one of its own).
+    from loadgauge.core.plan.batch import kept
+
+    kept.QUICK = float("inf")
     # How long an example takes to make says how busy the machine is. The same examples everywhere: what one machine finds,
     # each finds; `make search` looks for new ones.
     quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +149,73 @@ def test_runs_side_by_side_are_each_what_it_is_alone() -> None:
     assert table.code == 1
     assert table.out.count("NOT ENOUGH") == 2
     assert typed(f"{line} --sweep tp=4 --explain dp").code == 2
+
+
+PAIR = "network llama-3.1-8b --gpu h100 --gpus 16"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "200Gbps",
+        "200 Gb/s",
+        "200gbit/s",
+        "200gbps",
+        "25GBps",
+        "25GB/s",
+        "25000MB/s",
+        "HDR",
+        "hdr",
+        "200G",
+        "200GbE",
+        "0.2Tbps",
+    ],
+)
+def test_an_adapter_is_as_fast_whatever_its_unit(text: str) -> None:
+    assert "the network provides 25 GB/s" in " ".join(typed([*PAIR.split(), "--nic-bandwidth", text]).out.split())
+
+
+def test_small_letters_are_no_bits_and_no_bytes() -> None:
+    assert "cannot read '25gb/s'" in typed(f"{PAIR} --nic-bandwidth 25gb/s").err
+
+
+def test_what_nccl_tests_print_is_read_as_people_type_it(tmp_path: Path) -> None:
+    whole = typed(f"{PAIR} --busbw all_reduce=340GB/s:1GiB").out
+    for text in ("all_reduce=340GB/s", "allreduce=340", "All-Reduce=340GBps:1GiB"):
+        assert typed(f"{PAIR} --busbw {text}").out == whole, text
+    rows = "#  Rank  0 on a\n#  Rank  1 on a\n 1073741824 268435456 float sum -1 4000.0 268.44 268.44 0 4000.0 268.44 268.44 0\n"
+    file = tmp_path / "run.txt"
+    file.write_text(rows)
+    said = typed(f"{PAIR} --busbw all_reduce={file}").out
+    assert "all_reduce=FILE" in typed(f"{PAIR} --busbw {file}").err
+    file.write_text(f"# Collective test starting: all_reduce_perf\n{rows}")
+    assert typed(f"{PAIR} --busbw {file}").out == said != whole
+
+
+def test_dp_is_swept_by_its_gpus() -> None:
+    assert "sweep gpus" in typed(f"{PAIR} --sweep dp=1,2").err
+
+
+@pytest.mark.parametrize(
+    ("word", "quantity"),
+    [("utilization", "utilisation"), ("zero_3", "states"), ("parameter-server", "collectives"), ("speedup", "amdahl")],
+)
+def test_equations_by_the_words_that_people_type(word: str, quantity: str) -> None:
+    assert typed(f"equation {word}").out == typed(f"equation {quantity}").out != ""
+
+
+def test_a_parameter_server_sends_what_each_worker_fetches() -> None:
+    """Two of m servers and eight workers: a server has half of the weights, and each worker fetches them."""
+    assert document("equation collectives --numbers n=8,m=2")["equations"][-1]["with_numbers"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("typed_so", "here"),
+    [
+        ("--find nic --exposed 5%", "--exposed 5% as --exposed 0.05"), ("--find nic --exposed 12%", "--exposed 0.12"),
+        ("--margin 2GiB", "--margin 2GiB as --margin 2"), ("--show network", "--show network as --full"),
+        ("--tokens 1T --mfu 45", "--mfu 45 as --mfu 45%"), ("--spot", "plan --find gpu --prices spot"),
+    ],
+)  # fmt: skip
+def test_a_plan_takes_words_and_units_that_people_type(typed_so: str, here: str) -> None:
+    assert here in " ".join(typed(f"plan gpt2 --gpu h100 --gpus 16 --global-batch 64 --tp 1 {typed_so}").err.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from command_line import document, typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
-from loadgauge.core.definitions.hardware.prices import Prices, listed, usual_prices
+from loadgauge.core.definitions.hardware.prices import Prices, listed, read_prices, usual_prices
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.time.cost import Budget
 from loadgauge.core.text.estimate.step_time import money_lines
@@ -69,3 +70,28 @@ def test_co2_is_energy_times_what_a_country_emits():
     assert document("estimate llama-3.1-8b --gpu h100 --tokens 1B")["time"]["co2_kg"] is None
     refused = typed(f"{line} franc")
     assert (refused.code, "did you mean france" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu,price\nh100,1.9\na100-80gb,$1.1\n", "# mine\nh100 = 1.9\na100-80gb = 1.1 # of 8\n", "h100;1.9\na100-80gb;1.1",
+        '"h100","1.9"\n"a100-80gb","1.1"', "h100\t1.9\n\na100-80gb\t1.1\n", "h100: 1.9\na100-80gb: 1.1\n",
+    ],
+)  # fmt: skip
+def test_prices_are_read_from_a_file(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "prices"
+    file.write_text(text, encoding="utf-8")
+    assert read_prices(str(file)) == {"h100": 1.9, "a100-80gb": 1.1}
+    file.write_text("h100\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="has no line with a GPU and a price"):
+        read_prices(str(file))
+    file.write_text("h100, cheap 4\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="has a line that is no GPU and price"):
+        read_prices(str(file))
+
+
+def test_list_prices_by_their_kind() -> None:
+    spot = {gpu for gpu, offers in listed().items() if any(offer.kind == "spot" for offer in offers)}
+    assert set(read_prices("spot")) == spot
+    assert read_prices("on-demand") == usual_prices()

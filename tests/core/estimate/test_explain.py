@@ -99,7 +99,19 @@ def test_a_part_that_is_gone_at_the_peak_is_explained_where_it_is_largest() -> N
     at_peak = " ".join(typed(f"{LATE} --explain activations --at peak").out.split())
     assert f"during {memory['moment']} (the peak of the rank). It is largest during {told['moment']}:" in at_peak
     assert "optimizer step" in typed(f"{LATE} --explain activations --at step").out
-    assert "there is no --explain" in typed(f"{LATE} --at step").err
+    assert "is of the whole step" in typed(f"{LATE} --at step --explain loss-time").err
+
+
+@pytest.mark.parametrize("when", ["setup", "forward", "loss", "backward", "step", "peak"])
+def test_a_moment_alone_is_all_that_is_held_then(when: str) -> None:
+    """The parts are those of a moment of the document, and their sum is what it holds."""
+    told = document(f"{LATE} --at {when}")
+    rows = {what: nbytes for what, nbytes, _ in told["explain"]["rows"]}
+    assert rows.pop("total") == pytest.approx(sum(rows.values()), rel=1e-12)
+    if when == "peak":
+        assert rows == {part: nbytes for part, nbytes in told["memory"]["parts"].items() if nbytes}
+    held = [moment for moment in told["memory"]["moments"] if sum(moment["parts"].values()) == sum(rows.values())]
+    assert {part: nbytes for part, nbytes in held[0]["parts"].items() if nbytes} == rows if held else when == "setup"
 
 
 def test_the_table_shows_each_part_at_the_peak_and_where_it_is_largest() -> None:

@@ -158,3 +158,9 @@ def test_a_card_on_given_gpus_is_in_time_to_the_second() -> None:
     late, timely = (typed(f"{line} --days {days * factor:.6f}") for factor in (0.999, 1.001))
     assert (late.code, timely.code) == (1, 0)
     assert "takes 1.4" in late.err
+
+
+def test_a_stated_number_of_gpus_is_named_where_it_is_too_small() -> None:
+    line = "plan llama-3.1-8b --gpu h100 --gpus 8 --global-batch 64 --tokens 1T --days 30"
+    assert "no number of GPUs up to 8 finishes in 30 days: 8 take" in (said := typed(line)).err
+    assert said.code == 1

@@ -78,6 +78,9 @@ def same_as_the_loop(seed: int) -> bool:
         return False
     expected = sure or tight
     assert result.valid == len(rows)
+    alone = search([given], top=15, front=False)
+    assert [each.layout for each in alone.layouts] == [each.layout for each in result.layouts]
+    assert len(alone.pareto) == 0
     steps = [each.time.step for each in result.layouts if each.time]
     assert steps == pytest.approx([step for step, _ in expected[: len(steps)]], rel=1e-9)
     assert len(steps) == min(15, len(expected))

@@ -299,3 +299,26 @@ def test_experts_in_host_memory_need_a_node_that_holds_them() -> None:
     assert (small.code, large.code) == (1, 0)
     assert "of 512GiB: DOES NOT FIT" in " ".join(small.out.split())
     assert "is an option of training" in typed("estimate gpt2 --task generate --host-memory 1GiB").err
+
+
+@pytest.mark.parametrize(
+    ("server", "card", "tp", "tokens", "graphs"),
+    [
+        ("vllm", "l4", 1, 2048, 67), ("vllm", "a100-sxm4-80gb", 1, 2048, 67), ("vllm", "h100-sxm5-80gb", 1, 8192, 67),
+        ("sglang", "t4", 1, 2048, 4), ("sglang", "rtx4090", 1, 2048, 7), ("sglang", "l40s", 1, 4096, 8),
+        ("sglang", "h100-sxm5-80gb", 1, 8192, 36), ("sglang", "h100-sxm5-80gb", 8, 8192, 52),
+        ("sglang", "b200-sxm-180gb", 1, 16384, 52), ("trtllm", "l4", 1, 8192, 67),
+        ("vllm:max_num_batched_tokens=8192", "l4", 1, 8192, 67), ("sglang:chunked_prefill_size=1024", "l4", 1, 1024, 7),
+    ],
+)  # fmt: skip
+def test_a_server_reads_and_captures_what_its_engine_chooses_by_the_card(
+    server: str, card: str, tp: int, tokens: int, graphs: int
+) -> None:
+    """vLLM's `get_batch_defaults` and SGLang's `_handle_gpu_memory_settings`; what is said goes before."""
+    job = Job("qwen3-0.6b", gpu=card, gpus=tp, tp=tp)
+    answer, assumed = resolve_inference(job, "generate", {"context": 1024, "batch": 2, "server": server})
+    assert answer.asked.prefill_tokens == tokens
+    assert answer.engine is not None
+    assert answer.engine.max_batched_tokens == tokens
+    assert answer.memory.beside["graphs"] == graphs * 16 * 2**20
+    assert ("--prefill-tokens" in assumed) is (":" not in server)

@@ -12,7 +12,7 @@ import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.answers.why.of_estimate import TOPICS, reason
-from loadgauge.core.answers.why.of_memory import memory_reason
+from loadgauge.core.answers.why.of_memory import memory_reason, moment_reason
 from loadgauge.core.answers.why.of_task import TOPICS as OF_A_TASK
 from loadgauge.core.base import NO, ConfigError, Error, exit_code, host_holds, need, needs
 from loadgauge.core.definitions.training.memory_range import Counter
@@ -22,6 +22,9 @@ from loadgauge.core.plan.advise.assumptions import assumptions
 from loadgauge.core.resolve.large_runs import MANY
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup, worst_routing
+
+MOMENT = "moment"
+"""The topic of all that is held at a moment (`--at`)."""
 
 
 class Estimated(Answer, frozen=True, kw_only=True):
@@ -60,7 +63,10 @@ class Estimated(Answer, frozen=True, kw_only=True):
         return [(change.flags, change.result) for change in advice(self.given)]
 
     def why(self, topic: str) -> Answer:
-        if topic in PARTS:
+        if topic == MOMENT:
+            behind = moment_reason(self.result, self.at)
+            plain = behind.to_dict()
+        elif topic in PARTS:
             explained = self.result.explain(topic, self.at)
             behind, plain = memory_reason(explained), explained.to_dict()
         elif topic in TOPICS:

@@ -1,19 +1,25 @@
-"""Reads and writes small files; what goes wrong is a `ConfigError` of one line that names the file."""
+"""Reads and writes small files; what goes wrong is a `ConfigError` of one line that names the file. What is worked out is
+kept on disk beside them, where nothing goes wrong: what cannot be read or written is not there."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgauge.core.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+T = TypeVar("T")
 
 LARGEST_PROGRAM = 10**6
 """Bytes of a program that is parsed."""
 SHOWN = 8
 """Functions of a program that an error names."""
+LARGEST_KEPT = 1 << 29
+"""Bytes of what is kept on disk that are read, before compression."""
 
 
 def read_start(path: str | Path, largest: int) -> bytes:
@@ -94,3 +100,81 @@ def no_function(path: str | Path) -> ConfigError:
         return ConfigError(f"has no function: put its code into `def main():`, and type {file}:main", file=file)
     listed = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     return ConfigError(f"name one of its functions, as in {file}:{names[0]} (it has {listed})", file=file)
+
+
+# -- what is kept on disk ---------------------------------------------------------------------------------------------
+
+
+def kept_file(folder: str, *facts: Any) -> Path:
+    """The file for what all these facts decide, in a folder below `XDG_CACHE_HOME`, or else ~/.cache.
+
+    >>> kept_file("plans", 1).parts[-3:-1]
+    ('loadgauge', 'plans')
+    """
+    import hashlib
+    import json
+    from pathlib import Path
+
+    homes = os.environ.get("XDG_CACHE_HOME", ""), os.path.join(os.path.expanduser("~"), ".cache")
+    # A relative path is to be ignored (XDG Base Directory Specification); where there is no home, nothing is kept.
+    home = next(filter(os.path.isabs, homes), os.devnull)
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return Path(home, "loadgauge", folder, f"{hashlib.sha256(text.encode()).hexdigest()}.bin")
+
+
+def files_as_they_are(*folders: str | Path) -> str:
+    """Return what changes where a file below these folders does: a digest of their names, sizes and times."""
+    import hashlib
+
+    stats, waiting = [], [str(folder) for folder in folders]
+    while waiting:
+        for entry in os.scandir(waiting.pop()):
+            if entry.is_file():
+                stats.append((entry.path, (status := entry.stat()).st_size, status.st_mtime_ns))
+            elif entry.name != "__pycache__":
+                waiting.append(entry.path)
+    return hashlib.sha256(repr(sorted(stats)).encode()).hexdigest()
+
+
+def read_kept(file: Path, kind: type[T], check: Callable[[T], object] = id) -> T | None:
+    """Return what `keep` wrote, as a type; None where it is not there or does not pass a check, which raises ConfigError."""
+    import gc
+    import zlib
+
+    import msgspec
+
+    enabled = gc.isenabled()
+    gc.disable()  # many objects are made, and none is thrown away
+    try:
+        unpacked = zlib.decompressobj()
+        content = unpacked.decompress(file.read_bytes(), LARGEST_KEPT)
+        if unpacked.unconsumed_tail or not unpacked.eof:
+            return None
+        decoded = msgspec.msgpack.decode(content, type=kind)
+        check(decoded)
+    except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
+        return None
+    finally:
+        if enabled:
+            gc.enable()
+    return decoded
+
+
+def keep(file: Path, content: Any) -> None:
+    """Write a structure to a file, whole or not at all; a place that cannot be written is left alone."""
+    import contextlib
+    import tempfile
+    import zlib
+
+    import msgspec
+
+    packed = zlib.compress(msgspec.msgpack.encode(content), 6)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(packed)
+            os.replace(name, file)
+        except OSError:
+            os.unlink(name)

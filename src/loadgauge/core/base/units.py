@@ -29,6 +29,13 @@ _FACTORS: dict[str, tuple[str, float]] = {
 }
 
 
+_BITS = re.compile(r"([MGTmgt])(?:b|[Bb]its?)(?:/s|ps)")
+
+
+def _bits(match: re.Match[str]) -> str:
+    return match[0] if match[0] == match[0].lower() and match[0].endswith("b/s") else f"{match[1].upper()}bit/s"
+
+
 def parse(text: str, key: str = "", kind: str = "") -> tuple[float, str]:
     """Read a number with a unit and return (value in base units, base unit). Raises `ConfigError`, about the flag `key`.
 
@@ -40,16 +47,35 @@ def parse(text: str, key: str = "", kind: str = "") -> tuple[float, str]:
     (85899345920.0, 'byte')
     >>> parse("400 Gbit/s")
     (50000000000.0, 'byte/s')
+    >>> parse("400Gbps") == parse("400 Gb/s") == parse("400gbit/s") == parse("50GBps")
+    True
     """
     match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]+)\s*", text)
-    if not match or match[2] not in _FACTORS:
+    # Bits are also written Gb/s, Gbps, gbit/s; bytes GBps.
+    unit = "" if not match else re.sub(r"(?<=B)ps$", "/s", re.sub(_BITS, _bits, match[2]))
+    if not match or unit not in _FACTORS:
         units = ", ".join(name for name, (base, _) in _FACTORS.items() if not kind or base == kind)
         raise ConfigError(f"cannot read {text!r} as a number with a unit (units: {units})", key=key)
-    base, factor = _FACTORS[match[2]]
+    base, factor = _FACTORS[unit]
     value = float(match[1].replace("_", "")) * factor
     if not math.isfinite(value):
         raise ConfigError(f"{text!r} is not finite", key=key)
     return value, base
+
+
+PORTS = {"fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr200": 200, "ndr": 400, "xdr": 800}
+"""Gbit/s of a port of InfiniBand with four lanes (InfiniBand Trade Association, roadmap)."""
+
+
+def port(text: str) -> str:
+    """Return a network adapter's bandwidth with a unit, where it is named by its bits.
+
+    >>> port("NDR"), port("400GbE"), port("200G"), port("50GB/s")
+    ('400Gbit/s', '400Gbit/s', '200Gbit/s', '50GB/s')
+    """
+    word = text.strip().lower()
+    bits = PORTS.get(word) or (word.removesuffix("be").removesuffix("g") if re.fullmatch(r"\d+g(be)?", word) else "")
+    return f"{bits}Gbit/s" if bits else text
 
 
 def above_zero(text: str, key: str, unit: str, must: str) -> float:

@@ -88,6 +88,7 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     from loadgauge.core.answers.equations.numbers import read_numbers, unread, with_numbers
     from loadgauge.core.answers.equations.run_forms import run_forms
 
+    quantity = MEANT.get(quantity.replace("_", "-"), quantity.replace("_", "-"))
     params = arguments(quantity, flags)
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}
@@ -166,8 +167,11 @@ _APPLY = {
 
 
 MEANT = {
-    **dict.fromkeys(("zero", "fsdp", "ddp", "optimizer", "gradients"), "states"), "flops": "training-flops", "mfu": "utilisation",
-    **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "all-to-all", "busbw", "algbw"), "collectives"),
+    **dict.fromkeys(("zero", "zero-1", "zero-2", "zero-3", "fsdp", "ddp", "optimizer", "gradients"), "states"),
+    **dict.fromkeys(("mfu", "hfu", "utilization"), "utilisation"), "flops": "training-flops",
+    **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "busbw", "algbw",
+                     "parameter-server", "parameter-servers"), "collectives"),
+    **dict.fromkeys(("days", "time", "run"), "duration"), **dict.fromkeys(("speedup", "scaling"), "amdahl"),
 }  # fmt: skip
 """Words that people type, and the quantity that has them."""
 
@@ -177,8 +181,7 @@ def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     quantities = (*QUANTITIES, *FORMS)
     if quantity not in quantities:
         wrong = f"unknown quantity {quantity!r}" if quantity else "name a quantity"
-        meant = f"; did you mean {MEANT[quantity]}?" if quantity in MEANT else suggest(quantity, quantities)
-        raise ConfigError(f"{wrong} (known: {', '.join(quantities)}){meant}")
+        raise ConfigError(f"{wrong} (known: {', '.join(quantities)}){suggest(quantity, quantities)}")
     fields = {name: value for name, value in flags.items() if value is not None and value is not False}
     for name in fields:
         if name not in _APPLY.get(quantity, frozenset()):

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.answers.estimate import Estimated
+from loadgauge.core.answers.estimate import MOMENT, Estimated
 from loadgauge.core.answers.why.of_estimate import TOPICS
 from loadgauge.core.base import ConfigError, Untrained, need, share, write_text
 from loadgauge.core.command_line.options import project
@@ -57,7 +57,9 @@ from loadgauge.core.resolve.resolve import names_job_file, resolve_job
     " inference memory, first, token.",
 )
 @click.option(
-    "--at", type=click.Choice(get_args(When)), help="With --explain: the moment of the step (default: largest)."
+    "--at",
+    type=click.Choice(get_args(When)),
+    help="What is held at this moment; with --explain, of one part (largest).",
 )
 @click.option(
     "--table",
@@ -162,9 +164,10 @@ def _estimate(
 ) -> Answer:
     """Estimates a job, and writes the files that are asked for."""
     part = click.get_current_context().params["topic"]
-    if at and part not in PARTS:
-        there = "there is no --explain" if part is None else f"{part} is of the whole step"
-        raise ConfigError(f"--at chooses the moment at which --explain explains a part of the memory; {there}")
+    if at and part not in (None, *PARTS):
+        raise ConfigError(
+            f"--at chooses the moment at which --explain explains a part of the memory; {part} is of the whole step"
+        )
     job, answers = project.answered(job)
     setup = resolve_job(job)
     setup = msgspec.structs.replace(setup, assumed=setup.assumed | answers)
@@ -199,7 +202,8 @@ def _estimate(
         setup = resolve_job(job.replace(**fields))
         return Estimated.of(setup, setup.estimate(), **more)
 
-    return Estimated.of(setup, result, at=at or "largest", next=follow, **more)
+    whole = Estimated.of(setup, result, at=at or "largest", next=follow, **more)
+    return whole.why(MOMENT) if at and part is None else whole
 
 
 def _infer(job: Job, why: Untrained | None, task: str, task_flags: dict[str, Any], *, allow_tight: bool) -> Answer:

@@ -198,8 +198,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return say(f"{_plain(error)} (see `{where} --help`)", CANNOT_TELL)
     except click.ClickException as error:
         return say(error.format_message(), CANNOT_TELL)
-    except (click.Abort, KeyboardInterrupt):
-        return say("interrupted", CANNOT_TELL)
+    except (click.Abort, KeyboardInterrupt) as error:
+        return say("; ".join(map(str, ("interrupted", *(error.__cause__ or error).args))), CANNOT_TELL)
     except NothingFits as error:
         return say(str(error), NO)
     except NotModelled as error:

@@ -21,6 +21,7 @@ from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
 from loadgauge.core.resolve.resolve import resolve_job
 
@@ -151,13 +152,14 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
 @click.option("--output", metavar="FOLDER", help="Folder for the results of a sweep, as Parquet (FILE-results).")
 @click.option("--workers", type=Whole(1, 10**5), help="How many plans of a sweep run at a time (one per processor).")
 @click.option("--ray", metavar="ADDRESS", help="Plan a sweep on this Ray cluster: auto, or HOST:PORT.")
+@click.option("--cache/--no-cache", default=True, help="Keep searches on disk, and go on from those that are there.")
 @page_option
 @answering(
     "the best layout, its step and memory, the next one, and the command that reproduces it",
     "Of the best layout, what `loadgauge estimate --explain` explains of it.",
     document="layouts (best first), pareto, evaluated, valid",
 )
-def command(model: str | None, page: str | None, **flags: Any) -> Answer:
+def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> Answer:
     """Find the fastest (cheapest, smallest, ...) layout of MODEL by exhaustive search over all valid layouts.
 
     A layout flag locks its axis (--tp 8) or narrows it down (--tp 4,8); all other axes are open. Exit code: 0 a layout
@@ -177,6 +179,7 @@ def command(model: str | None, page: str | None, **flags: Any) -> Answer:
     loadgauge plan qwen3-32b --gpu h100-sxm5-80gb --gpus 64 --task grpo --prompts 128 --samples 16 --prompt-len 512 \\
         --answers exp:3000,8192
     """
+    KEEPING.set(cache)
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
     if file is not None or flags["task"] is not None or flags["find"] is not None:
         refuse({"html": page}, "draws the best layout of a training run; leave out the other task")

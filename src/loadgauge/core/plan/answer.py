@@ -102,6 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             "valid": result.valid,
             "fitting": result.fitting,
             "seconds": result.seconds,
+            "cached": result.stored.found,
             "out_of_reach": out_of_reach(self.cases[-1].space),
             "assumed": self.setup.assumed,
             "nearest": None,

@@ -111,7 +111,8 @@ def gpus_by_date(
         size += node
     enough = [sized.gpus for sized in tried.values() if sized.days <= days]
     if not enough:
-        raise NothingFits(_cause(name, days, [sized for sized in tried.values() if sized.best is not None], max(tried)))
+        sizes = [sized for sized in tried.values() if sized.best is not None]
+        raise NothingFits(_cause(name, days, sizes, max(tried), bounded=size > most))
     least = min(enough)
     more, size = 0, least + node
     while more < BESIDE and size < 2 * least + 8 * node and len(tried) < MOST_SIZES + 8:
@@ -149,16 +150,19 @@ def _smooth(gpus: int, suits: int) -> bool:
     return rest == 1 or suits % rest == 0
 
 
-def _cause(name: str, days: float, sizes: list[Sized], largest: int) -> str:
-    """Why no number of GPUs meets the date."""
+def _cause(name: str, days: float, sizes: list[Sized], largest: int, *, bounded: bool) -> str:
+    """Why no number of GPUs meets the date. bounded: all that may be were tried"""
     if not sizes:
         return f"{name} does not fit any number of GPUs that was tried, up to {largest:,}"
     best = min(sizes, key=lambda sized: sized.days)
     assert best.best is not None
+    took = f"{best.gpus:,} take {days_words(best.days)}"
+    if bounded:
+        return f"no number of GPUs up to {largest:,} finishes in {days:g} days: {took}; leave --gpus out, or give more"
     rows = best.best.layout
     per_rank = rows.global_batch / rows.dp
     return (
-        f"no number of GPUs that was tried finishes in {days:g} days: {best.gpus:,} take {days_words(best.days)}; with a"
+        f"no number of GPUs that was tried finishes in {days:g} days: {took}; with a"
         f" global batch of {rows.global_batch:,} each of {rows.dp:,} replicas has {per_rank:,.0f} sequences a step, and"
         " more GPUs have less to do: a larger --global-batch, or more days"
     )

@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 def best_of(case: Case, objective: Objective, margin: float) -> Estimate | None:
     """Return the best layout of a case; None where none is valid or fits. margin: memory to be left free [bytes]."""
     try:
-        return search([case], objective=objective, margin=margin, top=1).layouts[0]
+        return search([case], objective=objective, margin=margin, top=1, front=False).layouts[0]
     except (NothingFits, LayoutError):
         return None
 
@@ -469,7 +469,7 @@ def cheapest_gpu(
         try:
             there = [msgspec.structs.replace(case, price=price) for case in on(name)]
             if timely is None:
-                best = search(there, objective="money", margin=margin, top=1).layouts[0]
+                best = search(there, objective="money", margin=margin, top=1, front=False).layouts[0]
             else:
                 best = timely(there)
         except Error as error:
@@ -495,7 +495,7 @@ def in_time(cases: Sequence[Case], tokens: float, days: float, margin: float) ->
     least = 2 * parameters(cases[0].space.model).active * tokens / (most * peak) / DAY
     if least > days:
         raise NothingFits(f"takes {days_words(least)} and more, {days:g} are allowed")
-    fastest = [layout for case in cases for layout in search([case], margin=margin, top=1).layouts]
+    fastest = [layout for case in cases for layout in search([case], margin=margin, top=1, front=False).layouts]
     timely = [layout for layout in fastest if days_for(layout, tokens) <= days]
     if not timely:
         least = min(days_for(layout, tokens) for layout in fastest)

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 
 from loadgauge.core.base import GIB, ConfigError, Error, LayoutError, NotStated, need, provider
-from loadgauge.core.definitions.hardware.prices import usual_prices
+from loadgauge.core.definitions.hardware.prices import read_prices, usual_prices
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, WHOLE_RUN, Field, Job, fields
-from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.layout.axes import AXES, MODEL_PARALLEL
 from loadgauge.core.definitions.layout.layout import LEAST, UNSPLIT
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -113,7 +112,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     exposed: Annotated[float | None, _question(
         "positive", "Largest share of the step for exposed communication (0.1).", metavar="SHARE", needs="find")] = None
     prices: Annotated[str | None, _question(
-        "text", "Prices of one GPU-hour by kind of GPU, for --find gpu (list prices on demand).", metavar="GPU=2.5,GPU=1.8")] = None
+        "text", "Prices of one GPU-hour by kind of GPU, for --find gpu: also a file, spot or reserved (on demand).",
+        metavar="GPU=2.5,GPU=1.8")] = None
     why_not: Annotated[str | None, _question(
         "text", "Explain why no layout with these values is the best.", metavar="tp=16,pp=4")] = None
     what_next: Annotated[bool, _question("switch", "Re-plan with each single change and show the gain.")] = False
@@ -152,7 +152,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError("is no flag of a plan", key=name)
         if asked.get("prices") is not None:
             asked.setdefault("find", "gpu")
-            asked["gpu_prices"] = _prices(asked["prices"])
+            asked["gpu_prices"] = read_prices(asked["prices"])
         elif asked.get("find") == "gpu":
             asked["gpu_prices"] = usual_prices()
         if "gpu_prices" in asked and "gpu" not in job:
@@ -297,18 +297,6 @@ def _pairs(text: str) -> dict[str, tuple[Any, ...]]:
             raise ConfigError(f"must be axis=value pairs such as tp=16,pp=4, got {word!r}", key="why_not")
         locks[name] = read_values(name, {"yes": "true", "no": "false"}.get(value, value))
     return locks
-
-
-def _prices(text: str) -> dict[str, float]:
-    """Prices of kinds of GPU, as in `h100-sxm5-80gb=2.5,a100-sxm4-80gb=1.6`."""
-    prices: dict[str, float] = {}
-    for word in text.split(","):
-        name, _, price = word.strip().partition("=")
-        try:
-            prices[name] = positive_number(price)
-        except ConfigError:
-            raise ConfigError(f"must be GPU=PRICE,GPU=PRICE, got {word.strip()!r}", key="prices") from None
-    return prices
 
 
 def models_named(text: str) -> list[str]:

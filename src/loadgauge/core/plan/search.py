@@ -6,7 +6,6 @@ The array reading ranks; what is reported is the exact `estimate` of each layout
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, get_args
@@ -27,11 +26,13 @@ from loadgauge.core.estimate.unsaid import overlap_ends, with_unsaid
 from loadgauge.core.plan.batch.best import Best, Estimates, Rank, Ranked, Row
 from loadgauge.core.plan.batch.bounds import May
 from loadgauge.core.plan.batch.evaluate import BatchEvaluator
+from loadgauge.core.plan.batch.kept import Kept
 from loadgauge.core.plan.batch.memo import Memo
 from loadgauge.core.plan.batch.types import Batch, Wanted, untimed
 from loadgauge.core.plan.sample import Sampler
 from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import SIZES, Space
+from loadgauge.core.resolve.reproduce import layout_flags
 
 Objective = Literal["time", "throughput", "money", "gpus", "headroom", "network", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -131,7 +132,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     evaluated: combinations of all axes; valid: those that can exist
     bounded: of these, how many have only a lower bound of their step time, which was too long for the answer, or of their
     memory, which was too much
-    tighter: a TIGHT layout that is better than the best, which fits
+    tighter: a TIGHT layout that is better than the best, which fits; stored: what of the search is on disk
     """
 
     cases: tuple[Case, ...]
@@ -146,18 +147,23 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     bounded: int = 0
     tighter: Estimate | None = None
     counted: int | None = None
+    stored: Kept
 
     @cached_property
     def fitting(self) -> int:
         """Number of valid layouts that fit as assumed: the memory of all of them, which the search did not need."""
         if self.counted is not None:
             return self.counted
+        if self.stored.state.fits is not None:
+            return self.stored.state.fits
         rooms = [(case.cluster.gpu.capacity, case.batches(None, untimed)) for case in self.cases]
-        return sum(
+        self.stored.state.fits = sum(
             int(((batch.memory <= room - self.margin) & (batch.high <= room)).sum())
             for room, batches in rooms
             for batch in batches
         )
+        self.stored.save(counted=True)
+        return self.stored.state.fits
 
     @property
     def moved(self) -> int:
@@ -174,6 +180,7 @@ def search(
     exhaustive: bool = False,
     progress: Progress | None = None,
     sampler: Sampler | None = None,
+    front: bool = True,
 ) -> SearchResult:
     """Search the layouts of all cases together and return the best ones and the Pareto front.
 
@@ -181,7 +188,7 @@ def search(
     `GOODPUT_KEPT` best by step and lost replicas; the others compare all layouts
     margin: memory to be left free on each GPU [bytes]; top: how many layouts to return
     exhaustive: simulate every schedule, even of layouts that do not fit or cannot be among the best by a lower bound of
-    their time, which cannot change the answer
+    their time, which cannot change the answer; front: look for the Pareto front too
 
     Raises `LayoutError` where no layout is valid, and `NothingFits` where none fits.
 
@@ -193,10 +200,43 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ConfigError(f"unknown objective {objective!r} (known: {', '.join(OBJECTIVES)})", key="objective")
-    started = time.perf_counter()
     compared = {"network": NETWORK_KEPT, "goodput": GOODPUT_KEPT}.get(objective, 0)
-    best = Best(max(KEPT, top, compared))
+    best = Best(kept := max(KEPT, top, compared), front)
+    stored = Kept(best, cases, objective, margin, kept, front, usual=sampler is None and not exhaustive)
+    try:
+        return _searched(best, stored, cases, objective, margin, top, exhaustive, progress, sampler)
+    except KeyboardInterrupt:
+        if stored.file is None:
+            raise
+        raise KeyboardInterrupt(*_so_far(best, cases), "the same command goes on from here") from None
+    finally:
+        stored.save()
+
+
+def _so_far(best: Best, cases: Sequence[Case]) -> list[str]:
+    """Return the best layout of those that were timed so far and fit, in words; none where there is none."""
+    row = min(best.sure.rows or best.seeds.rows, key=lambda row: row[:4], default=None)
+    if row is None:
+        return []
+    exact = cases[row.case].estimate(row.layout)
+    return [f"the best so far is {layout_flags(exact)}: {row.step:,.4g} s a step"]
+
+
+def _searched(
+    best: Best,
+    stored: Kept,
+    cases: Sequence[Case],
+    objective: Objective,
+    margin: float,
+    top: int,
+    exhaustive: bool,
+    progress: Progress | None,
+    sampler: Sampler | None,
+) -> SearchResult:
+    """Search what is left of all cases. stored: how far the search is"""
     for number, case in enumerate(cases):
+        if number < stored.state.cases:
+            continue
         capacity = case.cluster.gpu.capacity
         limit = capacity - margin
         own = partial(_score, objective, case)
@@ -218,15 +258,16 @@ def search(
             if sampler is not None:
                 sampler.take(batch, capacity)
             best.add(number, batch, _scores(objective, case, batch), limit, capacity)
+        stored.passed()
     if not best.valid:
         raise LayoutError(no_layout(cases))
     for pool in (best.sure, best.tight):
         pool.trim()
     evaluated, rows = sum(case.space.size for case in cases), best.pool.rows
     if not rows:
-        nothing = nothing_fits(cases, *_least(cases), margin)
-        seconds_taken = time.perf_counter() - started
-        nothing.counts = {"evaluated": evaluated, "valid": best.valid, "fitting": 0, "seconds": seconds_taken}
+        least = stored.state.least = stored.state.least or _least(cases)
+        nothing = nothing_fits(cases, *least, margin)
+        nothing.counts = {"evaluated": evaluated, "valid": best.valid, "fitting": 0, "seconds": stored.seconds}
         raise nothing
     if objective == "network":
         slowest = NETWORK_SLACK * min(row.step for row in rows)
@@ -241,7 +282,8 @@ def search(
         word = RANK[estimate.memory.verdict]
         return word, score(objective, cases[row.case], estimate), second, _simplicity(estimate.layout)
 
-    ranked, front = Ranked(rows, exact, rank, close=not compared), best.front
+    front = best.front
+    ranked = stored.ranked = Ranked(rows, exact, rank, close=objective not in SLOW, ranks=stored.state.ranks)
     first = ranked.at(0)
     ranged = case_of(cases, first).ranged(first)
     return SearchResult(
@@ -253,10 +295,11 @@ def search(
         evaluated=evaluated,
         valid=best.valid,
         counted=best.fitting if best.seen == best.valid else None,
-        seconds=time.perf_counter() - started,
+        seconds=stored.seconds,
+        stored=stored,
         ranked=ranked,
         bounded=best.valid - best.timed,
-        tighter=_tighter(cases, objective, exact, best, first),
+        tighter=_tighter(cases, objective, exact, best, first) if best.sure.fronted else None,
     )
 
 
@@ -269,11 +312,10 @@ def first_look(cases: Sequence[Case], objective: Objective = "time", margin: flo
     >>> first_look([case]).layout.zero
     1
     """
-    try:
-        few = some_of(cases[0], USUAL)
-        return search([few], objective="time" if objective in SLOW else objective, margin=margin, top=1).layouts[0]
-    except (LayoutError, NothingFits):
-        return None
+    usual: Objective = "time" if objective in SLOW else objective
+    with contextlib.suppress(LayoutError, NothingFits):
+        return search([some_of(cases[0], USUAL)], objective=usual, margin=margin, top=1, front=False).layouts[0]
+    return None
 
 
 def some_of(case: Case, values: dict[str, tuple[int, ...]]) -> Case:

@@ -14,7 +14,6 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.serving.inference import PREFILL
 from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.result import Answer
 
@@ -126,7 +125,7 @@ def plan_serving(
     """
     if job.gpu is None:
         raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
-    usual = {"server": "vllm", "prefill_tokens": PREFILL, "answer": ANSWER}
+    usual = {"server": "vllm", "answer": ANSWER}
     assumed = {f"--{name.replace('_', '-')}": str(value) for name, value in usual.items() if request.get(name) is None}
     request = usual | {name: value for name, value in request.items() if value is not None}
     if job.gpus is None and sought is None and limits.requests is None:

@@ -14,8 +14,9 @@ from loadgauge.core.definitions.hardware.host import host_link
 from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.serving.by_card import usual_tokens
 from loadgauge.core.definitions.serving.inference import PREFILL, WEIGHT_FORMATS, Inference, Task
-from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.core.definitions.serving.rollout import ENGINES, Engine, said_of
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.hub import allowed
@@ -100,7 +101,9 @@ def resolve_inference(
         **degrees,
         replicas=(job.gpus or within) // within,
         experts_from=_from_host(job, card, within, assumed) if job.offload == "experts" else 0.0,
-        **{name: value for name, value in _filled(flags, source.spec, task, assumed).items() if value is not None},
+        **{
+            name: value for name, value in _filled(flags, source.spec, task, assumed, card).items() if value is not None
+        },
     )
     machines, untimed = None, "they need a --gpu"
     if card is not None:
@@ -216,7 +219,9 @@ def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str,
     return Draft(name=title, model=spec, tokens=tokens, acceptance=acceptance)
 
 
-def _filled(flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str]) -> dict[str, Any]:
+def _filled(
+    flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str], card: Gpu | None
+) -> dict[str, Any]:
     """The flags with a context where none is given; defaults are noted."""
     filled = dict(flags)
     if filled.get("context") is None:
@@ -226,9 +231,14 @@ def _filled(flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[s
     if filled.get("server") is not None:
         engine = Engine.parse(filled["server"], "server")
         if filled.get("prefill_tokens") is None:
-            filled["prefill_tokens"] = engine.max_batched_tokens or PREFILL
-            if engine.max_batched_tokens == Engine.parse(engine.kind, "server").max_batched_tokens:
-                assumed["--prefill-tokens"] = f"{PREFILL} (an engine reads its prompts in pieces)"
+            budget: int = engine.max_batched_tokens or PREFILL
+            if "max_batched_tokens" not in said_of(filled["server"]):
+                why = "an engine reads its prompts in pieces"
+                if card is not None and (tokens := usual_tokens(engine.kind, card)) is not None:
+                    budget, why = tokens, f"as {ENGINES[engine.kind].title} takes on {card.id}"
+                filled["server"] = msgspec.structs.replace(engine, max_batched_tokens=budget).text()
+                assumed["--prefill-tokens"] = f"{budget} ({why})"
+            filled["prefill_tokens"] = budget
     if task == "quantise":
         filled["weight_format"] = filled.get("weight_format") or "gptq"
     more = {"generate": ("answer", "cache_format"), "quantise": ("calibration",)}.get(task, ())

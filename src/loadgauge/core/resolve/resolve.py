@@ -12,7 +12,7 @@ from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, No
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import gib, parse, rate
+from loadgauge.core.base.units import above_zero, gib, port, rate
 from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
@@ -365,10 +365,8 @@ def bandwidth(text: str | None, name: str) -> float | None:
     """Read a bandwidth [byte/s] of the flag `name`; None stays None. Raises `ConfigError`."""
     if text is None:
         return None
-    value, unit = parse(text, name, "byte/s")
-    if unit != "byte/s" or value <= 0:
-        raise ConfigError(f"must be a bandwidth such as 50GB/s or 400Gbit/s, got {text!r}", key=name)
-    return value
+    words = port(text) if name == "nic_bandwidth" else text
+    return above_zero(words, name, "byte/s", "a bandwidth such as 50GB/s or 400Gbit/s")
 
 
 def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, str]:

@@ -12,6 +12,7 @@ from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.serving.by_card import captured_on
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE_FORMATS, Inference
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.estimate.memory.liveness import forward_peak
@@ -172,7 +173,8 @@ def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None, draft
         beside["draft"] = drafted.weights + drafted.cache
     engine = None if asked.server is None else Engine.parse(asked.server, "server")
     if engine is not None and engine.graphs:
-        graphs = captured(max(asked.batch, SEQUENCES)) * (1 + drafted.layers / len(model.pattern))
+        sizes = captured_on(engine.kind, gpu, asked.tp) or captured(max(asked.batch, SEQUENCES))
+        graphs = sizes * (1 + drafted.layers / len(model.pattern))
         beside["graphs"] = GRAPH.value * graphs
         spread = Assumed(0, (GRAPH.low - GRAPH.value) * graphs, (GRAPH.high - GRAPH.value) * graphs)
     inside = weights + kept + max(alive, logits) + sum(beside.values())

@@ -16,7 +16,7 @@ import msgspec
 
 from loadgauge.core.base.algebra import Size, same
 from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet
-from loadgauge.core.base.files import is_script
+from loadgauge.core.base.files import is_script, keep, read_kept
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.optional_deps import needs_capture
 from loadgauge.core.base.package_data import read_table
@@ -50,7 +50,7 @@ from loadgauge.pytorch.capture.inputs.target import (
     usual_length,
 )
 from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Ragged, Segment
-from loadgauge.pytorch.capture.lists.store import check_sizes, place, read, unchanged, write
+from loadgauge.pytorch.capture.lists.store import check_sizes, place, unchanged
 from loadgauge.pytorch.capture.requests.regime import COMPILED, OWN, WHOLE, Document, Regime, Tuned
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 from loadgauge.pytorch.capture.symbols.splits import Splits
@@ -127,7 +127,7 @@ class OnDemand(Written):
         document = self.documents.get(regime)
         for again in (False, True):  # another process may have written the file since
             if again:
-                document = read(file, Document, _check) or document
+                document = read_kept(file, Document, _check) or document
             for listing in () if document is None else document.listings:
                 if listing.holds(sizes):
                     assert document is not None
@@ -152,7 +152,7 @@ class OnDemand(Written):
             ]
         self.documents[regime] = captured
         if captured.files or not self.script:
-            write(file, captured)
+            keep(file, captured)
         self.last[regime] = holding[0]
         return captured, holding[0]
 

@@ -41,7 +41,7 @@ LETTERS = {
     "F": "FLOPs of a step", "S": "seconds of a step, or of a run", "k": "key-value heads", "w": "width of a head",
 }  # fmt: skip
 OWN_LETTERS = {
-    "collectives": {"n": "ranks"},
+    "collectives": {"n": "ranks", "m": "servers"},
     "longest": {"N": "longest length there is [tokens]", "n": "lengths that are drawn", "k": "a length [tokens]"},
     "gamma": {"v": "vocabulary"},
     "utilisation": {"X": "peak FLOP/s of a GPU"},
@@ -171,7 +171,7 @@ def _mask() -> list[Part]:
 def _collectives() -> list[Part]:
     import sympy
 
-    (n,) = _letters("n")
+    n, m = _letters("n m")
     collectives = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     parts: list[Part] = [
         (
@@ -187,6 +187,11 @@ def _collectives() -> list[Part]:
         (
             "the same of gather, at the rank that gathers, and of scatter, at the one that scatters",
             (n - 1) / n,
+            "times",
+        ),
+        (
+            "the same at one of m parameter servers, to which n workers send gradients and which send weights back",
+            n / m,
             "times",
         ),
     ]

@@ -217,7 +217,7 @@ def _why_not(plan: Plan) -> list[str]:
         narrow.append(msgspec.structs.replace(case, space=kept))
     say("why not")
     try:
-        other = search(narrow, objective=result.objective, margin=result.margin, top=1).layouts[0]
+        other = search(narrow, objective=result.objective, margin=result.margin, top=1, front=False).layouts[0]
     except (LayoutError, NothingFits) as error:
         return [str(error)]
     if other.layout == result.layouts[0].layout:

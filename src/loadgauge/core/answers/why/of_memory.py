@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadgauge.core.answers.why.reason import Line, Reason, Rows
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.estimate.explain import Explanation, Formula
+from loadgauge.core.estimate.result import Estimate, When
 
 UNEVEN = "a size does not divide evenly, so no formula with letters holds"
 
@@ -44,6 +45,34 @@ def memory_reason(explained: Explanation) -> Reason:
         tables=tuple(tables),
         notes=explained.notes,
         sources=explained.sources,
+    )
+
+
+def moment_reason(result: Estimate, at: When) -> Reason:
+    """Return what the worst rank holds at a moment of the step, part by part [bytes].
+
+    >>> from loadgauge import estimate
+    >>> reason = moment_reason(estimate("gpt2", seq_len=1024), "step")
+    >>> reason.value == sum(row[1] for row in reason.rows[:-1])
+    True
+    """
+    memory = result.memory
+    moment, peak = memory.moments[memory.index(None, at)], memory.moments[memory.peak]
+    rows = [(part, float(nbytes), in_gib(nbytes, 3)) for part, nbytes in moment.parts.items() if nbytes]
+    more = (
+        "" if moment is peak else f" At the peak of the rank, during {peak.name}, it is {gib(peak.total)} (--at peak)."
+    )
+    return Reason(
+        topic="memory",
+        what="",
+        value=float(moment.total),
+        unit="byte",
+        where=f"On the worst rank (stage {memory.rank.stage}) during {moment.name}.{more}",
+        basis="derived",
+        rule="the sum of what each part holds at that moment",
+        columns=("what", "bytes", "GiB"),
+        rows=(*rows, ("total", float(moment.total), in_gib(moment.total, 3))),
+        notes=(f"--explain {max(rows, key=lambda row: row[1])[0]} --at {at}: how a part adds up",),
     )
 
 

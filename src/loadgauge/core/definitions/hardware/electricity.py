@@ -13,7 +13,11 @@ from loadgauge.core.definitions.job.job_text import positive_number
 @functools.cache
 def _countries() -> dict[str, Any]:
     countries: dict[str, Any] = read_table("electricity.toml")["grams"]
-    return countries | {each["name"]: each for each in countries.values()}
+    return (
+        countries
+        | {each[key]: each for each in countries.values() for key in ("name", "short")}
+        | {"uk": countries["gbr"]}
+    )
 
 
 STATED = re.compile(r"(?i)(?P<number>[\d.]+(e[+-]?\d+)?)\s*(?P<kilo>k)?(g\s*(co2(e|eq)?)?\s*(/|per|a)\s*kwh)?")
@@ -27,6 +31,8 @@ def grams(text: str) -> tuple[float, str]:
 
     >>> grams("Norway")[0] < 50 < grams("POL")[0], grams("400"), grams("380 gCO2/kWh"), grams("0.38kg/kWh")
     (True, (400.0, 'as stated'), (380.0, 'as stated'), (380.0, 'as stated'))
+    >>> grams("FR") == grams("fra") == grams("France")
+    True
     """
     stated = STATED.fullmatch(text.strip())
     if stated is not None:

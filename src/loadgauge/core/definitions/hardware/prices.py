@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from loadgauge.core.base import ConfigError, lists, read_table
+from loadgauge.core.base import ConfigError, lists, read_table, read_text
 from loadgauge.core.definitions.job.job_text import positive_number
 
 
@@ -65,7 +67,44 @@ def listed() -> dict[str, tuple[Offer, ...]]:
     return {gpu: tuple(sorted(some, key=lambda offer: offer.each)) for gpu, some in offers.items()}
 
 
-def usual_prices() -> dict[str, float]:
-    """Return the cheapest price on demand of each GPU that has one. ``usual_prices()["a10"] == 1.29``"""
-    on_demand = {gpu: [offer.each for offer in offers if offer.kind == "on-demand"] for gpu, offers in listed().items()}
-    return {gpu: min(prices) for gpu, prices in on_demand.items() if prices}
+KINDS = ("on-demand", "spot", "reserved")
+LARGEST = 2**20
+"""Bytes of a file of prices."""
+
+
+def usual_prices(kind: str = "on-demand") -> dict[str, float]:
+    """Return the cheapest list price of a kind for each GPU that has one. ``usual_prices()["a10"] == 1.29``"""
+    prices = {gpu: [offer.each for offer in offers if offer.kind == kind] for gpu, offers in listed().items()}
+    return {gpu: min(some) for gpu, some in prices.items() if some}
+
+
+def read_prices(text: str) -> dict[str, float]:
+    """Return the prices of kinds of GPU: GPU=PRICE,..., a kind of list prices, or a file with a GPU and a price a line.
+
+    Raises `ConfigError`.
+
+    >>> read_prices("h100-sxm5-80gb=2.5,a100-sxm4-80gb=1.6")["a100-sxm4-80gb"], sorted(read_prices("reserved"))
+    (1.6, ['h100-sxm5-80gb'])
+    """
+    if text.strip() in KINDS:
+        return usual_prices(text.strip())
+    words, of_file = text.split(","), Path(text).is_file()
+    if of_file:
+        lines = (line.partition("#")[0].strip() for line in read_text(text, LARGEST).splitlines())
+        words = [
+            re.sub(r'["\s$]*[,;:=\t][\s"$]*', "=", line.strip('"'))
+            for line in lines
+            if re.search(r"[,;:=\t].*\d\W*$", line)
+        ]
+    prices: dict[str, float] = {}
+    for word in words:
+        name, _, price = (part.strip() for part in word.partition("="))
+        try:
+            prices[name] = positive_number(price)
+        except ConfigError:
+            where = "must be GPU=PRICE,GPU=PRICE, spot, reserved or a file, got"
+            where = f"{text} has a line that is no GPU and price:" if of_file else where
+            raise ConfigError(f"{where} {word.strip()[:60]!r}", key="prices") from None
+    if not prices:
+        raise ConfigError(f"{text}: has no line with a GPU and a price", key="prices")
+    return prices

@@ -45,6 +45,7 @@ RENAMED = {
     "optim": "--optimizer", "optimiser": "--optimizer", "attn-implementation": "--attention", "attn": "--attention",
     **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
     **dict.fromkeys(("co2", "co2e", "carbon", "carbon-intensity", "country"), "--electricity"),
+    "mtbf": "--mtbf-hours",
     **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
     **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost"), "--price"),
@@ -130,6 +131,8 @@ ASKED = {
     ),
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset"), "give --tokens, of the whole run"),
+    **dict.fromkeys(("mtbf", "preemption", "preemptions"), "give fleet --failures 50000h, between those of one GPU"),
+    **dict.fromkeys(("spot", "reserved"), "give --price of such a card; plan --find gpu --prices spot has list prices"),
     **dict.fromkeys(
         ("quantization", "quant", "quantize", "bits", "quant-bits"), "give --qlora, or --task generate --weight-format awq"
     ),
@@ -179,6 +182,7 @@ WORDED = {
     },
     "use-gradient-checkpointing": {"unsloth": "--recompute full --framework unsloth"},
     "recompute-method": {"uniform": ""},
+    "show": dict.fromkeys(("network", "all", "front"), "--full"),
 }  # fmt: skip
 """Flags with a word of a few, and the words here."""
 NUMBERED = {"lora": "--lora-rank"}
@@ -285,6 +289,13 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
     ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
     ("offload", r"(0?\.\d+)", r"--offload optimizer:\1"),
+    ("exposed", r"(\d) ?%", r"--exposed 0.0\1"),
+    ("exposed", r"(\d\d) ?%", r"--exposed 0.\1"),
+    ("margin", r"(\d[\d.]*) ?GiB", r"--margin \1"),
+    ("mfu", r"(\d\d(?:\.\d+)?)", r"--mfu \1%"),
+    ("hfu", r"(\d\d(?:\.\d+)?)", r"--hfu \1%"),
+    ("max_ttft", r"(\d{3,5})", r"--max-ttft \1ms"),
+    ("max_tpot", r"(\d{2,4})", r"--max-tpot \1ms"),
     ("engine", r"((?:vllm|sglang|trtllm)(?:[:=].*)?)", r"--server \1"),
     ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
     ("draft", r"mtp", "--mtp"),

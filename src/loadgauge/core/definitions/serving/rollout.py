@@ -250,6 +250,16 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.kind}:{words}" if words else self.kind
 
 
+def said_of(text: str) -> set[str]:
+    """Return the options that a text of an engine names.
+
+    >>> said_of("vllm:gpu_memory_utilization=0.9,tp=2") == {"utilization", "tp"}
+    True
+    """
+    words = (item.partition("=")[0].strip().replace("-", "_") for item in text.partition(":")[2].split(","))
+    return {ALIASES.get(word, word) for word in words}
+
+
 def _switched(text: str) -> bool:
     return switch({"1": "true", "0": "false"}.get(text.strip().lower(), text.strip().lower()))
 

@@ -77,11 +77,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         """Index in `moments` of the moment at which the rank holds the most."""
         return max(range(len(self.moments)), key=lambda index: self.moments[index].total)
 
-    def index(self, part: str, when: When) -> int:
+    def index(self, part: str | None, when: When) -> int:
         """Return the index in `moments` of the moment that `when` asks for.
 
-        Among moments at which a part is equally large, the one at which the rank holds the most. Raises `ConfigError` where the
-        worst rank has no moment in that phase.
+        part: whose largest moment it is, and of equal ones that at which the rank holds the most; None: all together.
+        Raises `ConfigError` where the worst rank has no moment in that phase.
         """
         if when == "peak":
             return self.peak
@@ -92,7 +92,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             names = ", ".join(moment.name for moment in self.moments)
             where = f"the worst rank, of stage {self.rank.stage},"
             raise ConfigError(f"{where} has no moment in the phase {when!r} (its moments: {names})", key="at")
-        return max(meant, key=lambda index: (self.moments[index].parts[part], self.moments[index].total))
+        return max(meant, key=lambda index: (self.moments[index].parts.get(part or "", 0), self.moments[index].total))
 
     def largest(self, part: str) -> Moment:
         """Return the moment at which a part is largest."""

@@ -19,6 +19,8 @@ from loadgauge.core.estimate.time.collectives import Fabric, Group, Kind, bus_fa
 
 LARGEST = 2**20
 """Bytes of the text of a run."""
+USUAL = "1GiB"
+"""Size of the whole tensor, where nobody says it: of messages that are large."""
 NOTHING = 1e-12
 """Seconds that stand for no start of a collective."""
 
@@ -38,8 +40,14 @@ def measured(text: str, domain: int) -> list[Measured]:
     >>> (one,) = measured("all_reduce=350GB/s:1GiB", 8)
     >>> round(one.seconds * 350e9 / 2**30, 3), one.ranks
     (1.75, 8)
+    >>> measured("allreduce=350", 8) == [one]
+    True
     """
     kind, _, rest = text.partition("=")
+    if not rest and Path(kind).is_file():
+        kind, rest = next(iter(re.findall(r"(\w+)_perf\b", read_text(kind, LARGEST))), ""), kind
+    of_words = {word.replace("_", ""): word for word in get_args(Kind)}
+    kind = of_words.get(re.sub(r"[-_]", "", kind.lower()), kind)
     if kind not in get_args(Kind) or not rest:
         raise ConfigError(f"must be such as all_reduce=340GB/s:1GiB or all_reduce=FILE, got {text[:60]!r}", key="busbw")
     if Path(rest).is_file():
@@ -47,7 +55,8 @@ def measured(text: str, domain: int) -> list[Measured]:
     word, _, others = rest.partition(":")
     speed, _, others = others.partition(":") if word in ("algbw", "busbw") else (word, "", others)
     size, _, ranks = others.partition(":")
-    (rate, unit), (nbytes, of) = parse(speed, "busbw", "byte/s"), parse(size, "busbw", "byte")
+    speed = f"{speed}GB/s" if re.fullmatch(r"[\d.]+", speed) else speed  # as nccl-tests prints it
+    (rate, unit), (nbytes, of) = parse(speed, "busbw", "byte/s"), parse(size or USUAL, "busbw", "byte")
     if unit != "byte/s" or of != "byte" or rate <= 0 or nbytes <= 0:
         raise ConfigError(f"must be a bandwidth and a size such as 340GB/s:1GiB, got {rest[:60]!r}", key="busbw")
     among = int(parse_count(ranks, "busbw")) if ranks else domain

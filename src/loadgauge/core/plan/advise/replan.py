@@ -14,8 +14,9 @@ from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.training.training import Training, optimizer_of, spell_loss, training
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.changes import REPLAN_FIT, REPLAN_NEXT, Change, Kind, Run, changes
+from loadgauge.core.plan.inverse import best_of
 from loadgauge.core.plan.reopen import reopen
-from loadgauge.core.plan.search import Case, Objective, search
+from loadgauge.core.plan.search import Case, Objective
 from loadgauge.core.resolve.adapters import LORA_RANK
 
 Progress = Callable[[str], None]
@@ -97,7 +98,7 @@ def _best(
     if progress is not None:
         progress(change.title)
     try:
-        return search([_apply(case, change.fields)], objective=objective, margin=margin, top=1).layouts[0]
+        return best_of(_apply(case, change.fields), objective, margin)
     except Error:
         return None
 

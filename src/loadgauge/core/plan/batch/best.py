@@ -21,21 +21,20 @@ SLOWEST = 2.0
 class Row(NamedTuple):
     """A layout among the best: the score (minimised), step time [s], memory [bytes], and what decides between equals.
 
-    order: the number of its case, of its structure, and its place in the grid
+    order: the number of its case, of its structure, and its place in the grid; source: that structure and grid, or the layout
     """
 
     score: float
     step: float
     memory: float
     order: tuple[int, int, int]
-    structure: Structure
-    grid: Grid
+    source: tuple[Structure, Grid] | Layout
 
     @classmethod
     def of(cls, number: int, batch: Batch, score: Any, index: int) -> Row:
         """One layout of a batch. number: of its case; score: of all its layouts"""
         own = float(score[index]), float(batch.step[index]), float(batch.memory[index])
-        return cls(*own, (number, batch.order, int(batch.places[index])), batch.structure, batch.grid)
+        return cls(*own, (number, batch.order, int(batch.places[index])), (batch.structure, batch.grid))
 
     @property
     def case(self) -> int:
@@ -45,14 +44,17 @@ class Row(NamedTuple):
     @property
     def layout(self) -> Layout:
         """The layout, every size a whole number."""
-        return self.grid.layout(self.structure, self.order[2])
+        if isinstance(self.source, Layout):
+            return self.source
+        structure, grid = self.source
+        return grid.layout(structure, self.order[2])
 
 
 class Pool:
-    """The best layouts seen so far of those that fit, or of those that may, and their front."""
+    """The best layouts seen so far of those that fit, or of those that may, and their front if it is asked for."""
 
-    def __init__(self, numpy: Any, kept: int, distinct: bool = False) -> None:
-        self.numpy, self.kept, self.distinct = numpy, kept, distinct
+    def __init__(self, numpy: Any, kept: int, distinct: bool = False, fronted: bool = True) -> None:
+        self.numpy, self.kept, self.distinct, self.fronted = numpy, kept, distinct, fronted
         self.rows: list[Row] = []
         self.front: list[Row] = []
         self.ceiling = float("inf")
@@ -72,12 +74,15 @@ class Pool:
         self.rows += [Row.of(number, batch, score, int(index)) for index in good]
         if len(self.rows) > 20 * self.kept:
             self.trim()
-        self._front(number, batch, score, members)
+        if self.fronted:
+            self._front(number, batch, score, members)
 
     def contenders(self, number: int, score: Any, memory: Any, least: Any) -> Any:
         """Return which layouts might be among the best kept by a bound of their score, or on the front by one of their time."""
         if len(self.rows) >= self.kept:
             self.trim()
+        if not self.fronted:
+            return score <= self.ceiling
         in_time = least <= self.slowest.get(number, self.numpy.inf)
         return (score <= self.ceiling) | (in_time & self._before_front(memory, least))
 
@@ -108,8 +113,11 @@ class Pool:
         memory = batch.memory[order]
         lowest = numpy.minimum.accumulate(memory)
         better = numpy.concatenate([[True], memory[1:] < lowest[:-1]])
-        mine = [Row.of(number, batch, score, int(index)) for index in order[better]]
-        merged = sorted(self.front + mine, key=lambda row: row[1:4])
+        self.merge([Row.of(number, batch, score, int(index)) for index in order[better]])
+
+    def merge(self, others: Sequence[Row]) -> None:
+        """Add layouts to the front."""
+        merged = sorted([*self.front, *others], key=lambda row: row[1:4])
         self.front = []
         for row in merged:
             if not self.front or row.memory < self.front[-1].memory:
@@ -123,11 +131,11 @@ class Best:
     narrowed: the cases whose front ends at `SLOWEST`
     """
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, kept: int, fronted: bool = True) -> None:
         import numpy
 
         self.numpy = numpy
-        self.sure, self.tight, self.seeds = Pool(numpy, kept), Pool(numpy, kept), Pool(numpy, kept, distinct=True)
+        self.sure, self.tight, self.seeds = (Pool(numpy, kept, again, fronted) for again in (False, False, True))
         self.lowest = float("inf")
         self.narrowed: set[int] = set()
         self.valid = self.seen = self.fitting = self.timed = 0
@@ -222,7 +230,7 @@ class Estimates(Sequence[Estimate]):
         return self.make(range(self.number)[index])
 
 
-Rank = tuple[Any, ...]
+Rank = tuple[int, float, float, tuple[int, ...]]
 """A place in the ranking: the word of the verdict, the score, and what decides between equals."""
 
 
@@ -230,22 +238,29 @@ class Ranked:
     """Layouts ranked by their exact estimates, of which no more are made than the places that are read rest on.
 
     rows: by their scores; rank: of an estimate; close: the scores are the exact ones but for rounding, so that a row whose
-    score is higher comes later
+    score is higher comes later; ranks: of the first rows, where they are known from before
     """
 
     def __init__(
-        self, rows: Sequence[Row], exact: Callable[[Row], Estimate], rank: Callable[[Row, Estimate], Rank], close: bool
+        self,
+        rows: Sequence[Row],
+        exact: Callable[[Row], Estimate],
+        rank: Callable[[Row, Estimate], Rank],
+        close: bool,
+        ranks: Sequence[Rank] = (),
     ) -> None:
         self.rows, self.exact, self.rank, self.close = rows, exact, rank, close
-        self.done: list[tuple[Rank, int, Estimate]] = []
+        self.ranks = list(ranks)
+        self.done: list[tuple[Rank, int]] = []
 
     def at(self, rank: int) -> Estimate:
         """The estimate at a place of the ranking."""
         while len(self.done) < len(self.rows) and not self._settled(rank):
             number = len(self.done)
-            estimate = self.exact(self.rows[number])
-            insort(self.done, (self.rank(self.rows[number], estimate), number, estimate), key=lambda entry: entry[:2])
-        return self.done[rank][2]
+            if number == len(self.ranks):
+                self.ranks.append(self.rank(row := self.rows[number], self.exact(row)))
+            insort(self.done, (self.ranks[number], number))
+        return self.exact(self.rows[self.done[rank][1]])
 
     def _settled(self, rank: int) -> bool:
         """Return whether no layout that is not yet estimated can come before this place."""
@@ -258,4 +273,4 @@ class Ranked:
     @property
     def moved(self) -> int:
         """Number of the estimated layouts that changed ranks."""
-        return sum(1 for rank, (_, number, _) in enumerate(self.done) if rank != number)
+        return sum(1 for rank, (_, number) in enumerate(self.done) if rank != number)

@@ -55,7 +55,8 @@ def read_axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         field = fields().get(name)
         if field is None or field.group in ("file", "posttrain"):
             flags = [key.replace("_", "-") for key, each in fields().items() if each.group not in ("file", "posttrain")]
-            raise ConfigError(f"no flag of a job is called {flag[:40]!r}{suggest(flag, flags)}", key="sweep")
+            meant = "; it is the GPUs over tp x pp x cp: sweep gpus" if name == "dp" else suggest(flag, flags)
+            raise ConfigError(f"no flag of a job is called {flag[:40]!r}{meant}", key="sweep")
         if name in axes:
             raise ConfigError(f"{flag} is swept twice; give all its values at once", key="sweep")
         words = [word.strip() for word in values.split(";" if ";" in values else ",")]

@@ -106,7 +106,8 @@ def show(
     timed = f"{result.valid - result.bounded:,} timed, the rest ruled out by bounds"
     end = (
         f"{result.evaluated:,} combinations searched: {result.valid:,} valid,"
-        f" {timed if result.counted is None else f'{result.counted:,} fit'}; {result.seconds:,.1f} s."
+        f" {timed if result.counted is None else f'{result.counted:,} fit'}; {result.seconds:,.1f} s"
+        f"{', kept from before (--no-cache searches again)' if result.stored.found else ''}."
     )
     points(target, ["", end], "", style="dim")
     if result.moved:

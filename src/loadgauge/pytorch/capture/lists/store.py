@@ -3,43 +3,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
-import json
 import os
 import re
 import site
 import sys
 import sysconfig
-import tempfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from loadgauge._version import __version__
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import files_as_they_are, keep, kept_file, read_kept
 from loadgauge.pytorch.capture.captured import Captured, Packed
 from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled
 
-T = TypeVar("T")
-LARGEST = 1 << 29
-"""Bytes of captures that are read, before compression."""
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 PACKAGE = Path(__file__).parents[3]
-
-
-def folder() -> Path:
-    """Where captures are kept: below `XDG_CACHE_HOME`, or else ~/.cache."""
-    own = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path is to be ignored (XDG Base Directory Specification).
-    return (Path(own) if os.path.isabs(own) else Path.home() / ".cache") / "loadgauge" / "captures"
 
 
 def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
@@ -48,8 +32,7 @@ def place(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Path:
     Versions of PyTorch, transformers and this package are part of its name, and this package's own code.
     """
     facts = [__version__, _code(), *(version_of(library) for library in LIBRARIES), config, dict(fields)]
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.bin"
+    return kept_file("captures", *facts)
 
 
 def load(file: Path) -> list[Captured]:
@@ -61,19 +44,7 @@ def load(file: Path) -> list[Captured]:
             check_sizes(pack.rest.names, pack.sizes(), pack.rest.guards)
             captures.append(pack.captured())
 
-    return captures if read(file, list[Packed], unpack) is not None else []
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing is looked for garbage in the body, where many objects are made and none is thrown away."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return captures if read_kept(file, list[Packed], unpack) is not None else []
 
 
 def check_sizes(names: Sequence[str], sizes: Iterable[Formula], guards: Sequence[str]) -> None:
@@ -89,41 +60,9 @@ def check_sizes(names: Sequence[str], sizes: Iterable[Formula], guards: Sequence
             raise ConfigError(f"not a formula of {', '.join(names)}: {error}") from None
 
 
-def read(file: Path, kind: type[T], check: Callable[[T], None]) -> T | None:
-    """Return what `write` wrote, as a type; None where it is not there or does not pass a check, which raises ConfigError."""
-    try:
-        unpacked = zlib.decompressobj()
-        content = unpacked.decompress(file.read_bytes(), LARGEST)
-        if unpacked.unconsumed_tail or not unpacked.eof:
-            return None
-        with _no_collection():
-            decoded = msgspec.msgpack.decode(content, type=kind)
-            check(decoded)
-    except (OSError, zlib.error, msgspec.MsgspecError, ConfigError):
-        return None
-    return decoded
-
-
-def write(file: Path, content: Any) -> None:
-    """Write a structure to a file, whole or not at all; a place that cannot be written is left alone."""
-    _put(file, zlib.compress(msgspec.msgpack.encode(content), 6))
-
-
 def save(file: Path, captures: Sequence[Captured]) -> None:
     """Write captures to a file, whole or not at all; a place that cannot be written is left alone."""
-    write(file, [Packed.of(captured) for captured in captures])
-
-
-def _put(file: Path, content: bytes) -> None:
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-            os.replace(name, file)
-        except OSError:
-            os.unlink(name)
+    keep(file, [Packed.of(captured) for captured in captures])
 
 
 def version_of(library: str) -> str:
@@ -135,10 +74,8 @@ def version_of(library: str) -> str:
 
 
 def _code() -> str:
-    """Return what changes where the code that captures does: sizes and times of its files."""
-    files = sorted(path for path in (PACKAGE / "pytorch").rglob("*.py"))
-    stats = [(str(path.relative_to(PACKAGE)), path.stat()) for path in files]
-    return hashlib.sha256(repr([(name, at.st_size, at.st_mtime_ns) for name, at in stats]).encode()).hexdigest()
+    """Return what changes where the code that captures does."""
+    return files_as_they_are(PACKAGE / "pytorch")
 
 
 LARGE = 1 << 24
