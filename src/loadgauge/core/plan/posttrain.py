@@ -205,8 +205,8 @@ class _Search:
             base, members=members, logprob_rows=(job.logprob_batch or job.micro_batch) * base.task.rows
         )
 
-    def time(self, job: Job, run: Run) -> StepTime | None:
-        """The time of a candidate's step; None where it has no cache or no time."""
+    def time(self, job: Job, run: Run, *, walked: bool = False) -> StepTime | None:
+        """The time of a candidate's step, or at least (`step.step_time`); None where it has no cache or no time."""
         key = (job.placement, job.rollout)
         if job.rollout is None:
             self.pools[key] = None
@@ -221,10 +221,18 @@ class _Search:
             self._refused(pool)
             return None
         try:
-            return step_time(run, pool, cache=self.known.setdefault(job.placement, {}))
+            return step_time(run, pool, cache=self.known.setdefault(job.placement, {}), walked=walked)
         except Error as error:
             self._refused(str(error))
             return None
+
+    def walked(self, job: Job) -> StepTime:
+        """The time of the step of a candidate that has one."""
+        run = self.run(job)
+        assert run is not None
+        time = self.time(job, run, walked=True)
+        assert time is not None
+        return time
 
     def _refused(self, reason: str) -> None:
         self.refusals[reason] += 1
@@ -281,7 +289,7 @@ class _Search:
                 continue
             held = self.memory(order, job)
             if held is not None and not before[1]:
-                return Choice(job=job, time=time, memory=held)
+                return Choice(job=job, time=time if time.beside is None else self.walked(job), memory=held)
             if held is not None:
                 heapq.heappush(queue, entry(index))
         return None
@@ -317,9 +325,17 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
     best = runner_up = None
     card = named_card(job)[0]
     assert card is not None
-    for _, order, candidate, time in timed_ones:
+    exact: set[int] = set()
+    queue = list(timed_ones)
+    while queue:
+        _, order, candidate, time = heapq.heappop(queue)
         held = search.memory(order, candidate) if search.least(candidate) <= card.capacity else None
         if held is None or held.verdict != "fits":
+            continue
+        if order not in exact and time.beside is not None:
+            exact.add(order)
+            time = search.walked(candidate)
+            heapq.heappush(queue, (time.step, order, candidate, time))
             continue
         choice = Choice(job=candidate, time=time, memory=held)
         if best is None:

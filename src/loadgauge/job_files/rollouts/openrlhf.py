@@ -317,6 +317,9 @@ def _sleeps(keys: Keys) -> bool:
     return bool(together and keys.flag(ASLEEP))
 
 
+_late = row("partial", "train.partial_rollout_enable", words={"true": True, "false": False}, off=False,
+            default=lambda keys: False if keys.flag("train.async_enable") else None, add=False)  # fmt: skip
+"""Whether answers go on at a hand-over of weights, which else waits for the batch (`ppo_trainer_async.py`)."""
 ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
 
 
@@ -327,6 +330,7 @@ ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
         row("utilization", "vllm.gpu_memory_utilization", kind="real", default=0.95),
         row("graphs", "vllm.enforce_eager", words={"true": False, "false": True}, default=True),
         row("prefix", "vllm.enable_prefix_caching", words={"true": True, "false": False}, default=False),
+        _late,
         fixed(ASLEEP, sleep=lambda keys: int(_sleeps(keys)), context=lambda keys: _longest(keys)),
     )
 )
