@@ -9,6 +9,7 @@ import statistics
 
 import pytest
 
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan.posttrain import Space, plain, plan_task
@@ -212,3 +213,18 @@ def test_a_plan_with_old_answers_is_the_best_of_a_loop(more: str) -> None:
     assert best is not None
     assert single is not None
     assert (best.job, best.time.step, best.memory) == (single.job, single.time.step, single.memory)
+
+
+def test_a_trainer_and_a_rollout_may_have_parts_of_nodes() -> None:
+    """Of two machines the trainer has four GPUs, the engines twelve; or the other way round, in parts of four."""
+    wide = resolve_posttrain(JOB.replace(placement="split:4+12"))[0]
+    assert (wide.replicas, wide.trained.layout.gpus) == (6, 4)
+    other = resolve_posttrain(JOB.replace(placement="split:12+4", prompts=36))[0]
+    assert other.trained.cluster is not None
+    assert (other.trained.cluster.gpus_per_node, other.trained.layout.gpus) == (4, 12)
+    assert "no whole nodes" in other.assumed["--gpus-per-node"]
+
+
+def test_a_plan_of_one_gpu_cannot_have_old_answers() -> None:
+    with pytest.raises(ConfigError, match="a trainer and a rollout need one each"):
+        plan_task(JOB.replace(gpus=1, placement=None), Space.of(JOB.replace(gpus=1, placement=None), {}))

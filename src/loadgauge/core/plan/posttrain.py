@@ -60,7 +60,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         if job.staleness:
             placements = tuple(
                 f"split:{trainer}+{gpus - trainer}"
-                for trainer in sorted({max(1, gpus // 4), max(1, gpus // 2), max(1, 3 * gpus // 4)})
+                for trainer in sorted({max(1, eighths * gpus // 8) for eighths in range(1, 8)})
                 if trainer < gpus
             )
         usual: dict[str, tuple[Any, ...]] = {
@@ -317,6 +317,8 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
             continue
         timed_ones.append((time.step, order, candidate, time))
     timed_ones.sort(key=lambda row: row[:2])
+    if not space.placement:
+        raise ConfigError("a trainer and a rollout need one each", key="gpus")
     if not timed_ones:
         ((reason, number),) = search.refusals.most_common(1)
         if number == refused:

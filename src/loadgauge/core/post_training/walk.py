@@ -27,7 +27,7 @@ DEEPEST = 48
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
-    """What a walk needs. update: seconds of the trainer in a step; sync: in which weights move; every: updates between two moves
+    """Both sides of a walk. update: seconds of the trainer in a step; sync: in which weights move; every: updates between two moves
 
     slots, inflight: answers that run at once, and that are asked for and not ended, on all replicas; scale: seconds of the engine
     over those of its steps; reads: seconds of a replica for an answer's prompt, before its steps; tool: seconds of an answer out

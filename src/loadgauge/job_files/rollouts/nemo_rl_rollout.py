@@ -94,7 +94,7 @@ OF_SGLANG = product(
 """Options of SGLang's servers, by its own names."""
 AWAY = "policy.offload_optimizer_for_logprob"
 IN_FLIGHT = "grpo.async_grpo.in_flight_weight_updates"
-"""Whether answers go on at a refit, which else waits for all that were asked for (`trajectory_collector.py`)."""
+"""The switch by which answers go on at a refit, which else waits for all that were asked for (`trajectory_collector.py`)."""
 ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
 
 

@@ -317,9 +317,15 @@ def _sleeps(keys: Keys) -> bool:
     return bool(together and keys.flag(ASLEEP))
 
 
-_late = row("partial", "train.partial_rollout_enable", words={"true": True, "false": False}, off=False,
-            default=lambda keys: False if keys.flag("train.async_enable") else None, add=False)  # fmt: skip
-"""Whether answers go on at a hand-over of weights, which else waits for the batch (`ppo_trainer_async.py`)."""
+_late = row(
+    "partial",
+    "train.partial_rollout_enable",
+    words={"true": True, "false": False},
+    off=False,
+    default=lambda keys: False if keys.flag("train.async_enable") else None,
+    add=False,
+)
+"""The switch by which answers go on at a hand-over of weights, which else waits for the batch (`ppo_trainer_async.py`)."""
 ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
 
 

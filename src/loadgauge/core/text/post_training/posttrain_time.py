@@ -59,7 +59,8 @@ def lines(run: Run, time: StepTime, job: Job) -> list[str]:
     if (walk := time.beside) is not None:
         sentences.append(
             f"The {time.bound} bounds the step: the trainer waits {walk.waits / time.step:.0%} of it for answers, the rollout"
-            f" {walk.idle / time.step:.0%} for the trainer; answers are {walk.behind:.1f} updates old, {run.staleness} at the most."
+            f" {walk.idle / time.step:.0%} for the trainer; answers are {walk.behind:.1f} updates old, {run.staleness} at the most;"
+            f" {walk.running:,.0f} run in the mean."
         )
         if not walk.partial and walk.waits > 0:
             sentences.append("Answers that run end before weights move; with partial=true they go on (--rollout).")
@@ -67,9 +68,12 @@ def lines(run: Run, time: StepTime, job: Job) -> list[str]:
         sentences.append(f"{pace} training tokens a second and GPU.")
     else:
         waits = f"{time.preempted:,.0f} sequences of a replica wait for its cache: the engine preempts and reads them again."
-        sentences += [
+        alone = (
             f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
-            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail).",
+            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail)."
+        )
+        sentences += [
+            *([] if walk is not None and walk.partial else [alone]),
             *([waits] if time.preempted >= 1 else []),
             f"{pace} tokens a second and GPU, prompts included.",
         ]
