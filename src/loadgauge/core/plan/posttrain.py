@@ -163,15 +163,22 @@ Timed = tuple[float, int, Job, StepTime]
 """Seconds of a candidate's step, its place among all, the candidate, and its time."""
 
 
+class Unstarted(ConfigError):
+    """The error of a space in which no engine starts: more GPUs may help."""
+
+
 class _Search:
-    """Runs, times and memory of a space, made from parts that candidates share. refusals: why candidates are no run, by number"""
+    """Runs, times and memory of a space, made from parts that candidates share. refusals: why candidates are no run, by number
+
+    unstarted: why engines do not start, by number
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.resolved: dict[Any, Run | str] = {}
         self.pools: dict[Any, float | str | None] = {}
         self.known: dict[Any, Known] = {}
-        self.refusals: Counter[str] = Counter()
+        self.refusals, self.unstarted = Counter[str](), Counter[str]()
         self.highs: dict[Any, dict[int, float]] = {}
         self.held: dict[int, PostMemory | None] = {}
 
@@ -218,7 +225,7 @@ class _Search:
                 self.pools[key] = str(error)
         pool = self.pools[key]
         if isinstance(pool, str):
-            self._refused(pool)
+            self.unstarted[pool] += 1
             return None
         try:
             return step_time(run, pool, cache=self.known.setdefault(job.placement, {}), walked=walked)
@@ -320,10 +327,12 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
     if not space.placement:
         raise ConfigError("a trainer and a rollout need one each", key="gpus")
     if not timed_ones:
-        ((reason, number),) = search.refusals.most_common(1)
+        # Of candidates that are layouts rather than of those that are none.
+        ((reason, number),) = (search.unstarted or search.refusals).most_common(1)
         if number == refused:
             resolve_posttrain(next(candidates(job, space)))  # says why
-        raise ConfigError(f"no candidate of {refused:,} is a run; of {number:,} of them: {reason}")
+        kind = Unstarted if search.unstarted else ConfigError
+        raise kind(f"no candidate of {refused:,} is a run; of {number:,} of them: {reason}")
     best = runner_up = None
     card = named_card(job)[0]
     assert card is not None

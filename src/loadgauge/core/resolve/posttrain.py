@@ -131,6 +131,10 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
         if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none", "states")):
             assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
+        if not job.staleness and (engine.partial is not None or engine.every > 1 or engine.inflight):
+            assumed["--staleness"] = (
+                "0 (partial=, every= and inflight= of the rollout change nothing: no answer is old)"
+            )
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
             machines, apart = cluster_of(job, setup.cluster.gpu, engine.replica)

@@ -47,7 +47,7 @@ OLD = {
     "vllm.tensor_parallel_size": "vllm_tensor_parallel_size", "vllm.enable_prefix_caching": "enable_prefix_caching",
     "vllm.enforce_eager": "enforce_eager", "vllm.enable_sleep": "vllm_enable_sleep",
     "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization", "train.async_enable": "async_train",
-    "train.async_queue_size": "async_queue_size", "ds.zero_stage": "zero_stage", "ds.adam_offload": "adam_offload",
+    "train.async_queue_size": "async_queue_size", "train.partial_rollout_enable": "partial_rollout", "ds.zero_stage": "zero_stage", "ds.adam_offload": "adam_offload",
     "ds.param_dtype": "param_dtype", "ds.attn_implementation": "attn_implementation",
     "ds.use_liger_kernel": "use_liger_kernel", "ds.overlap_comm": "overlap_comm",
     "ds.enable_sleep": "deepspeed_enable_sleep", "ds.tensor_parallel_size": "ds_tensor_parallel_size",
