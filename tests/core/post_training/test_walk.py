@@ -9,6 +9,7 @@ import statistics
 
 import pytest
 
+from loadgauge.core.answers.plan.task import planned
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.job.job import Job
@@ -228,3 +229,31 @@ def test_a_trainer_and_a_rollout_may_have_parts_of_nodes() -> None:
 def test_a_plan_of_one_gpu_cannot_have_old_answers() -> None:
     with pytest.raises(ConfigError, match="a trainer and a rollout need one each"):
         plan_task(JOB.replace(gpus=1, placement=None), Space.of(JOB.replace(gpus=1, placement=None), {}))
+
+
+def test_where_no_engine_starts_a_plan_says_so_and_what_helps() -> None:
+    job = Job(
+        "qwen2.5-7b",
+        task="rloo",
+        gpu="rtx3060",
+        gpus=1,
+        lora_rank=16,
+        prompts=4,
+        samples=4,
+        answers="512",
+        prompt_len=128,
+    )
+    axes: dict[str, tuple[object, ...]] = {
+        "tp": (1,),
+        "pp": (1,),
+        "zero": (3,),
+        "micro_batch": (1,),
+        "recompute": ("full",),
+    }
+    with pytest.raises(ConfigError, match=r"does not start; a layout fits with --gpus \d"):
+        planned(job, axes)
+
+
+def test_options_of_old_answers_that_change_nothing_are_named() -> None:
+    run = resolve_posttrain(JOB.replace(staleness=None, rollout="vllm:tp=2,partial=true"))[0]
+    assert "no answer is old" in run.assumed["--staleness"]
