@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -285,8 +286,8 @@ def test_a_key_in_no_list_whose_name_suggests_memory_stops_where_it_is_asked_to(
 ) -> None:
     place = tmp_path / name
     place.write_text(text)
-    for line in (["estimate", str(place), "--strict"], ["convert", str(place), "--to", "flags"]):
-        found = typed(line)
+    for line in (["estimate", str(place)], ["convert", str(place), "--to", "flags"]):
+        found = typed([*line, "--strict"])
         assert (found.code, found.out) == (2, ""), found
         assert key in found.err
 
@@ -512,9 +513,14 @@ def test_a_patch_keeps_what_there_is_no_estimate_with(tmp_path: Path) -> None:
     assert found.code == 0
     assert "lisa_n_layers: 4" in found.out
     assert "micro_batch_size: 4" in found.out
-    assert "stays as it is, and there is no estimate with it: lisa_n_layers: 4" in found.err
-    assert document(f"convert {place} --to axolotl")["files"][0]["stopped"]
-    assert typed(f"convert {place} --to trl").code == 2
+    assert "not counted: lisa_n_layers = 4" in found.err
+    assert "carried over" not in found.err
+    strict = typed(f"convert {place} --to axolotl --strict")
+    assert "stays as it is, and there is no estimate with it: lisa_n_layers: 4" in strict.err
+    other = typed(f"convert {place} --to trl")
+    assert (other.code, "not counted: lisa_n_layers = 4" in other.err) == (0, True)
+    assert re.search(r"trl: the \d+ keys of \S+ that are listed above are not carried over", other.err)
+    assert typed(f"convert {place} --to trl --strict").code == 2
 
 
 def test_dropout_of_adapters_is_carried_over(tmp_path: Path) -> None:

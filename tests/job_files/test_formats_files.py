@@ -368,7 +368,7 @@ def test_defaults_are_those_of_the_version(
 def test_what_contradicts_is_one_clear_line(name: str, text: str, words: str, tmp_path: Path) -> None:
     place = tmp_path / name
     place.write_text(text)
-    found = typed(["convert", str(place), "--to", "flags"])
+    found = typed(["convert", str(place), "--to", "flags", "--strict"])
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith("loadgauge: ")
     assert found.err.count("\n") == 1

@@ -121,9 +121,13 @@ def test_each_thing_that_keys_can_do_is_one_line_below_the_verdict(tmp_path: Pat
 
 @pytest.mark.usefixtures("ruled")
 @pytest.mark.parametrize("key", ["saver", "coster", "swinger", "slower", "my_kernel"])
-def test_strict_stops_for_each_and_so_does_convert(key: str, tmp_path: Path) -> None:
+def test_strict_stops_for_each_and_convert_says_what_it_leaves_out(key: str, tmp_path: Path) -> None:
     place = placed(tmp_path, f"{key}: true")
-    for line in (f"estimate {place} --gpus 1 --strict", f"convert {place} --to flags"):
+    told = typed(f"convert {place} --to flags")
+    assert told.code == 0
+    assert key in told.err
+    assert "not carried over" in told.err
+    for line in (f"estimate {place} --gpus 1 --strict", f"convert {place} --to flags --strict"):
         found = typed(line)
         assert (found.code, found.out, found.err.count("\n")) == (2, "", 1), line
         assert f"{place}: {key}: " in found.err

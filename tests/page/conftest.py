@@ -59,6 +59,9 @@ def opened(address: str, browser: Any, usual: Any) -> Iterator[Callable[..., Any
         page.goto(f"{address}#{run}")
         page.wait_for_selector("#verdict .card", state="attached")
         page.wait_for_selector("#flag-gpu", state="attached")
+        page.wait_for_function(
+            "() => performance.getEntriesByName('complete').length && performance.getEntriesByName('answered').length"
+        )
         return page
 
     yield open_

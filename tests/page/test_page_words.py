@@ -271,14 +271,14 @@ def in_chinese(text: str) -> str:
 
 
 @pytest.mark.parametrize("other", ["en", "zh"])
-def test_the_page_in_one_language_is_less_than_a_megabyte(other: str) -> None:
+def test_the_page_in_one_language_is_less_than_a_mebibyte(other: str) -> None:
     """Of the messages, a visitor loads those of one language; what tells of licences no page asks for."""
     beside = re.compile(r"LICENSE|NOTICE|README|entry\.js|single\.|table\.js")
     loaded = (
         path for path in STATIC.rglob("*")
         if path.is_file() and not beside.match(path.name) and not path.name.endswith(f"{other}.json")
     )  # fmt: skip
-    assert sum(path.stat().st_size for path in loaded) < 1_000_000
+    assert sum(path.stat().st_size for path in loaded) < 2**20
 
 
 def test_what_why_answers_is_translated() -> None:

@@ -45,8 +45,9 @@ def config_of(name: str) -> Any:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parameters_are_those_of_the_class(name: str) -> None:
     config = config_of(name)
+    kind = getattr(transformers, f"{name}ForCausalLM")  # imported here: some releases compute as they are imported
     with torch.device("meta"):
-        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        model = kind(config)
     own = sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
     assert parameters(from_dict(config.to_dict(), class_defaults=True)).total == own
 
@@ -72,14 +73,18 @@ def test_the_traced_peak_is_that_of_the_real_allocator() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-pure", "bf16-autocast"])
 def test_as_cuda_attention_keeps_no_scores(precision: str) -> None:
-    """On the simulated device attention is one fused kernel: what it keeps grows with the tokens, not with their square."""
+    """On the simulated device attention is one fused kernel: what it keeps grows with the tokens, not with their square.
+
+    transformers up to 4.57.1 builds a mask for all heads and layers beside it; scores are at least of 2 bytes, 4 heads, 2 layers.
+    """
     peaks = []
     for seq_len in (32, 64, 128):
         run = TorchRun.of(Job(model="", seq_len=seq_len, micro_batch=4, precision=precision))
         found = trace(ConfigJob(config_of("Llama"), run))
         peaks.append(found.phases["backward"])
         assert found.steps == 2
-    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.02)
+    squares = 4 * (128**2 - 64**2 - 2 * (64**2 - 32**2))  # of a micro-batch, for a byte a score
+    assert abs(peaks[2] - peaks[1] - 2 * (peaks[1] - peaks[0])) <= max(4 * squares, 0.02 * (peaks[2] - peaks[1]))
 
 
 def test_measure() -> None:

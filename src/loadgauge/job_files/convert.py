@@ -151,7 +151,7 @@ def convert_files(
     inside = {name: value for name, value in flags_set.items() if name in FIELDS}
     beyond = {name: value for name, value in flags_set.items() if name not in FIELDS}
     keeping = dialect_of(to).name if to != FLAGS and onto is None and len(paths) == 1 else None
-    files = read_files(paths, asked, inside, keeping=keeping, strict=True)
+    files = read_files(paths, asked, inside, keeping=keeping)
     job, extra = combine(files, inside)
     if to == FLAGS:
         written, onto = Written(dialect=FLAGS, text=_flags(job, extra, beyond), left_out=()), None

@@ -7,6 +7,7 @@ import pytest
 
 from loadgauge import Layout, RecomputePolicy, estimate, model
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED
@@ -18,6 +19,7 @@ from loadgauge.core.families import from_dict
 from loadgauge.core.families.reference import llama_model
 from loadgauge.core.layers import View, block_layer, head_layer
 from loadgauge.core.layers.embedding_head import prediction_layer
+from loadgauge.core.resolve.resolve import resolve_job
 
 BLOCK_OF_SCALES = 128 * 128
 """Elements that share one scale in DeepSeek-V3's published FP8 weights."""
@@ -48,6 +50,16 @@ def test_deepseek_v3_as_published() -> None:
     assert round(published / 1e9) - round(main.total / 1e9) == 14
 
 
+def test_a_model_without_modules_is_trained_with_one_and_that_is_said() -> None:
+    setup = resolve_job(Job(model="kimi-k2", gpu="h200-sxm-141gb", gpus=64, ep=8, mtp=True))
+    assert (setup.model.mtp_layers, setup.assumed["--mtp"]) == (
+        1,
+        "1 module as the last layer (kimi-k2 comes with none)",
+    )
+    own = resolve_job(Job(model="deepseek-v3", gpu="h200-sxm-141gb", gpus=64, ep=8, mtp=True))
+    assert "--mtp" not in own.assumed
+
+
 def test_what_can_be_asked_for() -> None:
     spec = model("deepseek-v3")
     assert (spec.mtp_layers, spec.with_mtp().mtp_layers, spec.with_mtp(3).mtp_layers) == (0, 1, 3)
@@ -56,7 +68,7 @@ def test_what_can_be_asked_for() -> None:
         "num_nextn_predict_layers" in note for note in estimate(spec.with_mtp(), Layout(seq_len=1)).not_counted
     )
     assert parameters(spec.with_mtp(3)).mtp == 3 * parameters(spec.with_mtp()).mtp
-    with pytest.raises(ConfigError, match=r"kimi-k2 has no multi-token prediction layers; say how many"):
+    with pytest.raises(ConfigError, match=r"kimi-k2 has no multi-token prediction layers: --draft eagle"):
         model("kimi-k2").with_mtp()
     assert parameters(model("kimi-k2").with_mtp(1)).mtp > 17e9
     with pytest.raises(ConfigError, match="no multi-token"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,6 +15,8 @@ import pytest
 from command_line import typed
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.base.units import GIB, MIB
+from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.pytorch.why.answer import answer
 from loadgauge.pytorch.why.message import parse
 from loadgauge.pytorch.why.traceback import frames, place
@@ -293,3 +296,33 @@ def test_the_text_of_an_error_loads_nothing_of_the_estimate() -> None:
         [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+TYPED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 3 has a total capacity of 79.11 GiB of which"
+    " 2.35 GiB is free. Including non-PyTorch memory, this process has 76.75 GiB memory in use. Of the allocated memory"
+    " 68.21 GiB is allocated by PyTorch, and 5.41 GiB is reserved by PyTorch but unallocated.\n"
+)
+PROGRAM = """from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B", torch_dtype="bfloat16", attn_implementation="flash_attention_2")
+args = TrainingArguments("out", per_device_train_batch_size=4, bf16=True, optim="paged_adamw_8bit", gradient_checkpointing=True)
+Trainer(model=model, args=args, train_dataset=ds).train()
+"""
+
+
+@pytest.mark.parametrize("order", ["error.txt train.py", "train.py error.txt", "error.txt --model train.py"])
+def test_an_error_beside_the_program_that_ran(tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card of which the error alone knows; a run that needed more than its program says is told which length would."""
+    (tmp_path / "error.txt").write_text(TYPED, encoding="utf-8")
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    text = " ".join(typed(f"why {order}").out.split())
+    assert "the run needed 81.40 GiB" in text
+    assert "--offload optimizer" not in text  # the states of a paged optimizer leave the card as it is
+    length = int(re.findall(r"--seq-len (\d+) would explain it", text)[0])
+    assert (
+        resolve_job(Job(model="train.py", memory="79.11GiB", seq_len=length)).estimate().memory.total >= 81.40 * 2**30
+    )
+    shorter = resolve_job(Job(model="train.py", memory="79.11GiB", seq_len=int(length / 1.1))).estimate()
+    assert shorter.memory.total < 81.40 * 2**30
+    assert typed(f"why {order} --model qwen3-8b" if "--model" not in order else f"why {order} qwen3-8b").code == 2

@@ -124,7 +124,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
 
     _applies(job, chosen)
     if job.mtp:
-        chosen = chosen.with_mtp()
+        if not chosen.num_nextn_predict_layers:
+            assumed["--mtp"] = f"1 module as the last layer ({chosen.name} comes with none)"
+        chosen = chosen.with_mtp(chosen.num_nextn_predict_layers or 1)
     chosen = trained_part(job, chosen)
     _whole_run(job)
     dp, degrees = _degrees(job, fill)

@@ -71,9 +71,10 @@ def command(
     for file in result.files:
         lines.append(note(file))
         lines += [f"{file.file}: stays as it is, and there is no estimate with it: {line}" for line in file.stopped]
-    dropped = [] if result.onto else [file for file in result.files if file.unread]
+    dropped = [] if result.onto else [file for file in result.files if file.unread or file.uncounted]
     lines += [
-        f"{written.dialect}: the {len(file.unread)} keys of {file.file} that are listed above are not carried over"
+        f"{written.dialect}: the {len({*file.unread, *(item.key for item in file.uncounted)})} keys of {file.file} that are"
+        " listed above are not carried over"
         for file in dropped
     ]
     lines += [f"{written.dialect}: {line}" for line in written.left_out]

@@ -30,26 +30,34 @@ def _run_options(command: Any) -> Any:
 
 @click.command("why", cls=Grouped)
 @click.argument("file", default="-")
+@click.argument("run", required=False, metavar="[MODEL]")
 @click.option("--gpu-index", default=0, show_default=True, type=Whole(0, 10**6), help="Which device of a snapshot.")
 @click.option(
     "--model", metavar="MODEL", help="What was trained: changes are then estimated too, with the flags of the run."
 )
 @_run_options
 @answering("the cause, and what to do", document="bytes")
-def command(file: str, gpu_index: int, model: str | None, **flags: Any) -> Diagnosis:
+def command(file: str, run: str | None, gpu_index: int, model: str | None, **flags: Any) -> Diagnosis:
     """Say what held the memory when it ran out, and what would free it.
 
     FILE is the text of an out-of-memory error ("-", or nothing: from standard input, up to 256 MB; or the error itself, in
     quotes), a snapshot that `torch.cuda.memory._dump_snapshot` has written, or what `loadgauge trace --json` says.
 
     The traceback before the error says in which phase memory ran out, and for which tensor. A snapshot is a pickle; it is
-    read without running anything in it. With --model and the flags of `estimate` that describe the run, every change that
-    would make it fit is estimated; the size of the GPU is the error's, where neither --gpu nor --memory says it.
+    read without running anything in it. With MODEL (or --model), a model or the job file that ran, and the flags of `estimate`
+    that describe the run, every change that would make it fit is estimated; the size of the GPU is the error's, where neither
+    --gpu nor --memory says it.
 
     \b
     loadgauge why error.txt
+    loadgauge why error.txt train.py
     loadgauge why snapshot.pickle --model llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --seq-len 8192
     """
+    if run is not None and _is_evidence(run) and not _is_evidence(file):
+        file, run = run, file
+    if model is not None and run is not None:
+        raise click.UsageError(f"{run} and --model {model}: the run is described once")
+    model = model or run
     if model is None:
         _resolve(None, flags)
     diagnosis = _read(file, gpu_index)
@@ -71,6 +79,14 @@ def _resolve(model: str | None, flags: dict[str, Any]) -> Setup | None:
     from loadgauge.core.resolve.resolve import resolve_job  # with all of the estimate
 
     return resolve_job(Job(model=model, **flags))
+
+
+def _is_evidence(file: str) -> bool:
+    """Return whether a file says why memory ran out, rather than what ran."""
+    path = Path(file)
+    if not os.path.isfile(file):
+        return False
+    return is_pickle(path) or tells_of_memory(content_of(path, LARGEST_TEXT).decode("utf-8", errors="replace"))
 
 
 def _read(file: str, gpu_index: int) -> Diagnosis:

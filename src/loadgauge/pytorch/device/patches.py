@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.pytorch.device.facts.facts import UNKNOWN
 
@@ -52,8 +53,8 @@ def removing(handles: Iterable[Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def no_packed_sequences() -> Iterator[None]:
     """transformers builds a whole attention mask where it cannot see that sequences are not packed into one row; a
-    real run without packing sees it, and builds none. It may be imported in the body, at the latest before the first
-    module runs."""
+    real run without packing sees it, and builds none (releases up to 4.57.1 do not look, and build it always). It may be
+    imported in the body, at the latest before the first module runs."""
     patches = contextlib.ExitStack()
     patched = False
     waiting: list[Any] = []
@@ -66,7 +67,10 @@ def no_packed_sequences() -> Iterator[None]:
         masking: Any = sys.modules.get("transformers.masking_utils")
         if hasattr(masking, "find_packed_sequence_indices") and not patched:
             patched = True
-            patches.enter_context(replaced((masking, "find_packed_sequence_indices", none)))
+            with _disable_current_modes(), torch.device("cpu"):
+                looks = masking.find_packed_sequence_indices(torch.arange(2)[None]) is None
+            if looks:
+                patches.enter_context(replaced((masking, "find_packed_sequence_indices", none)))
         if patched and waiting:
             waiting.pop().remove()
 

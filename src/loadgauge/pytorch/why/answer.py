@@ -5,7 +5,7 @@ Nothing of the estimate is loaded where no model is named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,23 @@ class OfError(Diagnosis, frozen=True, kw_only=True):
                 " process does not know its own number)",
             )
         )
-        return (*own, *(f"contradiction in the error: {text}" for text in self.error.contradictions))
+        larger = () if self.setup is None else tuple(filter(None, (self._larger(self.setup),)))
+        return (*own, *(f"contradiction in the error: {text}" for text in self.error.contradictions), *larger)
+
+    def _larger(self, setup: Setup) -> str:
+        """Return what to look at where the run needed more than its flags explain; "" where they do."""
+        error, memory = self.error, setup.estimate().memory
+        if error.cause != NEEDS or error.capacity is None or error.free is None or error.tried is None:
+            return ""
+        need = error.capacity - error.free + error.tried
+        if need <= memory.high:
+            return ""
+        length = next((n for n in longer(setup) if n.estimate().memory.total >= need), None)
+        enough = "longer sequences" if length is None else f"--seq-len {int(length.layout.seq_len)}"
+        return (
+            f"the run needed {gib(need)}, more than these flags say (up to {gib(memory.high)}): {enough} would explain it, or a"
+            " larger micro-batch, or something else that the program holds"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures [bytes], `cause` and `headline`, `place`, `remedies` and `notes`."""
@@ -169,7 +185,21 @@ def changes(setup: Setup, where: Place | None) -> list[Tried]:
     )
     named = [try_change(setup, fields, ROOM_FOR_IT) for fields in listed]
     fitting = [trial for trial in named if trial is not None and trial.result.memory.verdict in ("fits", "depends")]
-    return list({trial.flags: trial for trial in (*advice(setup)[::-1], *fitting[::-1])}.values())[::-1]
+    own = setup.estimate().memory.total
+    either = [
+        trial for trial in (*advice(setup)[::-1], *fitting[::-1]) if trial.result.memory.total < (1 - LEAST) * own
+    ]
+    return list({trial.flags: trial for trial in either}.values())[::-1]
+
+
+def longer(setup: Setup) -> Iterator[Setup]:
+    """Yield the run with longer sequences, by eighths of an octave, up to 16 times as long."""
+    from loadgauge.core.resolve.resolve import resolve_job
+
+    for eighth in range(1, 33 if setup.lengths is None else 1):
+        yield resolve_job(
+            setup.job.replace(seq_len=int(setup.layout.seq_len * 2 ** (eighth / 8)) // 64 * 64), setup.model
+        )
 
 
 def estimated(setup: Setup) -> str:
@@ -188,4 +218,4 @@ def estimated(setup: Setup) -> str:
 ROOM_FOR_IT = "leaves more room where it failed"
 MOST_PARTS = 4
 LEAST = 0.01
-"""Share of the whole from which a part is named."""
+"""Share of the whole from which a part is named, and from which a change counts."""

@@ -66,6 +66,22 @@ def test_the_same_adapters_on_the_same_card_by_unsloth() -> None:
     assert not any("unsloth" in trial.flags for trial in advice(two))
 
 
+def test_experts_that_transformers_leaves_in_16_bits_are_advised_by_unsloth_in_4() -> None:
+    """Unsloth's own page has 65 GB for it; the fewest GPUs are those on which it fits as assumed."""
+    more, unsloth = advice(resolve_job(Job(model="gpt-oss-120b", gpu="h100-sxm5-80gb", lora_rank=8)))
+    assert (unsloth.flags, unsloth.result.memory.verdict) == ("--framework unsloth --qlora", "tight")
+    assert 60e9 < unsloth.result.memory.total < 80e9
+    assert more.result.memory.verdict == "fits"
+    half = resolve_job(more.job.replace(gpus=more.job.gpus // 2, global_batch=None)).estimate()
+    assert half.memory.verdict != "fits"
+
+
+def test_full_training_on_one_card_is_advised_as_adapters_before_a_cluster() -> None:
+    first, *others = advice(resolve_job(Job(model="qwen3-8b", gpu="rtx4090")))
+    assert (first.job.qlora, first.job.framework, first.job.gpus) == (True, "unsloth", None)
+    assert others[-1].job.gpus >= 8
+
+
 def test_shorter_sequences_are_advised_where_nothing_else_fits() -> None:
     given = resolve_job(Job(model="qwen2.5-14b", gpu="rtx3090", qlora=True, framework="unsloth", seq_len=1 << 19))
     shorter = next(trial for trial in advice(given) if "--seq-len" in trial.flags)

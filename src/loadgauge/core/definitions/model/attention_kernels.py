@@ -63,7 +63,12 @@ def runs_on(kernel: str, card: Gpu) -> bool:
     >>> from loadgauge.core.definitions.hardware.hardware import gpu
     >>> [runs_on("fa3", gpu(id)) for id in ("a100-sxm4-80gb", "h100-sxm5-80gb")], runs_on("aiter", gpu("mi300x"))
     ([False, True], True)
+    >>> from loadgauge.core.definitions.hardware.hardware import card_of
+    >>> runs_on("fa2", card_of("80GiB"))
+    True
     """
+    if card.vendor == "other":  # of which only the memory is known
+        return True
     if card.vendor != "nvidia":
         return kernel in ("fa2", "aiter") if card.vendor == "amd" else kernel == "vendor"
     if kernel in ("aiter", "vendor"):

@@ -608,7 +608,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         count = self.num_nextn_predict_layers if layers is None else layers
         if count < 1:
             key = "num_nextn_predict_layers"
-            raise ConfigError(f"{self.name} has no multi-token prediction layers; say how many", key=key)
+            raise ConfigError(
+                f"{self.name} has no multi-token prediction layers: --draft eagle, ngram or a small model instead",
+                key=key,
+            )
         if self.head.kind != "lm":
             raise ConfigError(f"{self.name} has no language-model head to predict tokens with", key="head")
         unread = tuple(text for text in self.unused_keys if not text.startswith("num_nextn_predict_layers"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from math import ceil, log2
 from typing import Any
 
 from loadgauge.core.base.verdict import RANK
@@ -18,7 +19,7 @@ ENOUGH = 3
 DEAR = (1.35, 2.0, 4.0)
 """Times of a run, over its own, from which on a change comes after milder ones."""
 TAKES = {"framework": 1, "qlora": 1, "gpus": 2, "seq_len": 3}
-"""Price of a change in steps, for what it takes: another framework, a base in 4 bits, GPUs, another job."""
+"""Price of a change in steps, for what it takes: another framework, a base in 4 bits, up to 4 times the GPUs, another job."""
 SHORTEST = 512
 """Tokens of a sequence below which none is advised."""
 
@@ -53,8 +54,9 @@ def advice(setup: Setup) -> list[Tried]:
         fitting += _pairs(setup, assumed, alone, cheap)
     if not fitting:
         others = (_more_gpus, _adapters) if setup.training.lora is None else (_adapters, _more_gpus)
-        last = (way(setup) for way in (_together, _unsloth, *others, _shorter))
-        fitting += [trial for trial in last if trial is not None]
+        last = [trial for way in (_together, _unsloth, *others, _shorter) if (trial := way(setup)) is not None]
+        fitting += [trial for trial in last if trial.result.memory.fits]
+        tried += last
     fitting = sorted(fitting, key=lambda trial: _price(trial, own))
     before = own.memory
     # One that may fit is a step on.
@@ -80,7 +82,10 @@ def _try(setup: Setup, fields: dict[str, Any], why: str) -> Tried | None:
 def _price(trial: Tried, own: Estimate) -> int:
     """Price of a change: by the hours that it adds to a run, and by what else it takes."""
     more = effort(trial.result, own)
-    return sum(more > bound for bound in DEAR) + sum(TAKES.get(name, 0) for name in trial.fields)
+    doublings = ceil(log2(max(1, trial.result.layout.gpus / own.layout.gpus)))
+    return (
+        sum(more > bound for bound in DEAR) + sum(TAKES.get(name, 0) for name in trial.fields) + max(0, doublings - 2)
+    )
 
 
 def _unsaid(result: Estimate) -> dict[str, Any]:
@@ -148,11 +153,14 @@ def _together(setup: Setup) -> Tried | None:
 
 
 def _unsloth(setup: Setup) -> Tried | None:
-    """The same adapters by the framework that keeps least for them, on one GPU."""
-    other = setup.training.lora is None or not setup.training.framework.is_default or setup.layout.gpus > 1
-    if other or (setup.gpu is not None and setup.gpu.vendor in ("apple", "google")):
+    """Adapters by the framework that keeps least for them, on one GPU: on the base as it is, or in 4 bits."""
+    if not setup.training.framework.is_default or setup.layout.gpus > 1 or setup.model.head.kind != "lm":
         return None
-    return _first(setup, [{"framework": "unsloth"}], "its own kernels, checkpoints on the host")
+    if setup.gpu is not None and setup.gpu.vendor in ("apple", "google"):
+        return None
+    bases: list[dict[str, Any]] = [{"qlora": True}] if setup.training.lora is None else [{}, {"qlora": True}]
+    ways = [_try(setup, {"framework": "unsloth"} | base, "its own kernels, checkpoints on the host") for base in bases]
+    return min((trial for trial in ways if trial is not None), key=_rank, default=None)
 
 
 def _shorter(setup: Setup) -> Tried | None:
@@ -173,11 +181,11 @@ def _more_gpus(setup: Setup) -> Tried | None:
     while gpus * 2 <= MOST_GPUS:
         gpus *= 2
         for fields in ({"gpus": gpus, "zero": 3}, {"gpus": gpus, "zero": 3, **_mild(setup)}):
-            trial = try_change(setup, {**fields, **batch}, f"{gpus} GPUs")
+            trial = _try(setup, {**fields, **batch}, f"{gpus} GPUs")
             if trial is None and batch:
                 # As many micro-batches a rank as before.
                 larger = {"global_batch": layout.global_batch * gpus // int(layout.gpus)}
-                trial = try_change(setup, fields | larger, f"{gpus} GPUs, a larger batch")
+                trial = _try(setup, fields | larger, f"{gpus} GPUs, a larger batch")
             if trial is not None and trial.result.memory.fits:
                 return trial
     return None

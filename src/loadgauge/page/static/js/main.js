@@ -235,6 +235,7 @@ async function begin() {
   buildControls(find("#settings"), dropZone(), known);
   if (answer) draw(), refresh(answer);
   follow(versus);
+  performance.mark("complete");
 }
 
 begin();
