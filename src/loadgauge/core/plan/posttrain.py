@@ -176,7 +176,7 @@ class _Search:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.resolved: dict[Any, Run | str] = {}
-        self.pools: dict[Any, float | str | None] = {}
+        self.pools: dict[Any, float | Error | None] = {}
         self.known: dict[Any, Known] = {}
         self.refusals, self.unstarted = Counter[str](), Counter[str]()
         self.highs: dict[Any, dict[int, float]] = {}
@@ -220,12 +220,12 @@ class _Search:
         if key not in self.pools:
             try:
                 card = engine_of(run)
-                self.pools[key] = card.unstarted or card.pool
+                self.pools[key] = Unstarted(card.unstarted) if card.unstarted else card.pool
             except Error as error:
-                self.pools[key] = str(error)
+                self.pools[key] = error
         pool = self.pools[key]
-        if isinstance(pool, str):
-            self.unstarted[pool] += 1
+        if isinstance(pool, Error):
+            (self.unstarted if isinstance(pool, Unstarted) else self.refusals)[str(pool)] += 1
             return None
         try:
             return step_time(run, pool, cache=self.known.setdefault(job.placement, {}), walked=walked)
