@@ -15,6 +15,7 @@ from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan.posttrain import Space, plain, plan_task
 from loadgauge.core.post_training.answers import answers
+from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import step_time
 from loadgauge.core.post_training.walk import Sides, walk
 from loadgauge.core.resolve.posttrain import resolve_posttrain
@@ -257,3 +258,24 @@ def test_where_no_engine_starts_a_plan_says_so_and_what_helps() -> None:
 def test_options_of_old_answers_that_change_nothing_are_named() -> None:
     run = resolve_posttrain(JOB.replace(staleness=None, rollout="vllm:tp=2,partial=true"))[0]
     assert "no answer is old" in run.assumed["--staleness"]
+
+
+def test_a_rollout_in_mxfp8_holds_33_bytes_of_32_elements() -> None:
+    """A matrix of the blocks: a byte an element and one for each 32; a card without such products takes those of 16 bits."""
+    held = {}
+    for name in ("bf16", "fp8", "mxfp8"):
+        run = resolve_posttrain(JOB.replace(gpu="b200-sxm-180gb", rollout=f"vllm:tp=2,weights={name}"))[0]
+        card = memory(run).engine
+        assert card is not None
+        held[name] = card.weights
+    assert held["mxfp8"] - held["fp8"] == pytest.approx((held["bf16"] - held["fp8"]) / 32, rel=1e-6)
+    steps = {
+        (card, name): step_time(resolve_posttrain(JOB.replace(gpu=card, rollout=f"vllm:tp=2,weights={name}"))[0]).sides["rollout"]
+        for card in ("b200-sxm-180gb", "h100-sxm5-80gb") for name in ("bf16", "fp8", "mxfp8")
+    }  # fmt: skip
+    ones, others = (
+        [steps[card, name] for name in ("bf16", "fp8", "mxfp8")] for card in ("b200-sxm-180gb", "h100-sxm5-80gb")
+    )
+    assert ones[1] < ones[2] < 1.05 * ones[1]
+    assert ones[2] < ones[0]
+    assert others[1] < others[2]
