@@ -171,6 +171,7 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
         if pattern.search(program):
             return dialect(name)
     present, marks = set(document.names()), _marks()
+    present |= {name.replace("-", "_") for name in present} if document.syntax == "yaml" else set()
     scores: dict[str, int] = {}
     for name, (syntaxes, own) in marks.items():
         if {document.syntax, getattr(document, "inner", "")} & syntaxes and present & own:

@@ -8,7 +8,9 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
 from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, fixed, names_in, reads, row
 from loadgauge.job_files.ideas.partial import dropped
+from loadgauge.job_files.ideas.table import Document
 from loadgauge.job_files.pre_training.megatron import started_by_deepspeed
+from loadgauge.job_files.reading.renamed import Names
 
 SIZES = names_in(
     """
@@ -165,6 +167,11 @@ def _reference(keys: Keys) -> str | None:
     return "model" if compares else None
 
 
+def _underscored(document: Document) -> tuple[str, Names]:
+    """Names with dashes under those with underscores (source: GPT-NeoX 2.1, `NeoXArgs.from_ymls`)."""
+    return "", [(name, name.replace("-", "_")) for name in document.names() if "-" in name]
+
+
 GPT_NEOX = Dialect(
     name="gpt-neox",
     title="GPT-NeoX's YAML",
@@ -172,6 +179,7 @@ GPT_NEOX = Dialect(
     syntaxes=("yaml",),
     framework="megatron-deepspeed",
     blank={"yaml": ""},
+    renames=_underscored,
     ideas=(
         started_by_deepspeed,
         _layout,
