@@ -118,12 +118,24 @@ def test_engines_on_gpus_of_their_own() -> None:
     )
     run = run_of("openrlhf", text)
     assert (run.gpus, run.placement, run.staleness) == (16, "split:8+8", 2)
-    assert Engine.parse(run.rollout or "").sleep == 0
+    own = Engine.parse(run.rollout or "")
+    assert (own.sleep, own.partial) == (0, False)  # a batch ends before weights move
+    on = Engine.parse(
+        run_of(
+            "openrlhf", text.replace("--train.async_enable", "--train.async_enable --train.partial_rollout_enable")
+        ).rollout
+        or ""
+    )
+    assert on.partial is True
     fleet = NEMO.replace(
         "  generation:\n", "  generation:\n    colocated: {enabled: false, resources: {num_nodes: 1}}\n"
     )
     assert (run_of("nemo-rl", fleet).gpus, run_of("nemo-rl", fleet).placement) == (16, "split:8+8")
+    late = fleet.replace("grpo:\n", "grpo:\n  async_grpo: {enabled: true, in_flight_weight_updates: true}\n", 1)
+    nemo = run_of("nemo-rl", late)
+    assert (nemo.staleness, Engine.parse(nemo.rollout or "").partial) == (1, True)
     prime = run_of("prime-rl")
+    assert Engine.parse(prime.rollout or "").partial is True
     assert (prime.gpus, prime.placement, prime.staleness) == (8, "split:2+6", 2)
 
 

@@ -324,7 +324,13 @@ def test_a_rollout_on_gpus_of_its_own() -> None:
     """experimental/fully_async_policy/config: mini-batches as prompts; v1: `rollout.nnodes` of trainer_separate_async.py."""
     late = VERL.replace("trainer.main_ppo", "experimental.fully_async_policy.fully_async_main")
     run = run_of(f"{late} rollout.nnodes=1 rollout.n_gpus_per_node=4 data.train_batch_size=0")
-    assert (run.gpus, run.placement, run.staleness, run.prompts) == (12, "split:8+4", 1, 256)
+    assert (run.gpus, run.placement, run.staleness, run.prompts) == (12, "split:8+4", 4, 256)
+    # 1.1 x 4 steps' answers between two hand-overs, 16 prompts for each of two servers, which go on at a hand-over.
+    own = Engine.parse(run.rollout or "")
+    assert (own.partial, own.every, own.inflight) == (True, 4, 16 * 2 * run.samples)
+    turns = run_of(f"{late} rollout.nnodes=1 async_training.staleness_threshold=0.5 async_training.partial_rollout=False"
+                   " async_training.trigger_parameter_sync_step=1")  # fmt: skip
+    assert (turns.staleness, Engine.parse(turns.rollout or "").partial) == (1, False)
     v1 = f"{VERL} actor_rollout_ref.rollout.nnodes=2 trainer.v1.trainer_mode=separate_async"
     assert (run_of(v1).gpus, run_of(v1).placement) == (24, "split:8+16")
 

@@ -94,7 +94,7 @@ LINE = "torchrun --nproc_per_node 8 xtuner/v1/train/cli/sft.py --load-from Qwen/
          {"task": "grpo", "gpus": 16, "placement": "split:8+8", "tp": 2, "ep": 8, "etp": 1, "staleness": 2, "reference": "model",
           "prompts": 64, "samples": 4, "global_batch": 64, "prompt_len": 1024, "answers": "2048", "recompute": "none",
           "model": "Qwen/Qwen3-30B-A3B", "old_logprobs": "none",
-          "rollout": "sglang:tp=2,static_fraction=0.9,context=32768,prefix=false"}),
+          "rollout": "sglang:tp=2,static_fraction=0.9,context=32768,prefix=false,partial=true,inflight=256"}),
         ("a.yaml", AREAL_RL + "allocation_mode: vllm:d8|fsdp:d8\n",
          {"gpus": 8, "placement": None, "rollout": "vllm:context=32768,prefix=false"}),
         # What its presets say: primus/configs/modules/*/{trainer_base,pre_trainer,sft_trainer}.yaml.

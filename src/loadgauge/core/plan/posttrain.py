@@ -60,7 +60,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         if job.staleness:
             placements = tuple(
                 f"split:{trainer}+{gpus - trainer}"
-                for trainer in sorted({max(1, gpus // 4), max(1, gpus // 2), max(1, 3 * gpus // 4)})
+                for trainer in sorted({max(1, eighths * gpus // 8) for eighths in range(1, 8)})
                 if trainer < gpus
             )
         usual: dict[str, tuple[Any, ...]] = {
@@ -163,15 +163,22 @@ Timed = tuple[float, int, Job, StepTime]
 """Seconds of a candidate's step, its place among all, the candidate, and its time."""
 
 
+class Unstarted(ConfigError):
+    """The error of a space in which no engine starts: more GPUs may help."""
+
+
 class _Search:
-    """Runs, times and memory of a space, made from parts that candidates share. refusals: why candidates are no run, by number"""
+    """Runs, times and memory of a space, made from parts that candidates share. refusals: why candidates are no run, by number
+
+    unstarted: why engines do not start, by number
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.resolved: dict[Any, Run | str] = {}
-        self.pools: dict[Any, float | str | None] = {}
+        self.pools: dict[Any, float | Error | None] = {}
         self.known: dict[Any, Known] = {}
-        self.refusals: Counter[str] = Counter()
+        self.refusals, self.unstarted = Counter[str](), Counter[str]()
         self.highs: dict[Any, dict[int, float]] = {}
         self.held: dict[int, PostMemory | None] = {}
 
@@ -205,26 +212,34 @@ class _Search:
             base, members=members, logprob_rows=(job.logprob_batch or job.micro_batch) * base.task.rows
         )
 
-    def time(self, job: Job, run: Run) -> StepTime | None:
-        """The time of a candidate's step; None where it has no cache or no time."""
+    def time(self, job: Job, run: Run, *, walked: bool = False) -> StepTime | None:
+        """The time of a candidate's step, or at least (`step.step_time`); None where it has no cache or no time."""
         key = (job.placement, job.rollout)
         if job.rollout is None:
             self.pools[key] = None
         if key not in self.pools:
             try:
                 card = engine_of(run)
-                self.pools[key] = card.unstarted or card.pool
+                self.pools[key] = Unstarted(card.unstarted) if card.unstarted else card.pool
             except Error as error:
-                self.pools[key] = str(error)
+                self.pools[key] = error
         pool = self.pools[key]
-        if isinstance(pool, str):
-            self._refused(pool)
+        if isinstance(pool, Error):
+            (self.unstarted if isinstance(pool, Unstarted) else self.refusals)[str(pool)] += 1
             return None
         try:
-            return step_time(run, pool, cache=self.known.setdefault(job.placement, {}))
+            return step_time(run, pool, cache=self.known.setdefault(job.placement, {}), walked=walked)
         except Error as error:
             self._refused(str(error))
             return None
+
+    def walked(self, job: Job) -> StepTime:
+        """The time of the step of a candidate that has one."""
+        run = self.run(job)
+        assert run is not None
+        time = self.time(job, run, walked=True)
+        assert time is not None
+        return time
 
     def _refused(self, reason: str) -> None:
         self.refusals[reason] += 1
@@ -281,7 +296,7 @@ class _Search:
                 continue
             held = self.memory(order, job)
             if held is not None and not before[1]:
-                return Choice(job=job, time=time, memory=held)
+                return Choice(job=job, time=time if time.beside is None else self.walked(job), memory=held)
             if held is not None:
                 heapq.heappush(queue, entry(index))
         return None
@@ -309,17 +324,29 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
             continue
         timed_ones.append((time.step, order, candidate, time))
     timed_ones.sort(key=lambda row: row[:2])
+    if not space.placement:
+        raise ConfigError("a trainer and a rollout need one each", key="gpus")
     if not timed_ones:
-        ((reason, number),) = search.refusals.most_common(1)
+        # Of candidates that are layouts rather than of those that are none.
+        ((reason, number),) = (search.unstarted or search.refusals).most_common(1)
         if number == refused:
             resolve_posttrain(next(candidates(job, space)))  # says why
-        raise ConfigError(f"no candidate of {refused:,} is a run; of {number:,} of them: {reason}")
+        kind = Unstarted if search.unstarted else ConfigError
+        raise kind(f"no candidate of {refused:,} is a run; of {number:,} of them: {reason}")
     best = runner_up = None
     card = named_card(job)[0]
     assert card is not None
-    for _, order, candidate, time in timed_ones:
+    exact: set[int] = set()
+    queue = list(timed_ones)
+    while queue:
+        _, order, candidate, time = heapq.heappop(queue)
         held = search.memory(order, candidate) if search.least(candidate) <= card.capacity else None
         if held is None or held.verdict != "fits":
+            continue
+        if order not in exact and time.beside is not None:
+            exact.add(order)
+            time = search.walked(candidate)
+            heapq.heappush(queue, (time.step, order, candidate, time))
             continue
         choice = Choice(job=candidate, time=time, memory=held)
         if best is None:

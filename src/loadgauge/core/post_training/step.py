@@ -24,7 +24,8 @@ from loadgauge.core.estimate.time.step import Time
 from loadgauge.core.post_training.memory import PostMemory
 from loadgauge.core.post_training.roles import Member, Run
 from loadgauge.core.post_training.sync import Sync, sync
-from loadgauge.core.post_training.tail import Phase, generation
+from loadgauge.core.post_training.tail import Phase, Step, generation
+from loadgauge.core.post_training.walk import Sides, Walk, walk
 from loadgauge.core.serving.decode import Server
 
 Side = Literal["trainer", "rollout", "both"]
@@ -57,7 +58,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a step, 80 % between low and high.
 
     phases: in their order; on one set of GPUs, or with staleness 0, they add up to `step`
-    sides: seconds of rollout and of trainer, where they run at once; bound: the slower
+    sides: seconds of rollout and of trainer, where they run at once; bound: that which waits less; beside: how both wait
     generation: of the answers, on the replica that ends last; tokens: of prompts and answers of a step, or trained on in one
     """
 
@@ -73,6 +74,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     sync: Sync | None = None
     prompts: float = 0.0
     preempted: float = 0.0
+    beside: Walk | None = None
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -93,12 +95,12 @@ Known = dict[Any, Any]
 
 
 def step_time(
-    run: Run, pool: float | None = None, *, software: float = SOFTWARE, cache: Known | None = None
+    run: Run, pool: float | None = None, *, software: float = SOFTWARE, cache: Known | None = None, walked: bool = True
 ) -> StepTime:
     """Return the seconds of a step. Raises `NotStated` where the cluster is not known.
 
-    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`; known: filled with the parts
-        that are found
+    pool: bytes of a card's cache (`engine.Card.pool`), None: of any size; software: as `SOFTWARE`; cache: filled with the parts
+        that are found; walked: not at least, by the slower side alone, but by a walk of both
 
     >>> from loadgauge.core.resolve.posttrain import resolve_posttrain
     >>> from loadgauge.core.definitions.job.job import Job
@@ -143,37 +145,52 @@ def step_time(
         tokens = float(cache[member.role.name, member.layout].tokens)
     else:
         tokens = run.sequences.number * (run.sequences.prompt + cache["answers"][0])
+    beside = None
+    if generated is not None and moved is not None and not run.placement.colocated and run.staleness > 0:
+        update = sum(each.seconds for each in phases if each.side == "trainer")
+        asked = msgspec.structs.replace(generated.beside, update=update, sync=moved.seconds)
+        beside = generated.paced(asked)
+        if asked.walks and walked:
+            if asked not in cache:
+                cache[asked] = walk(run.sequences.answers, generated.step, asked)
+            beside = max(beside, cache[asked], key=lambda each: each.step)
+        busy = beside.step - beside.idle - moved.seconds / asked.every
+        phases[0] = generated.of(busy)
+        phases[-1] = msgspec.structs.replace(
+            phases[-1], **{name: getattr(phases[-1], name) / asked.every for name in ("seconds", "low", "high")}
+        )
     sides = {
         side: sum(phase_pass.seconds for phase_pass in phases if phase_pass.side == side)
         for side in ("rollout", "trainer", "both")
     }
-    at_the_same_time = run.engine is not None and not run.placement.colocated and run.staleness > 0
-    rest = REST * (max(sides["rollout"], sides["trainer"]) if at_the_same_time else sum(sides.values()))
+    inside = sum(sides.values()) if beside is None else beside.step
     if run.engine is not None:
+        rest = REST * inside
         phases.append(PhaseTime(name="rest", role="host", side="both", seconds=rest, low=0.0, high=2 * rest))
-    counted = phases
-    bound = max((side for side in ("rollout", "trainer")), key=lambda side: sides[side])
-    if at_the_same_time:
-        counted = [phase_pass for phase_pass in phases if phase_pass.side in (bound, "both")]
-    step = sum(phase_pass.seconds for phase_pass in counted)
+        inside += rest
+    step = inside
+    bound = max(phases, key=lambda phase_pass: phase_pass.seconds).name
+    if beside is not None:
+        bound = "rollout" if beside.waits > beside.idle else "trainer"
     low, high = (
         (LOW, HIGH)
         if run.engine is not None
-        else (counted[0].low / counted[0].seconds, counted[0].high / counted[0].seconds)
+        else (phases[0].low / phases[0].seconds, phases[0].high / phases[0].seconds)
     )
     return StepTime(
         step=step,
         low=step * low,
         high=step * high,
         phases=tuple(phases),
-        sides={side: sides[side] for side in ("rollout", "trainer")} if at_the_same_time else {},
-        bound=bound if at_the_same_time else max(counted, key=lambda phase_pass: phase_pass.seconds).name,
+        sides={} if beside is None else {side: sides[side] for side in ("rollout", "trainer")},
+        bound=bound,
         gpus=run.placement.gpus,
         tokens=tokens,
         generation=None if generated is None else generated.generation,
         sync=moved,
         prompts=0.0 if generated is None else generated.prompts,
         preempted=0.0 if generated is None else generated.preempted,
+        beside=beside,
     )
 
 
@@ -188,10 +205,40 @@ def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
 
 
 class _Made(msgspec.Struct, frozen=True):
+    """Generation by itself: its phase, and beside a trainer its side of a walk, without the trainer's, and an engine's step.
+
+    least: seconds of all its tokens in full slots
+    """
+
     phase: PhaseTime
     generation: Phase
     prompts: float
     preempted: float
+    beside: Sides
+    step: Step
+    least: float
+
+    def paced(self, asked: Sides) -> Walk:
+        """Return a step that takes its slower side and what both wait for: at least, or where no answer goes on at a move of
+        weights as it is, for then a step asks for its answers and waits until the last of them."""
+        busy = self.least if asked.walks else self.phase.seconds
+        longer = max(busy, asked.update)
+        running = self.generation.running * (1 - self.generation.idle) * asked.replicas
+        return Walk(
+            longer + asked.sync / asked.every,
+            longer - asked.update,
+            longer - busy,
+            asked.staleness,
+            running,
+            asked.partial,
+        )
+
+    def of(self, seconds: float) -> PhaseTime:
+        """Return its phase where it takes other seconds."""
+        share = seconds / self.phase.seconds
+        return msgspec.structs.replace(
+            self.phase, seconds=seconds, low=self.phase.low * share, high=self.phase.high * share
+        )
 
 
 def server_of(run: Run) -> Server:
@@ -225,37 +272,59 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
         cache[own] = server_of(run)
     server: Server = cache[own]
     groups = server.asked.attentions
-    batches = max(1, run.staleness) if not run.placement.colocated else 1
     replicas = run.replicas * groups
-    each = batches * sequences.number / replicas
+    each = sequences.number / replicas
     most = engine.max_num_seqs or engine.batch or each
     # Sequences that run are, in the mean over time, as long as the mean age of what is renewed: E[X^2] / 2 E[X].
     mean, square = cache["answers"]
     age = sequences.prompt + square / (2 * mean)
     if ("cache", own) not in cache:
         cache["cache", own] = server.cache(age)
-    slots = max(1.0, min(most, each if pool is None else pool / cache["cache", own]))
+    held = math.inf if pool is None else pool / cache["cache", own]
+    slots = max(1.0, min(most, each, held))
     key = (own, each, slots, replicas)
+
+    def step(running: float, context: float) -> float:
+        return server.step(max(1, round(running)), context)
+
     if key not in cache:
         cache[key] = generation(
             sequences.answers,
-            lambda running, context: server.step(max(1, round(running)), context),
+            step,
             sequences=each,
             slots=slots,
             prompt=sequences.prompt,
             replicas=replicas,
         )
     phase: Phase = cache[key]
-    decoding = phase.seconds / (1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION))
-    unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) * batches / replicas)
+    faster = 1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION)
+    unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) / replicas)
     read = unique * server.prompts(sequences.prompt)
     # An engine takes in what fits as it is; what grows out of the cache is dropped, and read again.
     taken = slots if pool is None else min(each, most, pool / server.cache(sequences.prompt + 1))
     preempted = max(0.0, taken - slots)
     again = preempted * server.prompts(round(age)) if preempted >= 1 else 0.0
-    seconds = software * (decoding + read + again) / batches + (engine.turns - 1) * (engine.tool or 0.0) / batches
-    seconds *= run.on_policy
+    software *= run.on_policy
+    tool = (engine.turns - 1) * (engine.tool or 0.0) * run.on_policy
+    seconds = software * (phase.seconds / faster + read + again) + tool
     rates = server.known
+    beside = Sides(
+        sequences=sequences.number,
+        update=0.0,
+        sync=0.0,
+        slots=replicas * max(1.0, min(engine.max_num_seqs or math.inf, held)),
+        prompt=sequences.prompt,
+        staleness=run.staleness,
+        replicas=replicas,
+        inflight=engine.inflight or math.inf,
+        scale=software / faster,
+        reads=software * (read + again) * replicas / sequences.number,
+        tool=tool,
+        partial=run.staleness > 1 if engine.partial is None else engine.partial,
+        every=engine.every,
+    )
+    full = max(1.0, min(beside.slots / replicas, beside.depth * each))
+    least = beside.scale * each * mean * step(full, age) / full + software * (read + again)
     return _Made(
         PhaseTime(  # of a step that generates, in the mean over all
             name="generate",
@@ -266,8 +335,11 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
             high=seconds * rates.token_high,
         ),
         phase,
-        read / batches,
+        read,
         preempted,
+        beside,
+        step,
+        least,
     )
 
 

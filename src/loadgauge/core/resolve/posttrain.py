@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -130,10 +131,13 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
         if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none", "states")):
             assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
+        if not job.staleness and (engine.partial is not None or engine.every > 1 or engine.inflight):
+            assumed["--staleness"] = (
+                "0 (partial=, every= and inflight= of the rollout change nothing: no answer is old)"
+            )
         replicas = replicas_of(engine, placement)
         if setup.cluster is not None:
-            within = engine.replica if placement.colocated else placement.rollout
-            machines, apart = cluster_of(job, setup.cluster.gpu, within)
+            machines, apart = cluster_of(job, setup.cluster.gpu, engine.replica)
             joined = setup.cluster
             if not placement.colocated and not apart:
                 node = job.gpus_per_node or GPUS_PER_NODE
@@ -350,6 +354,13 @@ def _training(
             raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
         if job.placement is not None and not placement.colocated:
             changes["gpus"] = placement.trainer
+            node = job.gpus_per_node or GPUS_PER_NODE
+            if job.topology is None and placement.trainer > node and placement.trainer % node:
+                # Of some nodes the trainer has a part: as many nodes as have all the same.
+                changes["gpus_per_node"] = part = math.gcd(placement.trainer, node)
+                assumed["--gpus-per-node"] = (
+                    f"{part} of the trainer's ({placement.trainer} are no whole nodes of {node})"
+                )
         if job.global_batch is None:
             changes["global_batch"] = sequences.number
             assumed["--global-batch"] = f"{sequences.number} (prompts x samples: one update a step)"

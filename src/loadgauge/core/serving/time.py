@@ -68,7 +68,9 @@ class Clock:
     def __init__(self, model: ModelSpec, asked: Inference, stages: tuple[Stage, ...], cluster: Cluster) -> None:
         measured = of_cluster(cluster)
         peaks = cluster.gpu.peaks
-        self.eight_bits = asked.weight_format == "fp8" and peaks.fp8 is not None
+        # Products in blocks of 32 with a scale are of cards that have formats of 4 bits too; others widen the matrices.
+        own = {"fp8": peaks.fp8, "mxfp8": peaks.fp8 if peaks.fp4 is not None else None}
+        self.eight_bits = own.get(asked.weight_format) is not None
         usual = "bf16" if cluster.gpu.bf16 else "fp16"
         how = training("megatron", "fp8" if self.eight_bits else usual)
         machine = Machine.of(cluster.gpu, measured, how, experts=model.has_experts)
@@ -172,7 +174,7 @@ class Clock:
             return attention_seconds(operation, machine).forward
         if operation.gemms and operation.weights and operation.kind in ("gemm", "router"):
             element = stored(operation.weights[0], self.asked.weight_format)
-            fp8 = self.eight_bits and element == 1
+            fp8 = self.eight_bits and element < 1.1
             return sum(gemm_seconds(product, machine, fp8=fp8, weight=element) for product in operation.gemms)
         if operation.kind == "lookup":
             return nbytes / machine.memory("elementwise").forward

@@ -149,6 +149,19 @@ def _task(keys: Keys) -> Facts:
     }
 
 
+LATE = ("rollout.max_concurrent_rollouts", "rollout.consumer_batch_size", "rollout.max_head_offpolicyness")
+
+
+def _late(keys: Keys) -> bool:
+    return not _together(keys) and bool(keys.whole(LATE[2], minimum=0))
+
+
+def _inflight(keys: Keys) -> int | None:
+    """Answers that are asked for at once, a prompt's together (`InferenceEngineConfig`); they go on at an update of the weights."""
+    prompts = keys.whole(LATE[0]) or keys.whole(LATE[1]) or keys.whole(BATCH[0])
+    return prompts * (keys.whole(f"{G}n_samples") or 1) if prompts and _late(keys) else None
+
+
 MADE = ("gradient_checkpointing", "megatron.recompute_granularity", "archon.ac_mode", "archon.ac_memory_budget")
 SELECTIVE = tuple(f"{A}{name}" for name in MADE)
 
@@ -174,7 +187,10 @@ def _precision(keys: Keys) -> str:
 def _served(kind: str, *options: Idea) -> Idea:
     """The idea of an engine that generates, whose ranks its word says."""
     size = {name: lambda keys, axis=name[0]: _degrees(_engines(keys)[1]).get(axis, 1) for name in ("tp", "pp")}
-    return engine(kind, fixed(**size), *options, test=lambda keys: _rl(keys) and _engines(keys)[1].startswith(kind))
+    late = fixed(*LATE[:2], partial=lambda keys: True if _late(keys) else None, inflight=_inflight)
+    return engine(
+        kind, fixed(**size), late, *options, test=lambda keys: _rl(keys) and _engines(keys)[1].startswith(kind)
+    )
 
 
 AREAL = Dialect(

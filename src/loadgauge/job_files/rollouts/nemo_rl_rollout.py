@@ -92,6 +92,8 @@ OF_SGLANG = product(
 )
 """Options of SGLang's servers, by its own names."""
 AWAY = "policy.offload_optimizer_for_logprob"
+IN_FLIGHT = "grpo.async_grpo.in_flight_weight_updates"
+"""The switch by which answers go on at a refit, which else waits for all that were asked for (`trajectory_collector.py`)."""
 ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
 
 
@@ -117,6 +119,13 @@ def _rollout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         row("prefix", f"{V}enable_prefix_caching", words={"true": True, "false": False}, default=True, off=True),
         row("weights", f"{V}precision", words={"bfloat16": "bf16", "fp8": "fp8", "float16": "bf16"}, default="bf16"),
         row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
+        row(
+            "partial",
+            IN_FLIGHT,
+            words={"true": True, "false": False},
+            add=False,
+            default=lambda keys: False if keys.flag(IN_FLIGHT.replace("in_flight_weight_updates", "enabled")) else None,
+        ),
         fixed(sleep=lambda keys: int(_asleep(keys))),
         Idea(keys=(), facts=(), read=_of_others),
         test=generates,

@@ -47,7 +47,8 @@ OLD = {
     "vllm.tensor_parallel_size": "vllm_tensor_parallel_size", "vllm.enable_prefix_caching": "enable_prefix_caching",
     "vllm.enforce_eager": "enforce_eager", "vllm.enable_sleep": "vllm_enable_sleep",
     "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization", "train.async_enable": "async_train",
-    "train.async_queue_size": "async_queue_size", "ds.zero_stage": "zero_stage", "ds.adam_offload": "adam_offload",
+    "train.async_queue_size": "async_queue_size", "train.partial_rollout_enable": "partial_rollout",
+    "ds.zero_stage": "zero_stage", "ds.adam_offload": "adam_offload",
     "ds.param_dtype": "param_dtype", "ds.attn_implementation": "attn_implementation",
     "ds.use_liger_kernel": "use_liger_kernel", "ds.overlap_comm": "overlap_comm",
     "ds.enable_sleep": "deepspeed_enable_sleep", "ds.tensor_parallel_size": "ds_tensor_parallel_size",
@@ -323,6 +324,15 @@ def _sleeps(keys: Keys) -> bool:
     return bool(together and keys.flag(ASLEEP))
 
 
+_late = row(
+    "partial",
+    "train.partial_rollout_enable",
+    words={"true": True, "false": False},
+    off=False,
+    default=lambda keys: False if keys.flag("train.async_enable") else None,
+    add=False,
+)
+"""The switch by which answers go on at a hand-over of weights, which else waits for the batch (`ppo_trainer_async.py`)."""
 ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
 
 
@@ -333,6 +343,7 @@ ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
         row("utilization", "vllm.gpu_memory_utilization", kind="real", default=0.95),
         row("graphs", "vllm.enforce_eager", words={"true": False, "false": True}, default=True),
         row("prefix", "vllm.enable_prefix_caching", words={"true": True, "false": False}, default=False),
+        _late,
         fixed(ASLEEP, sleep=lambda keys: int(_sleeps(keys)), context=lambda keys: _longest(keys)),
     )
 )

@@ -303,6 +303,7 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     write=_engine_written,
     when=_rl,
     dp=(COPIES, "inference.parallel.dp"),
+    most="orchestrator.concurrency.max_inflight",
     also=(*OPTIONS.keys[2:], QUANTISED, SPREAD, f"{V}dtype"),
 )
 def _engine(keys: Keys, at: Named) -> Facts:
@@ -321,7 +322,9 @@ def _engine(keys: Keys, at: Named) -> Facts:
     ranks, loaded = (copies or 1) * options["tp"], (keys.word(f"{V}model") or "").lower()
     wide = (spread or (kind and spread is None)) and ranks > 1
     small = keys.choice(QUANTISED, {"fp8": "fp8"}) or ("fp8" if loaded.endswith("-fp8") else "bf16")
-    return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None})}
+    # Answers go on at an update, whatever it is (`orchestrator.max_off_policy_steps`).
+    late = {"partial": True, "inflight": keys.whole(at.most)} if _gpus.read(keys).get("staleness") else {}
+    return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None} | late)}
 
 
 def _experts_shared(document: Any, copies: str) -> int:

@@ -5,6 +5,7 @@ Nothing of a file is evaluated: devices are read where they are ranges or lists 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -111,7 +112,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     elif generates is not None and len(generates) != len(trains):
         keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
     if keys.real(at.late):
-        facts["staleness"] = 1 if "placement" in facts else None
+        facts["staleness"] = math.ceil(keys.real(at.late) or 0) if "placement" in facts else None
     per_node = keys.whole(at.each) or 8
     return facts | {"gpus_per_node": per_node if facts["gpus"] % per_node == 0 else None}
 
@@ -346,6 +347,8 @@ def _task(keys: Keys, at: Named) -> Facts:
         keys.note(f"{E}max_model_len", f"answers end at it, and are counted up to {length} tokens", "saves")
         del options["context"]
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
+    if apart and keys.real("async_generation_ratio"):
+        options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
     options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}
     return facts | {
         "task": task,

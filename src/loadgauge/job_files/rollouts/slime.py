@@ -102,6 +102,16 @@ def _of_rollout(keys: Keys) -> int:
     return count
 
 
+EVERY = "update_weights_interval"
+
+
+def _every(keys: Keys) -> int | None:
+    """Updates between two hand-overs of train_async.py, where they are several; a batch is generated meanwhile."""
+    late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
+    number = keys.whole(EVERY) or 1
+    return number if late and number > 1 else None
+
+
 def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
     if bool(facts.get("staleness")) != ("train_async.py" in program):
@@ -132,7 +142,7 @@ def _placement(keys: Keys, at: Named) -> Facts:
         moved = keys.flag(at.train) is not False
         return {"placement": "colocated", "rollout_offload": "all" if moved else "none"}
     own = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
-    return {"placement": f"split:{own}+{_of_rollout(keys)}", "staleness": 1 if late else None}
+    return {"placement": f"split:{own}+{_of_rollout(keys)}", "staleness": keys.whole(EVERY) or 1 if late else None}
 
 
 def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -357,6 +367,11 @@ CACHES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf1
         row("graphs", "sglang_disable_cuda_graph", words={"true": False, "false": True}, default=True),
         row("prefix", "sglang_disable_radix_cache", words={"true": False, "false": True}, default=True),
         fixed(
+            EVERY,
+            every=_every,
+            inflight=lambda keys: (
+                _every(keys) and (keys.whole("rollout_batch_size") or 1) * (keys.whole("n_samples_per_prompt") or 1)
+            ),
             sleep=lambda keys: 2 if keys.flag("colocate") and keys.flag("offload_rollout") is not False else 0,
             weights=_checkpoint,
         ),

@@ -102,8 +102,12 @@ def _placement(keys: Keys) -> Facts:
     if not on_its_own(keys) and not keys.whole(APART[1][1], minimum=0):
         return {}
     per_node, count, width, others = _pools(keys)
-    late = max(1, math.ceil(keys.real("async_training.staleness_threshold") or 0))
-    return {"placement": f"split:{per_node * count}+{width * others}", "staleness": late} if others else {}
+    if not others:
+        return {}
+    late = 1
+    if on_its_own(keys) == "async":  # as many prompts between two hand-overs (`set_max_required_samples`)
+        late = math.ceil(verl_step.ahead(keys) - 1 - 1e-9)
+    return {"placement": f"split:{per_node * count}+{width * others}", "staleness": max(1, late)}
 
 
 LAYOUT_SIZES = {axis: f"{M}{name}" for axis, name in SIZES.items() if axis != "etp"}

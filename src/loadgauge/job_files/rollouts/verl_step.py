@@ -41,6 +41,28 @@ def on_its_own(keys: Keys) -> str:
     return "late" if "one_step_off" in words or keys.has("rollout.nnodes", "rollout.n_gpus_per_node") else ""
 
 
+LATE = "async_training."
+"""Options of a fully asynchronous trainer, whose own defaults are in `fully_async_ppo_trainer.yaml`."""
+PARTIAL, EVERY, THRESHOLD = f"{LATE}partial_rollout", f"{LATE}trigger_parameter_sync_step", f"{LATE}staleness_threshold"
+
+
+def ahead(keys: Keys) -> float:
+    """Steps' worth of answers that a fully asynchronous trainer asks for between two hand-overs (`set_max_required_samples`)."""
+    threshold = keys.real(THRESHOLD)
+    return (keys.whole(EVERY) or 4) * (1 + (0.1 if threshold is None else threshold))
+
+
+def _late(keys: Keys, servers: int) -> Facts:
+    """How answers are asked for beside a trainer: 16 prompts for each server at the most (`max_concurrent_samples`)."""
+    if on_its_own(keys) != "async":
+        return {}
+    return {
+        "partial": keys.flag(PARTIAL) is not False,
+        "every": keys.whole(EVERY) or 4,
+        "inflight": 16 * servers * (keys.whole(COUNT) or 1) if servers else None,
+    }
+
+
 def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     wanted = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo", "dapo": "grpo", "gspo": "grpo"}.get(facts.get("task") or "")
     if wanted is None:
@@ -165,6 +187,7 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 @reads(
     *RANKS.keys,
+    PARTIAL,
     facts="rollout",
     write=_engine_written,
     when=trains_answers,
@@ -208,7 +231,10 @@ def engine(keys: Keys, at: Named) -> Facts:
         "kv": "fp8" if any(str(keys.raw(key)).startswith("fp8") for key in at.held) else None,
         "sleep": 0 if not free else 1 if adapts and kind == "vllm" else 2,
     }
-    return {"rollout": served(kind, options | share | formats)}
+    width, count = keys.whole("rollout.n_gpus_per_node") or 8, keys.whole("rollout.nnodes", minimum=0)
+    replica = max(options["tp"], options["ep"]) * options["pp"]
+    servers = width * (1 if count is None else count) // replica
+    return {"rollout": served(kind, options | share | formats | _late(keys, servers))}
 
 
 def sharing(keys: Keys) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.post_training import answered, time_document
 from loadgauge.core.answers.why.of_task import TOPICS
-from loadgauge.core.base import NO, YES, needs
+from loadgauge.core.base import NO, YES, ConfigError, needs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan import posttrain
 
@@ -24,7 +24,13 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
         job, options = posttrain.with_value(job, options, sought, value)
     elif sought == "gpus":
         job = job.replace(gpus=MOST_GPUS)
-    plan = posttrain.plan_task(job, posttrain.Space.of(job, options))
+    try:
+        plan = posttrain.plan_task(job, posttrain.Space.of(job, options))
+    except posttrain.Unstarted as error:
+        helps = posttrain.remedies(job, options)
+        if not helps:
+            raise
+        raise ConfigError(f"{error}; a layout fits with {' or '.join(each.flags for each in helps)}") from None
     shown = plan.best or plan.nearest
     others = posttrain.remedies(job, options) if plan.best is None and sought is None else []
     plain = {} if sought is None else {"find": sought, "value": value}

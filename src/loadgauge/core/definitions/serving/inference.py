@@ -22,7 +22,7 @@ WHOLE_FORMATS: dict[str, float] = {
 }
 """Bytes of an element of copies that are stored whole, embedding and head too (GGUF, MLX)."""
 WEIGHT_FORMATS: dict[str, float] = (
-    {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
+    {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "mxfp8": 1 + 1 / 32}
     | {name: kept.nbytes for name, kept in BASE_FORMATS.items()}
     | WHOLE_FORMATS
 )

@@ -46,6 +46,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 QUEUES = ("polls", "patience", "company", "balance")
 """Options of how prompts wait, each of one engine."""
+BESIDE = ("partial", "every", "inflight")
+"""Options of an engine that generates beside a trainer on other GPUs, whose answers may be old."""
 ENGINES: dict[str, Defaults] = {
     "vllm": Defaults(
         title="vLLM", share="utilization", utilization=0.9, max_num_seqs=256, max_batched_tokens=8192,
@@ -57,12 +59,13 @@ ENGINES: dict[str, Defaults] = {
     ),
     "trtllm": Defaults(
         title="TensorRT-LLM", share="static_fraction", static_fraction=0.9, max_num_seqs=2048, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch", "polls"}), answers=False, waits="batch_wait_timeout_iters", source="trtllm",
+        missing=frozenset({"utilization", "batch", "polls", *BESIDE}), answers=False,
+        waits="batch_wait_timeout_iters", source="trtllm",
     ),
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False, inside=True,
         missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
-                           "accepted", "version", *QUEUES}),
+                           "accepted", "version", *QUEUES, *BESIDE}),
         source="transformers",
     ),
 }  # fmt: skip
@@ -73,6 +76,7 @@ SERVERS = tuple(name for name, engine in ENGINES.items() if not engine.inside)
 FLAGS_OF_A_SERVER = {name: f"--{name}" for name in MODEL_PARALLEL} | {
     "dp": "--gpus", "kv": "--cache-format", "weights": "--weight-format",
     "context": "--context", "batch": "--batch", "sleep": "", "prefix": "", "accepted": "--acceptance", "turns": "", "tool": "",
+    **dict.fromkeys(BESIDE, ""),
 }  # fmt: skip
 """Options that a server has flags for, or no use."""
 ALIASES = {
@@ -104,6 +108,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     polls: steps from one look for requests to the next (SGLang); of TensorRT-LLM, patience: steps that prompts wait for others,
     company: share of `max_batched_tokens` that ends the wait; balance: steps until each rank with a batch of its own has a prompt
     (None: not said, and the engine's own: no wait)
+    partial: answers that run when weights move go on with new ones, where others end first (None: where they may be older than an
+    update); every: updates between two moves
+    inflight: answers that are begun and not ended, of all replicas
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -133,6 +140,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     patience: int | None = None
     company: float | None = None
     balance: int | None = None
+    partial: bool | None = None
+    every: int = 1
+    inflight: int | None = None
 
     def queue(self, prompt: int, ranks: int) -> dict[str, Any]:
         """Return how prompts of so many tokens wait, as `serving.loop.Load` has it. ranks: with batches of their own
@@ -276,7 +286,7 @@ def _value(option: str, text: str) -> object:
         return text
     if option in ("accepted", "tool"):
         return positive_number(text)
-    if option in ("graphs", "prefix"):
+    if option in ("graphs", "prefix", "partial"):
         return _switched(text)
     if option in ("kv", "weights"):
         return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))

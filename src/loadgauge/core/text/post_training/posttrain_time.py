@@ -56,19 +56,24 @@ def seconds(value: float) -> str:
 def lines(run: Run, time: StepTime, job: Job) -> list[str]:
     """Return what bounds the step, and what the whole run takes."""
     sentences, phase, pace = [], time.generation, f"{time.tokens_per_second_per_gpu:,.0f}"
-    if time.sides:
-        slower, faster = time.bound, "trainer" if time.bound == "rollout" else "rollout"
-        wait = 1 - time.sides[faster] / time.sides[slower]
+    if (walk := time.beside) is not None:
         sentences.append(
-            f"The {slower} bounds the step; the {faster} waits {wait:.0%} of it, answers are up to {run.staleness} updates old."
+            f"The {time.bound} bounds the step: the trainer waits {walk.waits / time.step:.0%} of it for answers, the rollout"
+            f" {walk.idle / time.step:.0%} for the trainer; answers are {walk.behind:.1f} updates old, {run.staleness} at the most;"
+            f" {walk.running:,.0f} run in the mean."
         )
+        if not walk.partial and walk.waits > 0:
+            sentences.append("Answers that run end before weights move; with partial=true they go on (--rollout).")
     if phase is None:
         sentences.append(f"{pace} training tokens a second and GPU.")
     else:
         waits = f"{time.preempted:,.0f} sequences of a replica wait for its cache: the engine preempts and reads them again."
-        sentences += [
+        alone = (
             f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
-            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail).",
+            f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail)."
+        )
+        sentences += [
+            *([] if walk is not None and walk.partial else [alone]),
             *([waits] if time.preempted >= 1 else []),
             f"{pace} tokens a second and GPU, prompts included.",
         ]
