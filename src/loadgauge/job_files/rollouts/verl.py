@@ -592,9 +592,7 @@ VERL = Dialect(
         "yaml": "actor_rollout_ref:\n  actor:\n    use_dynamic_bsz: false\n",
     },
     renames=variant,
-    programs={
-        r"\bmain_gen(?:eration)?\w*\b|\bmain_eval\b": IDLE,
-    },
+    programs={r"\bmain_gen(?:eration)?\w*\b|\bmain_eval\b": IDLE},
     ideas=(
         row("model", f"{W}path", kind="model"),
         _gpus,

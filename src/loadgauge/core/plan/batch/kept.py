@@ -22,7 +22,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.plan.batch.best import Best, Pool, Rank, Ranked, Row
 
 KEEPING: ContextVar[bool] = ContextVar("keeping", default=False)
-"""Whether searches are kept: those of `loadgauge plan` are."""
+"""True where searches are kept: those of `loadgauge plan` are."""
 QUICK = 0.1
 """Seconds below which a search is not worth a file."""
 COUNTS = ("valid", "seen", "fitting", "timed")

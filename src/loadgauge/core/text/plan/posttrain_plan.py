@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib
-from loadgauge.core.plan.posttrain import MOST, Choice
+from loadgauge.core.plan import posttrain
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
@@ -22,7 +22,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the plan; brief: the best run alone."""
     plan, sought, value, others = answer.shown
     if value is not None:
-        more = " (the most that is tried)" if value == MOST.get(str(sought)) else ""
+        more = " (the most that is tried)" if value == posttrain.MOST.get(str(sought)) else ""
         target.print(f"{FOUND[str(sought)]}: {value:,}{more}", style="bold", soft_wrap=True)
     counted = f"{plan.candidates:,} candidates timed, {plan.looked:,} looked at in memory"
     if plan.best is None:
@@ -70,7 +70,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         points(target, [f"The runner-up lost: {plan.why}."])
 
 
-def _row(name: str, choice: Choice) -> list[str]:
+def _row(name: str, choice: posttrain.Choice) -> list[str]:
     job = choice.job
     return [
         name,
