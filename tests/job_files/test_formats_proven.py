@@ -123,7 +123,7 @@ def test_the_plugin_takes_the_logits_away(tmp_path: Path) -> None:
     totals = {}
     for more in (CUT, CUT + "cut_cross_entropy: false\n"):
         place.write_text(LORA + OFF + more)
-        totals[more] = document(f"estimate {place} --gpu h100-sxm5-80gb")["memory"]["total"]
+        totals[more] = document(f"estimate {place} --gpu h200-sxm-141gb")["memory"]["total"]
     least, most = totals.values()
     assert most - least > 6 * 8192 * 128_256
 

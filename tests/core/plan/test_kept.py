@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from command_line import typed
+from command_line import document, typed
 from loadgauge.core.base.errors import NothingFits
 from loadgauge.core.plan.batch import kept
 from loadgauge.core.plan.batch.evaluate import BatchEvaluator
@@ -175,3 +175,9 @@ def test_the_command_keeps_and_says_so(home: Path) -> None:
     words = " ".join(again.split()).replace(", kept from before (--no-cache searches again)", "")
     assert words == " ".join(first.split()) != " ".join(again.split())
     assert "kept from before" not in typed(f"{COMMAND} --full --no-cache").out
+
+
+def test_plans_of_lengths_are_kept_too() -> None:
+    line = "plan llama-3.2-1b --gpu rtx4090 --gpus 2 --global-batch 64 --precision bf16-pure --zero 2 --lengths"
+    first, again, longer = (document(f"{line} uniform:{most}") for most in (3000, 3000, 3500))
+    assert first["layouts"] == again["layouts"] != longer["layouts"]

@@ -21,9 +21,10 @@ from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
-from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -61,6 +62,15 @@ def _options(command: Any) -> Any:
     task = fields()["task"]
     command = option("task", msgspec.structs.replace(task, choices=(*task.choices, "generate")))(command)
     return options(command, [name for name in POSTTRAIN if name != "task"])
+
+
+def _task_of(model: str | None, flags: dict[str, Any]) -> str | None:
+    """Return the task after pre-training that a job file has; None for none, and for rollouts, whose trainer alone is planned."""
+    if model is None or not names_job_file(model):
+        return None
+    gpus = int(flags["gpus"]) if str(flags["gpus"]).isdecimal() else None
+    task: str | None = need("DIALECTS").from_job_file(Job(model=model, gpu=flags["gpu"], gpus=gpus))[0].task
+    return None if task in (None, "sft") or TASKS[task].rollout else task
 
 
 AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
@@ -186,6 +196,7 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
     if file is not None:
         return _sweep(file, output, workers, ray, flags)
     refuse({"output": output, "workers": workers, "ray": ray}, "needs --sweep")
+    flags["task"] = flags["task"] or _task_of(model, flags)
     if flags["task"] == "generate":
         return _serve(model_or_usage(model, flags), flags)
     of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests")

@@ -330,12 +330,13 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         job, usual_batch = _with_usual_batch(job)
     if request.find == "model":
         job = job.replace(model=models_named(job.model)[0])
-    layers, assumed_framework = job.stage_layers, None
+    layers, assumed_framework, hosted = job.stage_layers, None, job.activation_offload
     own = None if model is not None else _setup_of_file(job, sizes)
     if own is not None:
         open_axes = {name: fields()[name].low for name in OPEN_AXES if fields()[name].kind == "whole"}
         framework, batch = own.training.framework.name, own.layout.global_batch
         job = job.replace(**open_axes, recompute="none", global_batch=batch, framework=framework)
+        hosted = own.job.activation_offload
         sizes = sizes or (own.layout.gpus,)
     elif job.framework is None:
         spec = found_model(job).spec if model is None else model
@@ -347,6 +348,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         stages = locks.get("zero", (3,))  # what only its ZeRO 3 has
         locks = {**locks, "zero": (3,) if 3 in stages else stages}
         job = job.replace(zero=locks["zero"][0])
+    if "checkpoints" in (hosted or "").split(","):  # of which there are none without it
+        job, locks = job.replace(recompute="full"), {"recompute": ("full",), **locks}
     setup: Setup | None = None
     searches = []
     mixed = job.activation_offload == LEAST

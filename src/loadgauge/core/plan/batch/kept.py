@@ -84,7 +84,7 @@ class Kept:
         """Take up what is on disk. facts: all else that decides the answer; usual: whether the search is one to be kept"""
         self.best, self.file = best, None
         if usual and KEEPING.get() and all(case.space.model.listed is None for case in cases):
-            own = msgspec.msgpack.encode(cases)
+            own = msgspec.msgpack.encode(cases, enc_hook=_spelled)
             self.file = kept_file("plans", __version__, _code(), own.hex(), *facts)
         self.state = (self.file and read_kept(self.file, State)) or State()
         self.found, self.known = self.state.cases == len(cases), len(self.state.ranks)
@@ -120,6 +120,13 @@ class Kept:
         state.ranks, state.lowest = ranks, self.best.lowest
         state.seeds = KeptPool.of(self.best.sure, self.best.seeds)
         keep(self.file, state)
+
+
+def _spelled(value: Any) -> list[int]:
+    """Return the lengths of a job, which msgspec does not know, by their ends. Raises TypeError for anything else."""
+    if not isinstance(value, range):
+        raise TypeError(f"a {type(value).__name__} has no spelling here")
+    return [value.start, value.stop, value.step]
 
 
 @cache
