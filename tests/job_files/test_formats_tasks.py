@@ -204,12 +204,12 @@ def test_adapters_that_score_are_those_of_the_policy_once_more(tmp_path: Path) -
     assert "needs adapters" in alone.err
 
 
-def test_what_is_of_training_alone_refuses_such_a_file(tmp_path: Path) -> None:
+def test_such_a_file_is_planned_as_its_task(tmp_path: Path) -> None:
     place = tmp_path / "a.yaml"
     place.write_text(FACTORY)
-    found = typed(f"plan {place} --gpu h100-sxm5-80gb --gpus 8")
-    assert (found.code, found.out) == (2, "")
-    assert "--task" in found.err
+    line = f"plan {place} --gpu h100-sxm5-80gb --gpus 8 --micro-batch 1 --json"
+    found, stated = typed(line), typed(f"{line} --task dpo")
+    assert (found.code, found.out) == (0, stated.out)
 
 
 def test_a_reference_of_llamafactory_is_not_widened(tmp_path: Path) -> None:

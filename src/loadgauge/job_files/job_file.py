@@ -399,11 +399,25 @@ def model_of(file: JobFile) -> tuple[Found, str]:
         looked_up = found_model(file.job.replace(model=name, hub=False))
     except ConfigError as error:
         missing = str(error).endswith("no such file")
+        named = _named_in(f"{name} {Path(file.file).stem}") if missing or " " in name else None
+        if named is not None:
+            remark = f"; its model {name!r} is no model's name, and {named}, as its words say, is taken"
+            return found_model(file.job.replace(model=named, hub=False)), remark
         text = f"its model {name} is a folder that is not here: add --model NAME" if missing else str(error)
         raise ConfigError(text, file=file.file) from None
     if looked_up.spec.listed is not None:
         return looked_up, f"; {looked_up.spec.name} is {looked_up.how}"
     return looked_up, f"; its model {name} is taken for {looked_up.spec.name}" if looked_up.how else ""
+
+
+def _named_in(text: str) -> str | None:
+    """Return the longest name of the catalogue that a text has as words of its own.
+
+    >>> _named_in("/path/to/DeepSeek-V3.1-source grpo"), _named_in("Follow the guide grpo-deepseek-v3-64n8g"), _named_in("a path")
+    ('deepseek-v3.1', 'deepseek-v3', None)
+    """
+    plain = f"-{re.sub(r'[^a-z0-9.]+', '-', text.lower())}-"
+    return max((name for name in models() if f"-{name}-" in plain), key=len, default=None)
 
 
 def find_alike(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from click.core import ParameterSource
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.plan.find import found
 from loadgauge.core.answers.plan.layouts import Planned, planned
-from loadgauge.core.base import ConfigError, need, parse as parse_unit
+from loadgauge.core.base import ConfigError, Error, need, parse as parse_unit
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
@@ -68,9 +69,12 @@ def _task_of(model: str | None, flags: dict[str, Any]) -> str | None:
     """Return the task after pre-training that a job file has; None for none, and for rollouts, whose trainer alone is planned."""
     if model is None or not names_job_file(model):
         return None
-    gpus = int(flags["gpus"]) if str(flags["gpus"]).isdecimal() else None
-    task: str | None = need("DIALECTS").from_job_file(Job(model=model, gpu=flags["gpu"], gpus=gpus))[0].task
-    return None if task in (None, "sft") or TASKS[task].rollout else task
+    stated = [int(flags["gpus"])] if str(flags["gpus"]).isdecimal() else []
+    for gpus in (None, *stated):  # a file's own layout may be of more of them
+        with contextlib.suppress(Error):
+            task: str | None = need("DIALECTS").from_job_file(Job(model=model, gpu=flags["gpu"], gpus=gpus))[0].task
+            return None if task in (None, "sft") or TASKS[task].rollout else task
+    return None
 
 
 AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")

@@ -120,7 +120,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     placement = msgspec.structs.replace(placement, trainer=setup.layout.gpus)
     if task.rollout and job.placement is None:
         assumed["--placement"] = "colocated"
-    _longest(job, setup.model, sequences)
+    _longest(job, setup.model, sequences, assumed)
     reference = _reference(job, task, setup, assumed)
     engine, replicas, machines, joined, apart = None, 1, None, None, ""
     if task.rollout:
@@ -373,16 +373,20 @@ def _training(
     return alone.replace(**changes)
 
 
-def _longest(job: Job, model: ModelSpec, sequences: Sequences) -> None:
+def _longest(job: Job, model: ModelSpec, sequences: Sequences, assumed: dict[str, str]) -> None:
     """Refuses answers that are longer than the model's context, or than the engine's. What is only trained on may be longer, as
-    other sequences, but for a table of positions."""
+    other sequences, but for a table of positions; so may what a job file asks for, which says so to its engine."""
     longest = sequences.answers.longest if job.answers is None else stated_longest(job.answers, sequences.answers)
     engine = Engine.parse(job.rollout or "vllm") if sequences.prompt else None
     of_engine = None if engine is None else engine.context
     limited = TASKS[job.task or ""].rollout or model.learned_positions
     own = model.max_position_embeddings if limited else None
     for most, whose in ((own, model.name), (of_engine, "the engine")):
-        if most is not None and sequences.prompt + longest > most:
+        if most is None or sequences.prompt + longest <= most:
+            continue
+        if whose == model.name and "file" in assumed and not model.learned_positions:
+            assumed["positions"] = f"up to {sequences.prompt + longest:,}, as the file asks; {whose} has {most:,}"
+        else:
             raise ConfigError(
                 f"{sequences.prompt:,} tokens of a prompt and {longest:,} of an answer are more than the {most:,} of"
                 f" {whose}'s context",

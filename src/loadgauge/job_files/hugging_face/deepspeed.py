@@ -90,8 +90,9 @@ def _sharded(keys: Keys, at: Named) -> Facts:
     keys.refuse(at.stage, f"must be 0, 1, 2 or 3, got {number}", when=number is not None and number > 3)
     moved = keys.choice(at.state, at.spelled) or keys.flag(at.old)
     if keys.choice(at.param, at.spelled) or keys.flag(at.older):
-        keys.refuse(at.param, f"needs stage 3, not {number or 0}", when=number != 3)
-        return {"zero": number, "offload": "all", **_beside(keys, at)}
+        if number == 3:
+            return {"zero": number, "offload": "all", **_beside(keys, at)}
+        keys.remarks[f"{keys.document.shown(at.param)} does nothing below ZeRO 3 (DeepSpeed 0.19, engine.py)"] = None
     keys.refuse(at.state, "needs stages 1 to 3", when=moved and not number)
     word = in_part(keys, at.share) if moved else "none"
     keys.refuse(at.share, f"needs stage 3, not {number}", when=":" in word and number != 3)

@@ -194,7 +194,7 @@ def _served(kind: str, *options: Idea) -> Idea:
 
 
 AREAL = Dialect(
-    name="areal", title="AReaL", versions="AReaL 0.5 - 1.0", syntaxes=("yaml",), layers="keys/areal.toml",
+    name="areal", title="AReaL", versions="AReaL 0.5 - 1.0", syntaxes=("yaml",), layers="keys/areal.toml", zero_stages=(1, 3),
     blank={"yaml": "cluster:\n  n_gpus_per_node: 8\n"},
     ideas=(
         row("model", f"{A}path", kind="model"),

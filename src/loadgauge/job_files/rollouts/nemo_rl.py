@@ -326,7 +326,9 @@ def _task(keys: Keys, at: Named) -> Facts:
         value = keys.word(at.critic)
         own = {"task": "ppo", "critic": None if value == keys.word(f"{P}model_name") else value}
         return own | {"reference": "model" if refers else "none", "frozen_offload": True if refers else None}
-    keys.choice(at.kind, dict.fromkeys(("grpo", "reinforce_plus_plus", "gdpo", "rloo"), 1))
+    kind = keys.choice(at.kind, {name: name for name in ("grpo", "reinforce_plus_plus", "gdpo", "rloo", "opd")})
+    teachers = "advantages are those of teachers, whose passes on GPUs of their own are not counted"
+    keys.note(at.kind, teachers, "costs", "", when=kind == "opd")
     refers = bool(weighs) and not keys.flag(at.skipped[0])
     return {
         "task": "gspo" if keys.flag(at.whole) else "grpo",
@@ -394,16 +396,16 @@ def _batch(keys: Keys, at: Named) -> Facts:
     on = next((names for names in BATCH_JOINED.values() if keys.flag(names[0])), None)
     if on is not None and keys.raw(on[1]) is not None:
         tokens = keys.whole(on[1]) or 1
-        if tokens < length:
-            raise keys.wrong(on[1], f"{tokens} tokens are fewer than a sequence has ({length})")
-        rows, left = divmod(tokens, length)
-        if left:
-            raise keys.wrong(on[1], f"{tokens} tokens are no whole number of sequences of {length}")
+        rows = max(1, round(tokens / length))
+        whole = f"a pack of so many tokens is no whole number of sequences of {length}, and counted as {rows}"
+        keys.note(on[1], whole, parts="activations loss transient", when=tokens != rows * length)
         facts["micro_batch"] = rows
     if not generates(keys):
         return facts
     name = algorithm_of(keys)
     facts |= {"prompts": keys.whole(at.prompts[name]) or 32, "samples": keys.whole(at.samples[name]) or 1}
+    if getattr(keys.document, "absent", {}):  # of which the batch may be that of another recipe
+        facts["global_batch"] = min(facts["global_batch"], facts["prompts"] * facts["samples"])
     if name == "ppo":
         facts |= {"epochs": keys.whole(at.passes) or 4, "critic_batch": keys.whole(at.of_critic)}
     if on is not None and keys.raw(on[2]) is not None:
