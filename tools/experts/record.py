@@ -123,14 +123,14 @@ def simulated(case: Case) -> Iterator[Observer]:
     sees = lambda path: any(f"{name}/" in path for name in THEIRS) or "/experts/" in path or own(path)  # noqa: E731
     changes: list[tuple[Any, str, Any]] = [
         (script, "_is_own_file", sees), (FakeMode, "dispatch", _evenly(case, FakeMode.dispatch)),
-        (FakeTensor, "tolist", _even_list(case, FakeTensor.tolist)), (dynamo, "disable", True),
+        (FakeTensor, "tolist", _even_list(case, FakeTensor.tolist)),
         (FakeTensor, "record_stream", lambda *_: None),
         (FakeTensor, "numpy", _even_array(case, FakeTensor.numpy)),
         (Observer, "_note_saved", lambda *_: None), (Observer, "_saw", lambda *_: None),
     ]  # fmt: skip
     with (
-        replaced(*changes), fake_tensors() as mode, observing(device, False) as observer, redirect_cuda(device, counters),
-        _world(case, observer),
+        replaced(*changes), dynamo.patch(disable=True), fake_tensors() as mode, observing(device, False) as observer,
+        redirect_cuda(device, counters), _world(case, observer),
     ):  # fmt: skip
         mode.cuda = torch.device(device, 0)
         counters.follow(observer.stream)

@@ -81,7 +81,7 @@ def refused(line: str | list[str], *words: str) -> None:
         ("estimate gpt2 --explain everything", "everything"),
         ("estimate gpt2 extra", "extra"),
         ("equation volume", "volume"),
-        ("equation zero", "did you mean states?"),
+        ("equation stats", "did you mean states?"),
         ("equation params --attention flash", "--attention"),
         ("equation activations --tp many", "many"),
         ("equation activations --layer nosuchmodel", "nosuchmodel"),

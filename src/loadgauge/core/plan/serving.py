@@ -23,6 +23,10 @@ ANSWER = 512
 MOST_BATCH, MOST_CONTEXT = 65_536, 10**7
 
 
+FURTHER = 9
+"""Batches beyond the largest by halving that are looked at one by one, where the first token has a limit."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a server: of a first token and of each further one [s], and the requests that come [1/s]."""
 
@@ -248,7 +252,11 @@ class _Search:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if within(middle) else (low, middle)
-        last = self.look(layout, **{name: high if within(high) else low})
+        best = high if within(high) else low
+        if name == "batch" and self.limits.first is not None:
+            # How prompts share the pieces of a pass makes a first token wait less with some larger batches.
+            best = max((size for size in range(best + 1, best + FURTHER) if within(size)), default=best)
+        last = self.look(layout, **{name: best})
         return [] if last is None else [last]
 
     def fewest(self, axes: dict[str, tuple[int, ...]]) -> list[Choice]:

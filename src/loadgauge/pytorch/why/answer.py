@@ -5,6 +5,7 @@ Nothing of the estimate is loaded where no model is named.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.base import gib, needs
+from loadgauge.core.base import Error, gib, needs
 from loadgauge.core.definitions.training.memory_range import memory_range
 from loadgauge.pytorch.why.causes import ADVICE, ENGINE, NEEDS, WAKING
 from loadgauge.pytorch.why.message import OutOfMemory, parse
@@ -197,9 +198,13 @@ def longer(setup: Setup) -> Iterator[Setup]:
     from loadgauge.core.resolve.resolve import resolve_job
 
     for eighth in range(1, 33 if setup.lengths is None else 1):
-        yield resolve_job(
-            setup.job.replace(seq_len=int(setup.layout.seq_len * 2 ** (eighth / 8)) // 64 * 64), setup.model
-        )
+        length = 64 * math.ceil(setup.layout.seq_len * 2 ** (eighth / 8) / 64)
+        try:
+            run = resolve_job(setup.job.replace(seq_len=length), setup.model)
+            run.layout.check(run.model)
+        except Error:  # longer than a table of positions
+            return
+        yield run
 
 
 def estimated(setup: Setup) -> str:

@@ -32,14 +32,15 @@ NAMES = {"outside": "outside tensors"}
 def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper) -> None:
     """Write the short answer."""
     memory, on_host = result.memory, setup.on_host(result)
-    wide = range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
+    asked = question_words(memory)
+    wide = () if asked else range_words(memory)[1:] if memory.verdict == "tight" else range_words(memory)
     lines = (
         _counter(result, counter),
         _step(result),
         moved(setup, result),
         f"Host memory: {host_words(on_host, setup.job.host_memory)}" if setup.job.host_memory else "",
         _whole(setup, result),
-        question_words(memory),
+        asked,
         *wide,
         _remedy(setup, result),
     )
