@@ -413,8 +413,8 @@ def model_of(file: JobFile) -> tuple[Found, str]:
 def _named_in(text: str) -> str | None:
     """Return the longest name of the catalogue that a text has as words of its own.
 
-    >>> _named_in("/path/to/DeepSeek-V3.1-source grpo"), _named_in("Follow the guide grpo-deepseek-v3-64n8g"), _named_in("a path")
-    ('deepseek-v3.1', 'deepseek-v3', None)
+    >>> _named_in("/path/to/Qwen3-8B-source grpo"), _named_in("Follow the guide grpo-deepseek-v3-64n8g"), _named_in("a path")
+    ('qwen3-8b', 'deepseek-v3', None)
     """
     plain = f"-{re.sub(r'[^a-z0-9.]+', '-', text.lower())}-"
     return max((name for name in models() if f"-{name}-" in plain), key=len, default=None)
