@@ -83,7 +83,7 @@ def runs_here(line: str) -> bool:
     return line in RUN or not line.startswith(tuple(ELSEWHERE))
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "changes.md"])  # whose lines name forms of commands
 def test_every_command_of_a_page_runs(name: str, folder: Path) -> None:
     for line in commands((DOCS / name).read_text(encoding="utf-8")):
         words = line.split()
