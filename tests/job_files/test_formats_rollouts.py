@@ -258,7 +258,6 @@ def test_pairs_and_teachers_of_openrlhf() -> None:
         ("nemo-rl", "tensor_parallel_size: 2", "tensor_parallel_size: 3", "16 GPUs of the rollout are not whole replicas"),
         ("nemo-rl", "num_nodes: 2", "num_nodes: 2\n  fancy_sharding: 3", "cluster.fancy_sharding"),
         ("nemo-rl", "  generation:\n", "  generation:\n    backend: hf\n", "policy.generation.backend: 'hf'"),
-        ("nemo-rl", "length: 4096", "length: 1000000", "more than the 131,072"),
         ("nemo-rl", "  generation:\n", "  generation:\n    max_new_tokens: 5000\n", "5000 tokens of an answer are more than"),
         ("nemo-rl", "  generation:\n", "  generation:\n    colocated: {enabled: false, resources: {num_nodes: 2}}\n", "leaves"),
         ("slime", "--colocate", "", "--rollout-num-gpus: says how many GPUs generate"),
@@ -277,6 +276,15 @@ def test_what_is_not_counted_stops_in_one_line(name: str, old: str, new: str, wo
     found = typed(f"estimate {place} --gpu h100-sxm5-80gb --strict")
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1), found
     assert words in found.err
+
+
+def test_positions_beyond_the_model_are_taken_and_said(tmp_path: Path) -> None:
+    """Engines and trainers stretch positions by a setting of their own; the length is the file's, and the answer says so."""
+    place = tmp_path / FILES["nemo-rl"][0]
+    place.write_text(FILES["nemo-rl"][1].replace("length: 4096", "length: 1000000"))
+    found = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert found.code == 1
+    assert "positions up to 1,000,000, as the file asks; llama-3.1-8b has 131,072" in " ".join(found.out.split())
 
 
 def test_old_log_probs_of_trl_are_made_where_its_code_makes_them() -> None:

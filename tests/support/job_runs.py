@@ -141,7 +141,7 @@ CAN: dict[str, dict[str, Any]] = {
     },
     "unsloth": {
         "framework": ("unsloth",), "model": ("unsloth/Meta-Llama-3.1-8B",), "recompute": FULL,
-        "precision": ("bf16", "fp16"), "optimizer": HF_OPTIMIZERS[1:], "loss": ("chunked:256",), "seq_len": LENGTHS,
+        "precision": ("bf16", "fp16"), "optimizer": HF_OPTIMIZERS[1:], "loss": ("chunked",), "seq_len": LENGTHS,
         "lora_rank": (8, 16), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True), "base": ("nf4", "int8"),
         "activation_offload": ("none", "checkpoints"),
         "use_dora": (None, True), "modules_to_save": (None, "lm_head", "embed_tokens,lm_head"), "lora_dropout": (None, 0.1),
