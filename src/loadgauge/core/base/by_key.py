@@ -21,6 +21,15 @@ def sums(pairs: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
     return total
 
 
+def largest_first(pairs: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
+    """Return the sum of the values of each key, the largest first.
+
+    >>> largest_first([("mm", 2), ("add", 4), ("mm", 3)])
+    {'mm': 5, 'add': 4}
+    """
+    return dict(sorted(sums(pairs).items(), key=lambda entry: -entry[1]))
+
+
 def lists(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """Return the values of each key.
 

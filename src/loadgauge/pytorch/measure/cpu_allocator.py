@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from loadgauge.core.base.by_key import largest_first
 
 MODULE, PHASE = "loadgauge module ", "loadgauge phase "
 """Begin the names of ranges that stand for a module, and for a phase of the step."""
@@ -137,11 +138,11 @@ class Live(NamedTuple):
 
     def by_op(self) -> dict[str, int]:
         """Bytes at the peak by the outermost operation that asked for them, largest first."""
-        return _summed((event.op or "outside any operation", event.change) for event in self.held)
+        return largest_first((event.op or "outside any operation", event.change) for event in self.held)
 
     def by_module(self) -> dict[str, int]:
         """Bytes at the peak by the innermost module, largest first."""
-        return _summed((event.module, event.change) for event in self.held)
+        return largest_first((event.module, event.change) for event in self.held)
 
 
 def live(stream: Sequence[Event], since: int = 0, until: int = 1 << 63) -> Live:
@@ -199,10 +200,3 @@ def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
         before = result.get(stretch.name, Use(peak, left))
         result[stretch.name] = Use(max(before.peak, peak), max(before.persistent, left))
     return result
-
-
-def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for name, nbytes in pairs:
-        total[name] += nbytes
-    return dict(total.most_common())

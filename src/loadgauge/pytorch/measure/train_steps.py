@@ -6,7 +6,6 @@ The steps that are timed run without any instrument; memory is taken from two ot
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from loadgauge.core.base.by_key import largest_first
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.patches import removing
 from loadgauge.pytorch.measure.benchmarks import FlopCounter, elapsed, median
@@ -94,10 +94,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
     def by_op(self) -> dict[str, int]:
         """Bytes at the peak by the operation that asked for them, largest first (on a CPU)."""
-        result: Counter[str] = Counter()
-        for block in self.held:
-            result[block.op] += block.nbytes
-        return dict(result.most_common())
+        return largest_first((block.op, block.nbytes) for block in self.held)
 
     @property
     def step(self) -> float | None:
