@@ -55,6 +55,11 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
         planned = sum(part.count for part in self.parts if part.needs == "maintenance")
         return 1 - planned / sum(part.count for part in self.parts) if self.parts else 1.0
 
+    @property
+    def of_hosts(self) -> float:
+        """Share of the failures after which another host is needed."""
+        return sum(self.share(part) for part in self.parts if part.needs == "host")
+
     def share(self, part: Part) -> float:
         """Return the share of interruptions that a part causes."""
         return part.count / sum(other.count for other in self.parts)

@@ -102,6 +102,19 @@ def suggest(name: str, names: Iterable[str]) -> str:
     return "".join(f"; did you mean {match}?" for match in closest(name, names))
 
 
+def refuse_fields(record: object, names: Iterable[str], why: str) -> None:
+    """Raise `ConfigError` with the name of the first of these fields of a record that is stated: that is not None.
+
+    >>> refuse_fields(NothingFits("none", nearest="a layout"), ["nearest"], "needs --tokens")
+    Traceback (most recent call last):
+        ...
+    loadgauge.core.base.errors.ConfigError: nearest: needs --tokens
+    """
+    for name in names:
+        if getattr(record, name) is not None:
+            raise ConfigError(why, key=name)
+
+
 class NotYet(Exception):
     """A capture that this process leaves to another: of which configuration, in which regime, at which sizes."""
 

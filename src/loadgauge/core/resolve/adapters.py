@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse_fields
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import (
     ADAPTER_DTYPES,
@@ -45,9 +45,7 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
     if job.base is not None and not job.qlora:
         raise ConfigError("needs --qlora", key="base")
     if not job.adapts:
-        for name in ("lora_targets", "virtual_tokens", *ADAPTERS):
-            if getattr(job, name) is not None:
-                raise ConfigError("needs --lora-rank or --qlora", key=name)
+        refuse_fields(job, ("lora_targets", "virtual_tokens", *ADAPTERS), "needs --lora-rank or --qlora")
         return None
     stored = base_format(job.base or False)
     if stored is not None and stored.frameworks and framework not in stored.frameworks:
