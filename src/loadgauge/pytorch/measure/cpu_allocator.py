@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -175,14 +176,19 @@ def _counted(event: Event, allocated: dict[int, Event]) -> int:
     return 0 if released is None else -released.change
 
 
-class Use(NamedTuple):
-    """Memory of a stretch of time above its beginning [bytes]: the maximum, and what remains at its end."""
+class ModuleUse(msgspec.Struct, frozen=True):
+    """Memory of a module's forward above what was allocated before it [bytes]: the maximum, and what remains at its end."""
 
     peak: int
     persistent: int
 
+    def widest(self, other: ModuleUse | None) -> ModuleUse:
+        """Return the larger figures of two forwards of it; None: there was no other."""
+        before = other or self
+        return ModuleUse(max(self.peak, before.peak), max(self.persistent, before.persistent))
 
-def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
+
+def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, ModuleUse]:
     """Return, for each name of a stretch, its largest peak and what it left allocated at most [bytes].
 
     stream, stretches: in order of time, from `events` and `ranges`
@@ -192,11 +198,9 @@ def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
     allocated: dict[int, Event] = {}
     for event in stream:
         levels.append(levels[-1] + _counted(event, allocated))
-    result: dict[str, Use] = {}
+    result: dict[str, ModuleUse] = {}
     for stretch in stretches:
         first, last = bisect.bisect_left(times, stretch.begin), bisect.bisect_right(times, stretch.end)
-        peak = max(levels[first : last + 1]) - levels[first]
-        left = levels[last] - levels[first]
-        before = result.get(stretch.name, Use(peak, left))
-        result[stretch.name] = Use(max(before.peak, peak), max(before.persistent, left))
+        use = ModuleUse(max(levels[first : last + 1]) - levels[first], levels[last] - levels[first])
+        result[stretch.name] = use.widest(result.get(stretch.name))
     return result

@@ -24,8 +24,8 @@ from loadgauge.pytorch.measure.cpu_allocator import (
     PHASE,
     Event,
     Live,
+    ModuleUse,
     Range,
-    Use,
     events,
     live,
     profiler,
@@ -39,13 +39,6 @@ from loadgauge.pytorch.record.sizes import storage_bytes
 from loadgauge.pytorch.trace.child import requested
 from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.subprocess import Request
-
-
-class ModuleUse(msgspec.Struct, frozen=True):
-    """Memory of the forward of a module above what was allocated before it [bytes]: the maximum, and what remains."""
-
-    peak: int
-    persistent: int
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -222,7 +215,7 @@ class _OnCpu:
         backward, step = _highest(stream, _between(trained, steps)), _highest(stream, steps)
         highest = max(backward, step, key=lambda moment: moment.peak)
         module_uses = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
-        named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in module_uses.items()}
+        named = {name.removeprefix(MODULE): use for name, use in module_uses.items()}
         held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
         whole = _highest(everything, trained)
         ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
@@ -256,7 +249,7 @@ class _OnCuda:
     def __init__(self, before: int) -> None:
         self.before = before
         self.frames: list[list[Any]] = []
-        self.modules: dict[str, Use] = {}
+        self.modules: dict[str, ModuleUse] = {}
         self.phases: dict[str, int] = {}
         self.reserved = self.total = 0
 
@@ -306,16 +299,14 @@ class _OnCuda:
     def module(self, name: str) -> Iterator[None]:
         with self._frame(name) as frame:
             yield
-        peak, left = frame[2] - frame[1], frame[3] - frame[1]
-        old = self.modules.get(name, Use(peak, left))
-        self.modules[name] = Use(max(old.peak, peak), max(old.persistent, left))
+        use = ModuleUse(frame[2] - frame[1], frame[3] - frame[1])
+        self.modules[name] = use.widest(self.modules.get(name))
 
     def result(self) -> _Result:
-        named = {name: ModuleUse(*use) for name, use in self.modules.items()}
         return _Result(
             self.phases["backward"] - self.before,
             max(0, self.phases.get(STEP, 0) - self.before),
-            named,
+            self.modules,
             reserved=self.reserved,
             device_total=self.total,
         )
