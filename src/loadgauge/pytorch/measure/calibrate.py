@@ -135,7 +135,7 @@ def fit_efficiencies(
         gpu=gpu or device,
         basis="measured",
         how="",
-        date=_today(),
+        date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         figures={},
         **figures,
     )
@@ -151,10 +151,6 @@ def fit_efficiencies(
         kept=tuple(name for name in Efficiencies.__struct_fields__ if name not in beside),
         error=error,
     )
-
-
-def _today() -> str:
-    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
 def _of(taken: Sequence[Timing], kind: str, value: Callable[[Timing], float]) -> float:

@@ -12,7 +12,8 @@ from transformers import TrainerCallback
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.measure.benchmarks import FlopCounter, median
-from loadgauge.pytorch.measure.train_steps import ModuleUse, Recorder, States, recorder, watch_steps
+from loadgauge.pytorch.measure.cpu_allocator import ModuleUse
+from loadgauge.pytorch.measure.train_steps import Recorder, States, recorder, watch_steps
 from loadgauge.pytorch.record.observe import Observer
 
 
