@@ -4,8 +4,6 @@ A rate is counted (so many in so many days on so many GPUs) or a range between p
 draws its own. Times of recovery are ranges too: they belong to whoever runs the fleet.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Literal

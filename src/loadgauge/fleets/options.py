@@ -1,7 +1,5 @@
 """The fleet of a plan: its options as `--fleet` writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError

@@ -7,8 +7,6 @@ Every second that passes gets one of `NAMES`, for each GPU of the fleet.
 The generator is numpy's PCG64; its exponentials come from integers and tables, so that a seed gives the same runs again.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The same run with one thing changed at a time, and the inverse questions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

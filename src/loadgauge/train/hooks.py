@@ -5,8 +5,6 @@ pads its outputs again where they came padded. The one on the whole model is nee
 through to the backbone, or where a head expects one row a sequence.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Sums and lists of what has the same key, in the order in which keys come first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, TypeVar
 

@@ -9,8 +9,6 @@ Error
 └── NothingFits  (Error)                no layout fits; carries the nearest miss
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

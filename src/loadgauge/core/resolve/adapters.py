@@ -1,7 +1,5 @@
 """Resolving what a job asks of adapters: LoRA and its relatives on a frozen base."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

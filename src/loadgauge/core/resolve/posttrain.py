@@ -1,7 +1,5 @@
 """Resolving a `Job` with a task: its roles, each a model on the trainer's GPUs, its sequences, and the rollout's engine."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

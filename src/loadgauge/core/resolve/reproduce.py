@@ -5,8 +5,6 @@ each value that follows from other flags (GPUs, batches, sequence length, schedu
 kinds of values are left out: constant defaults, and what the named framework decides (its precision, loss and overlap).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Resolving a `Job` into a `Setup`: defaults are filled in and recorded, and what does not go together is refused."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Any

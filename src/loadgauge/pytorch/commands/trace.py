@@ -1,7 +1,5 @@
 """`loadgauge trace`: what PyTorch itself would allocate, save, compute and send, with no GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

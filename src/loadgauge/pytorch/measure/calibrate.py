@@ -4,8 +4,6 @@ The forms that will read the figures fit them (`estimate/time`). What one device
 where there are none) keeps what is known of the card, and is listed.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Callable, Iterable, Sequence

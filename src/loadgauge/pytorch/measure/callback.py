@@ -1,7 +1,5 @@
 """A callback for transformers' Trainer: step time, FLOP/s and MFU of a real training, memory by module of one step of it."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from typing import Any

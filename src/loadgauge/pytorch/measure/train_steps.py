@@ -3,8 +3,6 @@
 The steps that are timed run without any instrument; memory is taken from two others, FLOPs from one more.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A stream of allocations and releases: who asked for what, what was live when, and what made up the peak."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import re

@@ -1,7 +1,5 @@
 """`Trace`: what came of two traced steps, as the process that asked for it reads it, without PyTorch."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

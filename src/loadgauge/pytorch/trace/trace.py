@@ -1,7 +1,5 @@
 """Two training steps on fake tensors, as PyTorch itself would run them: nothing is allocated and no GPU is needed."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence, Set
 

@@ -4,8 +4,6 @@ A snapshot is a pickle, and a pickle can run code. This one is read by an unpick
 a snapshot needs none, and anything else is refused. PyTorch is not needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 SymPy is imported by `letter`, when the first size is asked for.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -4,8 +4,6 @@ Bytes and FLOPs are read off the list of operations of a GPT layer with letters 
 written here is only how they are put together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers to inverse questions: the longest, the fewest, the cheapest, the smallest that will do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

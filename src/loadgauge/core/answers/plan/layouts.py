@@ -1,7 +1,5 @@
 """The answers of `loadgauge plan`: the best layouts and why others are slower; or the nearest miss, and what would make it fit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory of one call of a function, traced on fake tensors of any size, as on a CPU or on CUDA."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
