@@ -129,24 +129,23 @@ def _flops(observer: Observer, step: int) -> Flops:
 
 
 def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
-    notes = []
-    if device == "cuda":
-        notes.append("scratch that a kernel takes and gives back inside one operation (see the table of hidden memory)")
-        notes.append("fragmentation: what the caching allocator reserves beyond what is allocated")
-    else:
-        notes.append("scratch that a kernel takes and gives back inside one operation")
-    elsewhere = observer.tracker.elsewhere[1]
-    if device == "cuda" and elsewhere > MUCH_ELSEWHERE * max(observer.stream.levels(), default=0):
-        notes.append(f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most")
-    if not torch.__version__.startswith(tuple(f"{release}." for release in TESTED)):
-        notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(TESTED)}")
-    if observer.steps < STEPS:
-        notes.append(f"later steps: {observer.steps} optimizer steps were seen, and its states come with the first")
-    if any(work.op == "aten._cudnn_rnn" for work in observer.work):
-        notes.append(NOT_COUNTED)
-    if observer.uncounted:
-        notes.append(f"FLOPs of {', '.join(sorted(observer.uncounted))}: no formula is known")
-    return tuple(notes)
+    cuda, elsewhere = device == "cuda", observer.tracker.elsewhere[1]
+    tested = torch.__version__.startswith(tuple(f"{release}." for release in TESTED))
+    more = " (see the table of hidden memory)" if cuda else ""
+    notes = {
+        f"scratch that a kernel takes and gives back inside one operation{more}": True,
+        "fragmentation: what the caching allocator reserves beyond what is allocated": cuda,
+        f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most": (
+            cuda and elsewhere > MUCH_ELSEWHERE * max(observer.stream.levels(), default=0)
+        ),
+        f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(TESTED)}": not tested,
+        f"later steps: {observer.steps} optimizer steps were seen, and its states come with the first": (
+            observer.steps < STEPS
+        ),
+        NOT_COUNTED: any(work.op == "aten._cudnn_rnn" for work in observer.work),
+        f"FLOPs of {', '.join(sorted(observer.uncounted))}: no formula is known": bool(observer.uncounted),
+    }
+    return tuple(note for note, holds in notes.items() if holds)
 
 
 def advise(stream: Stream, classes: Mapping[str, str], live: Sequence[int], multiplied: Set[int]) -> tuple[Advice, ...]:
