@@ -55,6 +55,8 @@ from loadgauge.pytorch.capture.requests.regime import COMPILED, OWN, WHOLE, Docu
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 from loadgauge.pytorch.capture.symbols.splits import Splits
 
+BY_ROWS = "adagrad", "sgd"
+"""Optimizers that take sparse gradients."""
 MOST = 8
 """Captures at other sizes that one command makes by itself."""
 WIDTH = 1024
@@ -189,6 +191,11 @@ class OnDemand(Written):
     def known(self) -> list[Listing]:
         """All listings so far."""
         return [listing for document in self.documents.values() for listing in document.listings]
+
+    @property
+    def table(self) -> str:
+        """The first table whose gradient is the rows that were looked up."""
+        return next((document.rows for document in self.documents.values() if document.rows), "")
 
     @property
     def notes(self) -> list[str]:  # type: ignore[override]
@@ -349,6 +356,9 @@ class OnDemand(Written):
             operation.borrows for block in self.any_listing.blocks for operation in block.operations
         ):
             yield f"pp = {layout.pp}: blocks that share their weights are not modelled on several stages"
+        if self.table and (layout.zero or layout.num_microbatches > 1):
+            several = f"zero = {layout.zero}" if layout.zero else f"{layout.num_microbatches} micro-batches of a step"
+            yield f"{several}: {self.table} has sparse gradients; zero 0 and one micro-batch, or sparse=False"
         yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
 
     def within_experts(self, tp: int, ep: int) -> int:
@@ -492,6 +502,8 @@ def _road(job: Job, why: str, inputs: str, usual: tuple[tuple[str, str], ...], b
     if key not in _FAMILIES:
         _FAMILIES[key] = OnDemand(job.model, inputs, tuned=tuned, rows=job.rows or "", encoders=beside)
     source = taken(job, _FAMILIES[key], why)
+    if (table := _FAMILIES[key].table) and (job.optimizer or "sgd") not in BY_ROWS:
+        raise NotModelled(f"{table}: sparse gradients with {job.optimizer}; {' or '.join(BY_ROWS)}, or sparse=False")
     own = next((document.optimizer for document in _FAMILIES[key].documents.values() if document.optimizer), "")
     usual += (("optimizer", own),) if own and job.optimizer is None else ()
     return msgspec.structs.replace(source, usual=usual)

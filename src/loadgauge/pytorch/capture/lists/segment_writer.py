@@ -119,13 +119,14 @@ class SegmentWriter:
                 numel,
                 tensor.shards,
                 kind if shape else "vector",
-                tensor.trained,
+                tensor.trained and not tensor.rows,
                 tensor.base,
                 tensor.expert,
                 cast=storage in lister.casts.values(),
                 shape=shape,
                 copies=copies,
                 wide=storage in lister.wide,
+                rows=tensor.rows,
             )
         return self._weight[storage]
 
@@ -316,6 +317,17 @@ class SegmentWriter:
                 lying = tensor_of(name.removeprefix("entry."), size_of(own), "index", 1)
                 self.operations.insert(0, self._nothing(name, keeps=(lying,)))
                 total = summed(total, own)
+        rows: Terms = {}
+        sizes = [
+            lister.nbytes[number]
+            for number in {number for _, op in lister.backward for number in op.makes} & lister.run.rows
+        ]
+        for size in sizes:
+            add(rows, size)
+        if rows:
+            largest = max(sizes, key=lambda size: size.at(lister.hints))
+            more = {"workspace": largest, "backward_workspace": size_of(rows)}
+            self.operations.insert(0, self._nothing(LYING[3], **more))
         return total
 
     def rest(self) -> None:

@@ -44,7 +44,7 @@ from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
 from loadgauge.pytorch.capture.lists.store import reading, seals, version_of
 from loadgauge.pytorch.capture.recognise import recognised
-from loadgauge.pytorch.capture.record import Recorded, record, sparse_table
+from loadgauge.pytorch.capture.record import Recorded, record, sparse_tables
 from loadgauge.pytorch.capture.requests.regime import Document, Regime
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
@@ -280,10 +280,7 @@ def _of_module(
         job = cast_by_fsdp(job)
     job = tuned(job, regime)
     module = job.build("meta")
-    if table := sparse_table(module):
-        raise NotModelled(
-            f"{target}: sparse gradients of {table} are for loadgauge capture; an estimate needs sparse=False"
-        )
+    table = next((name for name, _ in sparse_tables(module)), "")
     stacks = blocks(module) if shown is None else shown.few
     splits = _splits(module, regime, {})
     listings, _ = _listings(_split(job, regime, {}), target, stacks, regime, sizes)
@@ -298,7 +295,8 @@ def _of_module(
         torch=str(torch.__version__),
         dtype=dtype,
         splits=splits,
-        optimizer=_configured(module),
+        optimizer=_configured(module) or ("adagrad" if table else ""),
+        rows=table,
         sample=_samples(job, module, sizes),
     )
 
