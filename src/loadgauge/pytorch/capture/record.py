@@ -16,6 +16,7 @@ from loadgauge.pytorch.capture.inputs.inputs import unheard
 from loadgauge.pytorch.capture.inputs.tokens import tally_of
 from loadgauge.pytorch.capture.lists.quantised import shape_of
 from loadgauge.pytorch.capture.requests.regime import COMPILED
+from loadgauge.pytorch.capture.requests.sharding import tables_of
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols, symbolic_tensors
 from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
@@ -28,8 +29,6 @@ from loadgauge.pytorch.trace import no_compiler
 from loadgauge.pytorch.trace.programs.own_loops import by_batch, configured, fitted, manual_step, takes_steps
 from loadgauge.pytorch.trace.programs.training import Around, Sized, Training
 from loadgauge.pytorch.trace.transformers_api import subject
-
-TABLES = nn.Embedding, nn.EmbeddingBag
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -173,7 +172,7 @@ def _read(run: Recording, module: nn.Module, symbols: Symbols | None) -> Recorde
     for op in run.ops:
         op.flops = plain(op.flops)
         op.shapes = tuple(tuple(map(plain, shape)) for shape in op.shapes)
-    tables = {id(one.weight) for _, one in sparse_tables(module)}
+    tables = {id(table.weight) for table in (*tables_of(module), *dict(sparse_tables(module)).values())}
     weights = {
         number: Parameter(
             name,
@@ -220,9 +219,9 @@ def sparse_tables(module: nn.Module) -> Iterator[tuple[str, Any]]:
     >>> [name for name, _ in sparse_tables(nn.Sequential(nn.Linear(4, 4), nn.Embedding(9, 4, sparse=True)))]
     ['1']
     """
-    for name, one in module.named_modules():
-        if getattr(one, "sparse", None) is True and isinstance(one, TABLES) and one.weight.requires_grad:
-            yield name or type(one).__name__, one
+    for name, table in module.named_modules():
+        if isinstance(table, nn.Embedding | nn.EmbeddingBag) and table.sparse and table.weight.requires_grad:
+            yield name or type(table).__name__, table
 
 
 def check_sparse(module: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:

@@ -35,7 +35,7 @@ from loadgauge.pytorch.capture.inputs.libraries import (
     encoders,
     is_library,
     latents,
-    usual_tuning,
+    usual_fields,
 )
 from loadgauge.pytorch.capture.inputs.target import (
     LENGTH,
@@ -217,7 +217,7 @@ class OnDemand(Written):
         ]
         lines += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
         left = f" ({cached}; --encoders all counts them)" if (cached := self.encoders.cached) else ""
-        if self.library and (left or not self.encoders.words):
+        if self.library and not self.splits.tables and (left or not self.encoders.words):
             lines.append(f"what encodes texts and pictures: latents and embeddings are taken as cached{left}")
         return list(dict.fromkeys(lines))
 
@@ -476,10 +476,10 @@ def road(job: Job, why: str) -> Found:
     Raises ConfigError or NotModelled where it cannot be captured.
     """
     inputs = ",".join(filter(None, (latents(job.model, job.pictures or "", job.video or ""), job.inputs)))
-    usual: tuple[tuple[str, str], ...] = ()
+    usual: tuple[tuple[str, Any], ...] = ()
     beside = NO_ENCODERS
     if is_library(keys := {} if is_script(job.model) else config_keys(job.model)):
-        usual, beside = usual_tuning(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
+        usual, beside = usual_fields(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
         job = job.replace(**dict(usual))
     elif job.encoders is not None:
         raise ConfigError("needs a diffusion model", key="encoders")
@@ -495,7 +495,7 @@ def road(job: Job, why: str) -> Found:
     return _road(job.replace(**dict(usual)), why, inputs, usual, beside)
 
 
-def _road(job: Job, why: str, inputs: str, usual: tuple[tuple[str, str], ...], beside: Encoders) -> Found:
+def _road(job: Job, why: str, inputs: str, usual: tuple[tuple[str, Any], ...], beside: Encoders) -> Found:
     """The same with what is usual of such models in the job."""
     tuned = Tuned.of(job)
     key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside

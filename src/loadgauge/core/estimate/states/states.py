@@ -137,6 +137,8 @@ def state_elements(weights: tuple[Weight, ...], optimizer: Optimizer) -> dict[st
                 weight.copies * rank * minimum(rows, columns)
             )
             rows, columns, kept = rank, longer, weight.copies * rank * longer
+        if optimizer.table_by_row and weight.rows:
+            moments, kept = 1, rows
         if optimizer.factored:
             counts["float32"] += weight.copies * (rows + columns)
         if optimizer.by_row:

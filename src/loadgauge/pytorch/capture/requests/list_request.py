@@ -243,7 +243,8 @@ def _of_library(
 
     def job_of(keys: Mapping[str, Any]) -> Sized:
         job = of_keys(keys, target, run)
-        return msgspec.structs.replace(job, inputs=partial(job.inputs, **fixed), names=(ONE,))
+        free = tuple(name for name in job.names if name not in fixed)
+        return msgspec.structs.replace(job, inputs=partial(job.inputs, **fixed), names=free)
 
     whole, shown = job_of(keys), Shown.of_all(Blocks(()))
     if not regime.tuned.by_layer:
