@@ -11,7 +11,7 @@ from command_line import typed
 from loadgauge import estimate
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.capture.inputs.libraries import encoders, latents, library_keys, usual_sizes, usual_fields
+from loadgauge.pytorch.capture.inputs.libraries import encoders, latents, library_keys, usual_fields, usual_sizes
 
 SIZES = {
     ("FluxTransformer2DModel", "1x1024x1024", ""): {"h": 128, "w": 128},
