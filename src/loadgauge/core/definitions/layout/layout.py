@@ -22,6 +22,7 @@ from loadgauge.core.definitions.model.model import (
     Mlp,
     ModelSpec,
     Moe,
+    ShortConvolution,
 )
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
@@ -423,7 +424,7 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
 
 
 def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
-    """The fields of a token mixer that tensor parallelism divides; none where it is not modelled."""
+    """The fields of a token mixer that tensor parallelism divides; none of a convolution, whose channels are the stream's."""
     if isinstance(mixer, Attention | LatentAttention | LightningAttention):
         return ("num_attention_heads",)
     if isinstance(mixer, Mamba2):
@@ -456,9 +457,9 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
                 yield from _uneven(getattr(mixer, name), layout.tp, f"{name} over tp{instead}")
             if mixer is not None and not isinstance(mixer, Attention | LatentAttention):
                 kind = type(mixer).__name__
-                if layout.tp > 1 and not _sharded(mixer):
-                    yield f"tp = {layout.tp}: {kind} over tp is not modelled; --zero 3 or --pp shares such a model out"
-                if layout.cp > 1 and (isinstance(mixer, Mamba1 | LightningAttention) or not _sharded(mixer)):
+                if isinstance(mixer, ShortConvolution):
+                    yield from _uneven(model.hidden_size, layout.tp, "channels of the convolution over tp")
+                if layout.cp > 1 and isinstance(mixer, Mamba1 | LightningAttention | ShortConvolution):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled; --recompute full makes room for long sequences"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads

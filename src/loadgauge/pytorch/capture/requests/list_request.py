@@ -418,7 +418,7 @@ def _listing(
     except Exception as error:
         if regime != regime.whole:
             ranks = f"tp = {regime.tp}, ep = {regime.ep}"
-            raise NotModelled(f"{target} does not run over {ranks}: {reason(error)}") from None
+            raise NotModelled(f"{target} does not run over {ranks} (--zero 3 shares it out): {reason(error)}") from None
         raise ConfigError(f"{target} cannot be captured: {reason(error)}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
     lister = _lister(run, target, stacks, None, regime)
