@@ -347,7 +347,8 @@ class OnDemand(Written):
     def problems(self, layout: Any) -> Iterator[str]:
         """Why a layout (`spec.layout.Layout`) cannot be that of captured layers, one line each."""
         if layout.cp > 1:
-            yield f"cp = {layout.cp}: the layers were captured from their code, and how cp splits them is not known; --zero 3 shares it out"
+            why = "the layers were captured from their code, and how cp splits them is not known"
+            yield f"cp = {layout.cp}: {why}; --zero 3 shares it out"
         if layout.sequence_parallel:
             yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
         if layout.pp > 1 and "t" in self.names:
