@@ -73,8 +73,7 @@ CONSTRAINTS: dict[str, tuple[ModelSpec, dict[str, Any], dict[str, Any], str]] = 
         "linear_num_key_heads over tp: 16 over 32 leaves 16",
     ),
     "a mixer over tp": (
-        with_mixer(ShortConvolution()), {}, {"tp": 2},
-        "tp = 2: ShortConvolution over tp is not modelled; --zero 3 or --pp shares such a model out",
+        with_mixer(ShortConvolution()), {"tp": 2}, {"tp": 5}, "channels of the convolution over tp: 512 over 5 leaves 2",
     ),
     "a mixer over cp": (
         with_mixer(ShortConvolution()), {}, {"cp": 2},

@@ -33,7 +33,7 @@ from published_formulas import forward_flops_per_token, kv_cache_bytes
 CHUNK = 64
 """Whole chunks in every sequence, so that all is linear in their number."""
 kinds = st.sampled_from([Mamba2, Mamba1, GatedDeltaNet, ShortConvolution, LightningAttention])
-SHARDED = (Mamba2, GatedDeltaNet, LightningAttention)
+SHARDED = (Mamba2, GatedDeltaNet, LightningAttention, ShortConvolution)
 how = st.builds(
     Kernels,
     norm=st.sampled_from(["fused", "upcast"]),

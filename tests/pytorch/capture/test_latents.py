@@ -11,7 +11,7 @@ from command_line import typed
 from loadgauge import estimate
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.capture.inputs.libraries import encoders, latents, library_keys, usual_sizes, usual_tuning
+from loadgauge.pytorch.capture.inputs.libraries import encoders, latents, library_keys, usual_fields, usual_sizes
 
 SIZES = {
     ("FluxTransformer2DModel", "1x1024x1024", ""): {"h": 128, "w": 128},
@@ -76,13 +76,13 @@ def test_adapters_are_as_diffusers_makes_them() -> None:
         "sample_size": 32,
     }
     job = Job(model="sd3-medium", lora_rank=4)
-    usual = dict(usual_tuning(job, {"_class_name": "SD3Transformer2DModel"}))
+    usual = dict(usual_fields(job, {"_class_name": "SD3Transformer2DModel"}))
     with torch.device("meta"):
         model = diffusers.SD3Transformer2DModel(**keys).to(torch.bfloat16).requires_grad_(False)
     model.add_adapter(peft.LoraConfig(r=4, target_modules=usual["lora_targets"].split(",")))
     assert {str(one.dtype) for one in model.parameters() if one.requires_grad} == {f"torch.{usual['lora_dtype']}"}
-    assert dict(usual_tuning(job.replace(precision="fp16"), {"_class_name": ""}))["lora_dtype"] == "float32"
-    assert usual_tuning(job, {"library": "timm", "_class_name": ""}) == ()
+    assert dict(usual_fields(job.replace(precision="fp16"), {"_class_name": ""}))["lora_dtype"] == "float32"
+    assert usual_fields(job, {"library": "timm", "_class_name": ""}) == ()
 
 
 def test_encoders_have_the_parameters_of_their_classes() -> None:

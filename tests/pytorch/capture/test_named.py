@@ -21,7 +21,7 @@ PUBLISHED = {
     "deberta-v3-small": 141e6, "deberta-v3-base": 184e6, "deberta-v3-large": 435e6, "mbart-large-50": 611e6,
     "nllb-200-distilled-600m": 615e6, "nllb-200-1.3b": 1.37e9, "nllb-200-3.3b": 3.35e9, "esm2-150m": 150e6, "esm2-650m": 650e6,
     "esm2-3b": 2.84e9, "detr-resnet-50": 41.3e6, "segformer-b0": 3.8e6, "swin-tiny": 28.3e6, "swin-base": 87.8e6,
-    "recurrentgemma-2b": 2.68e9, "recurrentgemma-9b": 8.58e9, "t5gemma-2b-2b": 5.6e9,
+    "nomic-embed-text-v1.5": 137e6, "recurrentgemma-2b": 2.68e9, "recurrentgemma-9b": 8.58e9, "t5gemma-2b-2b": 5.6e9,
     "t5gemma-9b-2b": 12.3e9, "t5gemma-9b-9b": 20.3e9, "blip2-opt-2.7b": 3.74e9, "blip2-opt-6.7b": 7.75e9,
     "convnext-tiny": 28.6e6, "convnext-base": 88.6e6,
 }  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -168,19 +170,13 @@ def test_a_module_that_optimizes_by_itself_finds_a_trainer() -> None:
 def seconds(precision: str, card: str = "a100-sxm4-80gb", **fields: object) -> OperationTime:
     """A convolution of 3 x 3 over 256 pictures of 56 x 56, from 64 to 64 channels, in its two halves."""
     machine = Machine.of(gpu(card), efficiencies(card), training("huggingface", precision))
+    machine = msgspec.structs.replace(machine, software=fields.pop("software", machine.software))
     flops = 2 * 256 * 56 * 56 * 64 * 64 * 9
     nbytes = 2 * 256 * 64 * 56 * 56 * (4 if precision == "fp32" else 2)
     x = Tensor("x", 256 * 64 * 56 * 56, 4)
     given = {"implicit": Gemm(256 * 56 * 56, 64, 576), "moves": (nbytes, 2 * nbytes), **fields}
-    operation = Operation(
-        "conv",
-        "convolution",
-        (x,),
-        (x,),
-        forward_flops=flops,
-        input_gradient_flops=2 * flops,
-        **given,  # type: ignore[arg-type]
-    )
+    given = {"forward_flops": flops, "input_gradient_flops": 2 * flops} | given
+    operation = Operation("conv", "convolution", (x,), (x,), **given)  # type: ignore[arg-type]
     return operation_seconds(operation, machine)
 
 
@@ -193,6 +189,34 @@ def test_a_convolution_takes_the_time_of_its_product() -> None:
         assert found.backward == pytest.approx(2 * found.forward, rel=0.05)
         assert seconds(precision, strided=True).forward > found.forward
     assert seconds("fp32", "v100-sxm2-32gb").forward > flops / 15.7e12  # no TF32
+
+
+MEASURED = {
+    16: (5.6, 11.0, 14.4, 17.6, 36.0, 171.4),
+    32: (21.9, 34.1, 54.8, 76.1, 141.2, 734.8),
+    64: (69.6, 141.2, 228.6, 319.8, 600.0, 3090.4),
+}
+"""Milliseconds of 24 layers of filters of one channel, 64 x 384 channels of so many places a side, float32 on an RTX 2080 Ti, by
+side of the filter (arXiv 2203.06717, table 1)."""
+
+
+@pytest.mark.parametrize("side", MEASURED)
+def test_filters_of_one_channel_take_the_time_that_was_measured(side: int) -> None:
+    places = 64 * 384 * side**2
+    errors = []
+    for width, measured in zip((3, 5, 7, 9, 13, 31), MEASURED[side], strict=True):
+        flops = 2 * places * width**2
+        given: dict[str, object] = {
+            "implicit": Gemm(64 * side**2, 1, width**2, 384),
+            "moves": (8 * places, 12 * places),
+        }
+        given |= {"forward_flops": flops, "input_gradient_flops": 2 * flops, "software": 1.0}
+        whole, half = (seconds(precision, "rtx2080ti", **given) for precision in ("fp32", "fp16"))
+        errors.append(24e3 * whole.forward / measured - 1)
+        assert whole.backward == pytest.approx(4.6 * whole.forward, rel=0.1)
+        assert half.forward < whole.forward
+    assert statistics.median(map(abs, errors)) < 0.1, errors
+    assert max(map(abs, errors)) < 0.4, errors
 
 
 @pytest.mark.parametrize(

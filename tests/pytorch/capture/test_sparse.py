@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.profiler import profile
 
 import loadgauge
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base.errors import Error, NotModelled
 from loadgauge.pytorch.capture.capture import compare
 from loadgauge.pytorch.capture.record import record
 from loadgauge.pytorch.record.allocations import GRADIENTS
@@ -107,3 +108,49 @@ def test_adagrad_joins_rows_that_are_taken_to_be_different() -> None:
 def test_what_joins_equal_rows_is_refused_with_the_table(optimizer: str) -> None:
     with pytest.raises(NotModelled, match=r"bags\.0: sparse gradients with .*sparse=False"):
         loadgauge.capture(Recommender, rows, optimizer=optimizer).at(b=6, s=4)
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(20_000, 64, mode="sum", sparse=True) for _ in range(4))
+        self.top = nn.Linear(256, 1)
+
+    def forward(self, *ids):
+        return self.top(torch.cat([bag(own) for bag, own in zip(self.bags, ids)], 1))
+
+def batch(b):
+    return tuple(torch.zeros(b, 4, dtype=torch.long) for _ in range(4))
+"""
+
+
+def test_an_estimate_has_rows_for_gradients_and_whole_tables_for_states(tmp_path: Path) -> None:
+    """Of 4 tables, the rows of 4 ids a sample each lie there in the step; Adagrad joins those of a table at a time."""
+    (tmp_path / "own.py").write_text(OWN)
+    table, rows, batch = 4 * 20_000 * 64 * 4, 4 * 64 * 4, 4096
+    for optimizer, states, joined in (("sgd", 0, 0), (None, table, 3)):
+        fields: Any = {} if optimizer is None else {"optimizer": optimizer}
+        memory = loadgauge.estimate(f"{tmp_path}/own.py:Model", micro_batch=batch, **fields).to_dict()["memory"]
+        assert memory["largest"]["gradients"]["bytes"] == 4 * 257
+        assert memory["largest"]["optimizer"]["bytes"] == states + 4 * 257 * bool(states)
+        ids = 4 * batch * 4 * 8
+        step = next(moment for moment in memory["moments"] if moment["name"] == "optimizer step")
+        assert step["parts"]["transient"] == pytest.approx((4 + joined) * batch * rows + ids, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"optimizer": "adamw"}, "with adamw"),
+        ({"global_batch": 16}, "micro-batches"),
+        ({"zero": 2, "gpus": 2}, "zero"),
+    ],
+)
+def test_an_estimate_names_what_takes_no_rows(fields: Any, why: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(Error, match=f"{why}.*sparse|sparse.*{why}"):
+        loadgauge.estimate(f"{tmp_path}/own.py:Model", micro_batch=8, **fields)

@@ -141,7 +141,7 @@ class Found(msgspec.Struct, frozen=True):
     spec: ModelSpec
     how: str = ""
     stored: str = ""
-    usual: tuple[tuple[str, str], ...] = ()
+    usual: tuple[tuple[str, str | int], ...] = ()
     """Fields of a job as its trainers have them, where they are not said."""
 
 

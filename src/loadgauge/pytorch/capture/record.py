@@ -16,6 +16,7 @@ from loadgauge.pytorch.capture.inputs.inputs import unheard
 from loadgauge.pytorch.capture.inputs.tokens import tally_of
 from loadgauge.pytorch.capture.lists.quantised import shape_of
 from loadgauge.pytorch.capture.requests.regime import COMPILED
+from loadgauge.pytorch.capture.requests.sharding import tables_of
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols, symbolic_tensors
 from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.assignments import assigned
@@ -35,6 +36,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     shards: ranks that together hold one whole; expert: of a routed expert; summed: tensor-parallel ranks sum its gradient
     base: a matrix in 4 bits, whose own shape it is; wide: held in float32, though what runs reads it in 16 bits
+    rows: a table whose gradient is the rows that were looked up
     """
 
     name: str
@@ -46,6 +48,7 @@ class Parameter(msgspec.Struct, frozen=True):
     summed: bool = False
     base: bool = False
     wide: bool = False
+    rows: bool = False
 
 
 class Recorded(msgspec.Struct):
@@ -77,6 +80,8 @@ class Recorded(msgspec.Struct):
     """(storage, node of the graph that keeps it), of the last step."""
     weights: dict[int, Parameter]
     """Parameters by the number of their storage."""
+    rows: frozenset[int] = frozenset()
+    """Storages of sparse gradients."""
     unheard: str = ""
     """The argument by which the model takes a sound, where it ran on tokens alone."""
     of_sound: int = 0
@@ -167,6 +172,7 @@ def _read(run: Recording, module: nn.Module, symbols: Symbols | None) -> Recorde
     for op in run.ops:
         op.flops = plain(op.flops)
         op.shapes = tuple(tuple(map(plain, shape)) for shape in op.shapes)
+    tables = {id(table.weight) for table in (*tables_of(module), *dict(sparse_tables(module)).values())}
     weights = {
         number: Parameter(
             name,
@@ -178,6 +184,7 @@ def _read(run: Recording, module: nn.Module, symbols: Symbols | None) -> Recorde
             getattr(one, "summed", False),
             shape_of(one)[1],
             getattr(one, "held_wide", False),
+            id(one) in tables,
         )
         for name, one in module.named_parameters()
         if (number := observer.tracker.take(one, "external")) is not None
@@ -202,19 +209,19 @@ def _read(run: Recording, module: nn.Module, symbols: Symbols | None) -> Recorde
         nbytes=[plain(one.nbytes) for one in observer.stream.records],
         keepers=list(observer.keepers),
         weights=weights,
+        rows=frozenset(filter(None, observer.tracker.rows)),
     )
 
 
-def sparse_table(module: nn.Module) -> str:
-    """The name of a module's first table with sparse gradients; "" without one.
+def sparse_tables(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield each table of a module whose gradient is the rows that were looked up, after its name.
 
-    >>> sparse_table(nn.Sequential(nn.Linear(4, 4), nn.Embedding(9, 4, sparse=True))), sparse_table(nn.Embedding(9, 4))
-    ('1', '')
+    >>> [name for name, _ in sparse_tables(nn.Sequential(nn.Linear(4, 4), nn.Embedding(9, 4, sparse=True)))]
+    ['1']
     """
-    for name, one in module.named_modules():
-        if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse and one.weight.requires_grad:
-            return name or type(one).__name__
-    return ""
+    for name, table in module.named_modules():
+        if isinstance(table, nn.Embedding | nn.EmbeddingBag) and table.sparse and table.weight.requires_grad:
+            yield name or type(table).__name__, table
 
 
 def check_sparse(module: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int) -> None:
@@ -223,7 +230,7 @@ def check_sparse(module: nn.Module, optimizer: torch.optim.Optimizer, accumulate
     Plain SGD adds rows to a table as they are; Adagrad and SparseAdam join equal ones first, of which there are taken to be none
     (`trace.device.sparse_rows`). Momentum joins the rows of all steps, and all else refuses them.
     """
-    name = sparse_table(module)
+    name = next((name for name, _ in sparse_tables(module)), "")
     if not name:
         return
     plain = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam) and not any(

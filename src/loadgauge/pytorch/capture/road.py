@@ -35,7 +35,7 @@ from loadgauge.pytorch.capture.inputs.libraries import (
     encoders,
     is_library,
     latents,
-    usual_tuning,
+    usual_fields,
 )
 from loadgauge.pytorch.capture.inputs.target import (
     LENGTH,
@@ -55,6 +55,8 @@ from loadgauge.pytorch.capture.requests.regime import COMPILED, OWN, WHOLE, Docu
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES, SECONDS
 from loadgauge.pytorch.capture.symbols.splits import Splits
 
+BY_ROWS = "adagrad", "sgd"
+"""Optimizers that take sparse gradients."""
 MOST = 8
 """Captures at other sizes that one command makes by itself."""
 WIDTH = 1024
@@ -191,6 +193,11 @@ class OnDemand(Written):
         return [listing for document in self.documents.values() for listing in document.listings]
 
     @property
+    def table(self) -> str:
+        """The first table whose gradient is the rows that were looked up."""
+        return next((document.rows for document in self.documents.values() if document.rows), "")
+
+    @property
     def notes(self) -> list[str]:  # type: ignore[override]
         """Return what an answer must say: values that the code reads, where there are no formulas, and what stands beside it."""
         lines = [
@@ -210,7 +217,7 @@ class OnDemand(Written):
         ]
         lines += [f"layouts with {ranks}, which cannot be captured ({why})" for ranks, why in self.left_out.items()]
         left = f" ({cached}; --encoders all counts them)" if (cached := self.encoders.cached) else ""
-        if self.library and (left or not self.encoders.words):
+        if self.library and not self.splits.tables and (left or not self.encoders.words):
             lines.append(f"what encodes texts and pictures: latents and embeddings are taken as cached{left}")
         return list(dict.fromkeys(lines))
 
@@ -340,7 +347,8 @@ class OnDemand(Written):
     def problems(self, layout: Any) -> Iterator[str]:
         """Why a layout (`spec.layout.Layout`) cannot be that of captured layers, one line each."""
         if layout.cp > 1:
-            yield f"cp = {layout.cp}: the layers were captured from their code, and how cp splits them is not known"
+            why = "the layers were captured from their code, and how cp splits them is not known"
+            yield f"cp = {layout.cp}: {why}; --zero 3 shares it out"
         if layout.sequence_parallel:
             yield "sequence parallelism: the layers were captured from their code, whose plan does not state it"
         if layout.pp > 1 and "t" in self.names:
@@ -349,6 +357,9 @@ class OnDemand(Written):
             operation.borrows for block in self.any_listing.blocks for operation in block.operations
         ):
             yield f"pp = {layout.pp}: blocks that share their weights are not modelled on several stages"
+        if self.table and (layout.zero or layout.num_microbatches > 1):
+            several = f"zero = {layout.zero}" if layout.zero else f"{layout.num_microbatches} micro-batches of a step"
+            yield f"{several}: {self.table} has sparse gradients; zero 0 and one micro-batch, or sparse=False"
         yield from self.splits.problems(tp=layout.tp, ep=layout.ep)
 
     def within_experts(self, tp: int, ep: int) -> int:
@@ -466,10 +477,10 @@ def road(job: Job, why: str) -> Found:
     Raises ConfigError or NotModelled where it cannot be captured.
     """
     inputs = ",".join(filter(None, (latents(job.model, job.pictures or "", job.video or ""), job.inputs)))
-    usual: tuple[tuple[str, str], ...] = ()
+    usual: tuple[tuple[str, Any], ...] = ()
     beside = NO_ENCODERS
     if is_library(keys := {} if is_script(job.model) else config_keys(job.model)):
-        usual, beside = usual_tuning(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
+        usual, beside = usual_fields(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
         job = job.replace(**dict(usual))
     elif job.encoders is not None:
         raise ConfigError("needs a diffusion model", key="encoders")
@@ -485,13 +496,15 @@ def road(job: Job, why: str) -> Found:
     return _road(job.replace(**dict(usual)), why, inputs, usual, beside)
 
 
-def _road(job: Job, why: str, inputs: str, usual: tuple[tuple[str, str], ...], beside: Encoders) -> Found:
+def _road(job: Job, why: str, inputs: str, usual: tuple[tuple[str, Any], ...], beside: Encoders) -> Found:
     """The same with what is usual of such models in the job."""
     tuned = Tuned.of(job)
     key = job.model, inputs, job.rows or "", tuned, job.target_len, job.audio, beside
     if key not in _FAMILIES:
         _FAMILIES[key] = OnDemand(job.model, inputs, tuned=tuned, rows=job.rows or "", encoders=beside)
     source = taken(job, _FAMILIES[key], why)
+    if (table := _FAMILIES[key].table) and (job.optimizer or "sgd") not in BY_ROWS:
+        raise NotModelled(f"{table}: sparse gradients with {job.optimizer}; {' or '.join(BY_ROWS)}, or sparse=False")
     own = next((document.optimizer for document in _FAMILIES[key].documents.values() if document.optimizer), "")
     usual += (("optimizer", own),) if own and job.optimizer is None else ()
     return msgspec.structs.replace(source, usual=usual)

@@ -60,6 +60,8 @@ class Tracker(TorchDispatchMode):
         self.engine = Engine()
         self.elsewhere = [0, 0]
         """Bytes of storages on other devices: now, and at most."""
+        self.rows: set[int | None] = set()
+        """Storages of sparse tensors that were claimed."""
         self._known: dict[int, list[Any]] = {}
         self._others: dict[int, Any] = {}
         self._fake: Any = None
@@ -81,6 +83,7 @@ class Tracker(TorchDispatchMode):
                 continue
             if tensor.layout is torch.sparse_coo:
                 self.claim((tensor._indices(),), category)
+                self.rows |= {self.take(part, "external") for part in (tensor, tensor._indices())} - {None}
             number = self.take(tensor, "external")
             if number is not None:
                 record = self.stream.records[number]

@@ -21,6 +21,7 @@ from loadgauge.core.definitions.model.model import (
     Mlp,
     ModelSpec,
     Moe,
+    ShortConvolution,
 )
 
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
@@ -431,7 +432,7 @@ _SHARDED: dict[type, tuple[str, ...]] = {
     KimiDelta: ("linear_num_heads",),
     GatedDeltaNet: ("linear_num_value_heads", "linear_num_key_heads"),
 }
-"""Fields of token mixers that tensor parallelism divides; those that are not here it does not divide."""
+"""Fields of token mixers that tensor parallelism divides; of a short convolution, the stream's channels."""
 
 
 def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
@@ -451,9 +452,9 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
                 yield from _uneven(getattr(mixer, name), layout.tp, f"{name} over tp{instead}")
             if mixer is not None and not isinstance(mixer, Attention | LatentAttention):
                 kind = type(mixer).__name__
-                if layout.tp > 1 and type(mixer) not in _SHARDED:
-                    yield f"tp = {layout.tp}: {kind} over tp is not modelled; --zero 3 or --pp shares such a model out"
-                if layout.cp > 1 and (isinstance(mixer, Mamba1 | LightningAttention) or type(mixer) not in _SHARDED):
+                if isinstance(mixer, ShortConvolution):
+                    yield from _uneven(model.hidden_size, layout.tp, "channels of the convolution over tp")
+                if layout.cp > 1 and isinstance(mixer, Mamba1 | LightningAttention | ShortConvolution):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled; --recompute full makes room for long sequences"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads

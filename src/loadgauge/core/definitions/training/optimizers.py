@@ -74,7 +74,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     table_float32: so has an embedding table, which transformers' Trainer keeps out of 8 bits
     low_rank: the blocks' matrices have their moments in few dimensions
     preconditioners: square matrices beside each matrix and table
-    by_row: besides its moments a number for each row (Adam-mini)
+    by_row: besides its moments a number for each row (Adam-mini); table_by_row: of a table that is trained by rows, in their place
     compensated: weights of 16 bits without a master copy have a compensation as large as they are (Kahan summation)
     average, average_away: bytes per parameter of a moving average of the weights (EMA), on the card or in host memory
 
@@ -106,6 +106,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     low_rank: LowRank | None = None
     preconditioners: Preconditioners | None = None
     by_row: bool = False
+    table_by_row: bool = False
     compensated: bool = False
     average: int = 0
     average_away: int = 0
@@ -141,6 +142,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
             or self.low_rank
             or self.preconditioners
             or self.by_row
+            or self.table_by_row
             or self.paged
             or self.matrix_moments is not None
         )
@@ -242,6 +244,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer(
             name="adagrad", moments=1, torch="torch.optim.Adagrad", options=(("lr", 1e-2),),
             step=StepTemporaries(lists=2), source="pytorch",
+        ),
+        # torchrec's of tables: one number for each row; what is no table has Adagrad's own.
+        Optimizer(
+            name="rowwise-adagrad", moments=1, table_by_row=True, step=StepTemporaries(lists=2), source="torchrec",
         ),
         Optimizer(
             name="sgd-momentum", moments=1, torch="torch.optim.SGD", options=(("lr", 1e-2), ("momentum", 0.9)),

@@ -33,6 +33,9 @@ PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss",
 
 NO_LAYERS: dict[Key, int] = {}
 
+JOINED = 3
+"""Copies of a table's rows that a step with states makes at once: joined ones, their squares, the state's (torch.optim.Adagrad)."""
+
 
 class Phase(StrEnum):
     """Work of a rank at a moment of the step."""
@@ -599,7 +602,10 @@ class StageAtWork:
             transient = zero_engine.in_step(memory, self.stage)
         if self.stage.index == 0:
             lying = (lookup for lookup in memory.embedding if lookup.name in LYING)
-            transient = transient + sum(tensor.nbytes for operation in lying for tensor in operation.keeps)
+            for operation in lying:
+                joined = JOINED * operation.workspace if memory.training.optimizer.moments else 0
+                rows = operation.backward_workspace + joined
+                transient = transient + rows + sum(kept.nbytes for kept in operation.keeps)
         return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 
 

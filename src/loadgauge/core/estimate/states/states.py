@@ -52,7 +52,8 @@ class WeightCount(msgspec.Struct, frozen=True):
         trainable = [weight for weight in weights if weight.trainable]
         frozen = [weight for weight in weights if not weight.trainable]
         unread = [weight for weight in trainable if weight.unread]
-        kept = state_elements(tuple(weight for weight in trainable if not weight.unread), optimizer)
+        stated = (weight for weight in weights if weight.rows or (weight.trainable and not weight.unread))
+        kept = state_elements(tuple(stated), optimizer)
         return cls(
             trainable=sum(weight.numel for weight in trainable),
             frozen=sum(weight.numel for weight in frozen if not weight.base),
@@ -136,6 +137,8 @@ def state_elements(weights: tuple[Weight, ...], optimizer: Optimizer) -> dict[st
                 weight.copies * rank * minimum(rows, columns)
             )
             rows, columns, kept = rank, longer, weight.copies * rank * longer
+        if optimizer.table_by_row and weight.rows:
+            moments, kept = 1, rows
         if optimizer.factored:
             counts["float32"] += weight.copies * (rows + columns)
         if optimizer.by_row:

@@ -10,23 +10,18 @@ activation keeps them all, since it reads a view.
 
 from __future__ import annotations
 
-from loadgauge.core.base import NotModelled, Size, minimum, several
+from loadgauge.core.base import NotModelled, Size, minimum, several, shard
 from loadgauge.core.definitions.model.model import ShortConvolution
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.rank_view import View
 
 
-def whole_mixer(
-    build: Builder, kind: str, file: str, *, heads: bool, channels: bool = False, activation: str = "silu"
-) -> None:
-    """Refuses what the layers of a linear mixer do not model: context parallelism without `heads`, tensor parallelism without
-    them or `channels` to share out, an activation.
-    """
+def whole_mixer(build: Builder, kind: str, file: str, *, heads: bool, activation: str = "silu") -> None:
+    """Refuses what the layers of a linear mixer do not model: context parallelism without `heads`, an activation."""
     view = build.view
     reasons = {
         "context parallelism": not heads and (not isinstance(view.cp, int) or view.cp != 1),
-        "tensor parallelism": not (heads or channels) and (not isinstance(view.tp, int) or view.tp != 1),
         f"activation {activation!r}": activation not in ("silu", "swish"),
         "reference code under autocast": build.autocast and build.kernels.recurrence == "reference",
     }
@@ -99,30 +94,55 @@ def causal_convolution(
 
 
 def short_convolution(build: Builder, x: Tensor, spec: ShortConvolution, hidden_size: Size) -> Tensor:
-    """Adds LFM2's mixer: y = C * convolution(B * x), where one matrix makes B, C and x (source: transformers)."""
+    """Adds LFM2's mixer: y = C * convolution(B * x), where one matrix makes B, C and x (source: transformers).
+
+    Tensor-parallel ranks share out the channels, of which each is on its own between the two matrices (source: vllm 0123e1d,
+    `model_executor/layers/mamba/short_conv.py`).
+    """
     whole_mixer(build, "short convolution", "convolution", heads=False)
-    tokens, size = build.view.tokens, build.view.tokens * hidden_size
-    joint = build.linear("convolution.input", x, tokens, hidden_size, 3 * hidden_size, bias=spec.conv_bias)
+    view, tokens = build.view, build.view.tokens
+    channels = shard(hidden_size, view.tp, "channels of the short convolution")
+    source, kept, reduced, workspace = build.enter("convolution.gather", x, hidden_size)
+    joint = build.linear(
+        "convolution.input",
+        source,
+        tokens,
+        hidden_size,
+        3 * channels,
+        bias=spec.conv_bias,
+        kept_input=kept,
+        shards=view.tp,
+        backward_comm=reduced,
+        workspace=workspace,
+    )
     with build.as_wide_as(joint):
         # Gates and values are views of the projection, and hold all of it.
-        gated = build.elementwise("convolution.gate", (joint,), build.tensor("convolution.gate", size), keeps=(joint,))
+        gate = build.tensor("convolution.gate", tokens * channels)
+        gated = build.elementwise("convolution.gate", (joint,), gate, keeps=(joint,))
         mixed = causal_convolution(
             build,
             "convolution.convolution",
             gated,
-            hidden_size,
+            channels,
             spec.conv_L_cache,
             bias=spec.conv_bias,
             activation=None,
+            shards=view.tp,
         )
-        output = build.tensor("convolution.gated", size)
+        output = build.tensor("convolution.gated", tokens * channels)
         build.elementwise("convolution.gated", (joint, mixed), output, keeps=(joint, mixed))
+    forward, backward, workspace = build.leave(hidden_size)
     return build.linear(
         "convolution.output",
         output,
         tokens,
-        hidden_size,
+        channels,
         hidden_size,
         bias=spec.conv_bias,
+        shards=view.tp,
+        bias_shards=1,
         output=build.hidden("convolution.output", hidden_size),
+        forward_comm=forward,
+        backward_comm=backward,
+        workspace=workspace,
     )

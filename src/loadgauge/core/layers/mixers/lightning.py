@@ -27,7 +27,7 @@ from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor
 
 def lightning_attention(build: Builder, x: Tensor, spec: LightningAttention, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "lightning attention", "lightning", heads=False, channels=True)
+    whole_mixer(build, "lightning attention", "lightning", heads=False)
     tokens, ranks = build.view.tokens, build.view.tp
     spec = msgspec.structs.replace(
         spec, num_attention_heads=shard(spec.num_attention_heads, ranks, "num_attention_heads")

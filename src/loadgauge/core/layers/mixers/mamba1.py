@@ -30,7 +30,7 @@ SCAN_CHUNK = 2048
 
 def mamba1(build: Builder, x: Tensor, spec: Mamba1, hidden_size: Size) -> Tensor:
     """Adds the mixer to the list; `x` is its (normed) input. Returns the output projection."""
-    whole_mixer(build, "Mamba", "mamba1", heads=False, channels=True, activation=spec.hidden_act)
+    whole_mixer(build, "Mamba", "mamba1", heads=False, activation=spec.hidden_act)
     if build.kernels.recurrence == "reference":
         raise NotModelled("what transformers' loop of a Mamba mixer keeps is not modelled")
     view, tokens = build.view, build.view.tokens

@@ -26,8 +26,9 @@ PASSES = {
 Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index"]
 """Use of a tensor, which decides its item size; `quantised`: a copy in 8 or 4 bits for the matrix products."""
 
-LYING = "entry.inputs", "entry.buffers", "entry.held"
-"""Operations of captured layers that only stand for what lies there in the whole step, that of the optimizer too."""
+LYING = "entry.inputs", "entry.buffers", "entry.held", "entry.rows"
+"""Operations of captured layers that only stand for what lies there in the whole step, that of the optimizer too; the last, for
+rows of sparse gradients, from the backward that makes them on (`backward_workspace`)."""
 
 OperationKind = Literal[
     "gemm", "router", "attention", "convolution", "scan", "solve", "norm", "elementwise", "residual_dropout", "lookup",
@@ -82,6 +83,8 @@ class Weight(msgspec.Struct, frozen=True):
     """Held in float32, with its gradient and moments, whatever the recipe."""
     unread: bool = False
     """Trainable, but nothing reads it: it has no gradient, and no state in an optimizer."""
+    rows: bool = False
+    """A table whose gradient is the rows that were looked up: it is not `trainable` as others are, and has its state."""
 
 
 class Gemm(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
 from loadgauge.core.base.files import read_start
 from loadgauge.core.base.package_data import read_table
-from loadgauge.core.base.units import gib
+from loadgauge.core.base.units import gib, parse_count
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.core.families.hf import LARGEST_FILE, decode
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from loadgauge.pytorch.trace.torch_run import TorchRun
 
 LIBRARIES = ("diffusers", "timm", "torchvision")
+OWN = "recommenders"
+"""The library of the modules that are written here."""
 _CLASS = "_class_name"
 """The key of a diffusers config that names its class."""
 
@@ -37,6 +39,8 @@ def of_library(target: str) -> bool:
     (True, True, False, False)
     """
     library, colon, name = target.partition(":")
+    if library.lower() in _own():
+        return True
     return bool(name) and library in LIBRARIES if colon else published(target) is not None
 
 
@@ -48,6 +52,33 @@ def published(name: str) -> str | None:
     """
     wanted = name.lower()
     return next((key for key, row in _named().items() if wanted in (key, *row["_also"].lower().split())), None)
+
+
+def _own() -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = _table()[OWN]
+    return rows
+
+
+def _recommender(target: str) -> dict[str, Any]:
+    """The keys of a recommender: those of its name, and what stands behind it.
+
+    >>> {name: value for name, value in _recommender("dlrm:tables=8,rows=1M,pool=4").items() if name in ("rows", "ids")}
+    {'rows': 8000000, 'ids': 32}
+    """
+    name, _, words = target.lower().partition(":")
+    keys = dict(_own()[name])
+    for word in filter(None, words.split(",")):
+        key, _, value = word.partition("=")
+        if key not in keys or key.startswith("_"):
+            sizes = ", ".join(key for key in keys if not key.startswith("_"))
+            raise ConfigError(f"{target}: {key} is none of {sizes}: {name}:rows=10M", key="model")
+        several = [int(parse_count(part, "model")) for part in value.split("-")]
+        keys[key] = several if isinstance(keys[key], list) and key in ("bottom", "top") else several[0]
+    tables = keys.get("tables", 1)
+    rows, pool = keys["rows"], keys.get("pool", 1)
+    keys["rows"] = sum(rows) if isinstance(rows, list) else rows * tables
+    keys["ids"] = sum(pool) if isinstance(pool, list) else pool * tables
+    return {"library": OWN, **keys}
 
 
 def _named() -> dict[str, dict[str, Any]]:
@@ -62,6 +93,8 @@ def library_keys(target: str) -> dict[str, Any]:
     Traceback (most recent call last):
     loadgauge...ConfigError: diffusers:Unknown: what it is trained on is not known; capture script.py:function with --inputs
     """
+    if target.partition(":")[0].lower() in _own():
+        return _recommender(target)
     library, _, name = target.partition(":") if ":" in target else ("diffusers", "", target)
     keys = {"library": library, _CLASS: name}
     if library == "diffusers" and (known := published(name)):
@@ -151,12 +184,22 @@ def encoders(keys: Mapping[str, Any], target: str, which: str, sizes: str) -> En
     return Encoders(nbytes, flops, ", ".join(words[True]), ", ".join(words[False]))
 
 
-def usual_tuning(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Fields of a job with adapters as diffusers' training scripts have them, where they are not said.
+def usual_fields(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Fields of a job as its trainers have them, where they are not said: with adapters diffusers' scripts, of tables torchrec.
 
-    >>> usual_tuning(Job(model="sdxl", lora_rank=4), {"_class_name": "UNet2DConditionModel"})
+    >>> usual_fields(Job(model="sdxl", lora_rank=4), {"_class_name": "UNet2DConditionModel"})
     (('lora_targets', 'to_k,to_q,to_v,to_out.0'), ('lora_dtype', 'bfloat16'), ('weights', 'auto'))
     """
+    if keys.get("library") == OWN:
+        fields = {
+            "optimizer": "rowwise-adagrad",
+            "precision": "fp32",
+            "ep": job.gpus or 1,
+            "seq_len": 200 if "layers" in keys else None,
+        }
+        return tuple(
+            (name, value) for name, value in fields.items() if value is not None and getattr(job, name) is None
+        )
     if not job.adapts or keys.get("library", "diffusers") != "diffusers":
         return ()
     narrow = (job.precision or "bf16").startswith("bf16") and not job.qlora and job.weights != "float32"
@@ -193,7 +236,8 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     from loadgauge.pytorch.trace.torch_run import ATTENTIONS
 
     library, row = str(keys.get("library", "diffusers")), _row(keys, target)
-    _needs(library)
+    if library != OWN:
+        _needs(library)
     if "precision" in row and run.dtype is not torch.float32:
         raise NotModelled(f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast")
     check_attention(keys, target, ATTENTIONS[run.training.kernels.attention] == "sdpa")
@@ -219,11 +263,11 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
         first = next(module.parameters()).dtype
         dtype = first if first.is_floating_point else run.dtype  # packed matrices have none
         given = tree(row["inputs"], config, device, dtype, sizes, keys[_CLASS]) or {}
-        return (tuple(given.values()), {}) if library != "diffusers" else ((), given)
+        return (tuple(given.values()), {}) if library not in ("diffusers", OWN) else ((), given)
 
     rows = {"": row["rows"]} if "rows" in row else {}
     notes = (row["note"],) if "note" in row else ()
-    return Sized(build, inputs, loss, run, ("b", *row["sizes"]), rows=rows, notes=notes)
+    return Sized(build, inputs, loss, run, ("b", *row.get("free", ()), *row["sizes"]), rows=rows, notes=notes)
 
 
 def check_attention(keys: Mapping[str, Any], target: str, usual: bool) -> None:
@@ -239,6 +283,12 @@ def check_attention(keys: Mapping[str, Any], target: str, usual: bool) -> None:
 def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict[str, Any]]:
     """A model and the keys of its config."""
     name = keys[_CLASS]
+    if library == OWN:
+        from loadgauge.pytorch.capture.inputs import recommenders
+
+        return getattr(recommenders, name)(
+            **{key: value for key, value in keys.items() if key not in ("library", _CLASS)}
+        ), dict(keys)
     try:
         if library != "diffusers":
             from loadgauge.pytorch.device.kernels.vision_ops import torchvision
@@ -311,6 +361,8 @@ def _no_initial_values() -> Iterator[None]:
 def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
     table = _table()
     library = str(keys.get("library", "diffusers"))
+    if library == OWN:
+        return dict(_own()[f"_{keys[_CLASS]}"])
     found = table[library] if library != "diffusers" else table[library].get(keys[_CLASS])
     for part in (found or {}).values() if library != "diffusers" else ():
         if isinstance(part, dict) and "names" in part and re.search(part["names"], keys[_CLASS]):

@@ -314,7 +314,8 @@ class Lister:
                     latest += elements if grows and not ahead else 0
                     add(lying, terms)
                     continue
-                if not ahead and (number in pending or self.run.stream.category(number) == GRADIENTS):
+                whole = self.run.stream.category(number) == GRADIENTS and number not in self.run.rows
+                if not ahead and (number in pending or whole):
                     if grows and number not in counted:
                         counted.add(number)
                         elements = pending.get(number) or self._elements(number)

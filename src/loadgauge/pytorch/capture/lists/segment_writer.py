@@ -119,13 +119,14 @@ class SegmentWriter:
                 numel,
                 tensor.shards,
                 kind if shape else "vector",
-                tensor.trained,
+                tensor.trained and not tensor.rows,
                 tensor.base,
                 tensor.expert,
                 cast=storage in lister.casts.values(),
                 shape=shape,
                 copies=copies,
                 wide=storage in lister.wide,
+                rows=tensor.rows,
             )
         return self._weight[storage]
 
@@ -186,6 +187,7 @@ class SegmentWriter:
         gemms = self._gemms(op, short)
         flops = ZERO if op.flops is None else lister.size(op.flops)
         passes = 2 if any(part in short for part in _TWICE) else 1
+        looked_up = {number for number in used if lister.run.weights[number].rows}
         inner: Terms = {}
         weighed: Terms = {}
         moved: Terms = {}
@@ -198,7 +200,8 @@ class SegmentWriter:
                 add(weighed if trains else inner, lister.size(other.flops))
             if not other.flops or not gemms:
                 for number in (*other.reads * passes, *other.makes):
-                    add(moved, lister.nbytes[number])
+                    if number not in looked_up:
+                        add(moved, lister.nbytes[number])
         again: Terms = {}
         if kind == "attention" and gemms:
             doubled = summed(flops_terms := terms_of(flops), flops_terms)
@@ -209,6 +212,9 @@ class SegmentWriter:
             for number in (*op.reads * passes, *results):
                 if not (kind == "lookup" and number in lister.run.weights):
                     add(ahead, lister.nbytes[number])
+            for number in looked_up:  # rows are read, and where they are updated read and written
+                for terms in (ahead, moved, moved):
+                    add(terms, self._rows(op, lister.run.weights[number]))
             ahead = {} if casting or exchange is not None else ahead
             moves = (size_of(ahead), ZERO if casting else size_of(moved))
         elif kind not in ("gemm", "attention"):
@@ -240,6 +246,13 @@ class SegmentWriter:
                 strided=op.strided,
                 turns=lister.size(turns * (1 if counting < 0 else op.shapes[0][counting])) if turns else 0,
             )
+        )
+
+    def _rows(self, op: Op, table: Any) -> Formula:
+        """Bytes of the rows that an operation looks up in a table: one for each id."""
+        ids = max((self.tensor(read, "") for read in op.reads if self._tensorial(read)), key=lambda one: one.itemsize)
+        return Formula(
+            tuple((product, factor * table.shape[-1] * table.itemsize) for product, factor in ids.numel.terms)
         )
 
     def _exchange(self, kind: str, axis: str, op: Op) -> Collective:
@@ -316,6 +329,17 @@ class SegmentWriter:
                 lying = tensor_of(name.removeprefix("entry."), size_of(own), "index", 1)
                 self.operations.insert(0, self._nothing(name, keeps=(lying,)))
                 total = summed(total, own)
+        rows: Terms = {}
+        sizes = [
+            lister.nbytes[number]
+            for number in {number for _, op in lister.backward for number in op.makes} & lister.run.rows
+        ]
+        for size in sizes:
+            add(rows, size)
+        if rows:
+            largest = max(sizes, key=lambda size: size.at(lister.hints))
+            more = {"workspace": largest, "backward_workspace": size_of(rows)}
+            self.operations.insert(0, self._nothing(LYING[3], **more))
         return total
 
     def rest(self) -> None:

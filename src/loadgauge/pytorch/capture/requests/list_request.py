@@ -44,7 +44,7 @@ from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
 from loadgauge.pytorch.capture.lists.store import reading, seals, version_of
 from loadgauge.pytorch.capture.recognise import recognised
-from loadgauge.pytorch.capture.record import Recorded, record, sparse_table
+from loadgauge.pytorch.capture.record import Recorded, record, sparse_tables
 from loadgauge.pytorch.capture.requests.regime import Document, Regime
 from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, splits_of, unsplit
 from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
@@ -243,7 +243,8 @@ def _of_library(
 
     def job_of(keys: Mapping[str, Any]) -> Sized:
         job = of_keys(keys, target, run)
-        return msgspec.structs.replace(job, inputs=partial(job.inputs, **fixed), names=(ONE,))
+        free = tuple(name for name in job.names if name not in fixed)
+        return msgspec.structs.replace(job, inputs=partial(job.inputs, **fixed), names=free)
 
     whole, shown = job_of(keys), Shown.of_all(Blocks(()))
     if not regime.tuned.by_layer:
@@ -280,10 +281,7 @@ def _of_module(
         job = cast_by_fsdp(job)
     job = tuned(job, regime)
     module = job.build("meta")
-    if table := sparse_table(module):
-        raise NotModelled(
-            f"{target}: sparse gradients of {table} are for loadgauge capture; an estimate needs sparse=False"
-        )
+    table = next((name for name, _ in sparse_tables(module)), "")
     stacks = blocks(module) if shown is None else shown.few
     splits = _splits(module, regime, {})
     listings, _ = _listings(_split(job, regime, {}), target, stacks, regime, sizes)
@@ -298,7 +296,8 @@ def _of_module(
         torch=str(torch.__version__),
         dtype=dtype,
         splits=splits,
-        optimizer=_configured(module),
+        optimizer=_configured(module) or ("adagrad" if table else ""),
+        rows=table,
         sample=_samples(job, module, sizes),
     )
 
@@ -419,7 +418,7 @@ def _listing(
     except Exception as error:
         if regime != regime.whole:
             ranks = f"tp = {regime.tp}, ep = {regime.ep}"
-            raise NotModelled(f"{target} does not run over {ranks}: {reason(error)}") from None
+            raise NotModelled(f"{target} does not run over {ranks} (--zero 3 shares it out): {reason(error)}") from None
         raise ConfigError(f"{target} cannot be captured: {reason(error)}") from None
     guards = tuple(f"({name} == {value})" for name, value in sizes.items())
     lister = _lister(run, target, stacks, None, regime)

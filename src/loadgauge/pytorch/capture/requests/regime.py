@@ -204,6 +204,8 @@ class Document(msgspec.Struct):
     """The word of `--optimizer` for the one that a LightningModule configures."""
     sample: str = "samples"
     """The word for samples of a batch, where it has no sequences."""
+    rows: str = ""
+    """The first table whose gradient is the rows that were looked up."""
     files: dict[str, str] = {}
     """Of a script: the files of its own that it read, with what must not change of them (`store.seals`)."""
 

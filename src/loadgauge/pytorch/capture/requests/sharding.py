@@ -120,7 +120,13 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
         ep_closed=why,
         experts_by_tp=split and count > 0,
         plan=tuple(sorted(pairs.items())),
+        tables=bool(tables_of(model)),
     )
+
+
+def tables_of(model: nn.Module) -> list[Any]:
+    """The tables of a model that are trained by rows, in backward, and may be spread over ranks (`recommenders.Tables`)."""
+    return [module for module in model.modules() if getattr(module, "by_rows", False) is True]
 
 
 def _number(model: Any, name: str) -> int:
@@ -139,6 +145,8 @@ def _shape(module: nn.Module, name: str) -> tuple[int, ...]:
 
 def _experts_of(model: Any, plan: dict[str, str]) -> tuple[int, str]:
     """How many experts a layer has, and why they cannot be spread over ranks."""
+    if tables_of(model):
+        return 1, ""
     counts = {
         int(module._parameters[name].shape[0])  # type: ignore[union-attr]
         for _, style, module, name in _planned(model, plan)
@@ -209,7 +217,9 @@ def _split_adapters(model: Any, ranks: int) -> None:
 
 
 def mark_experts(model: Any) -> None:
-    """Say of each parameter of routed experts that it is one, by the plans of the class."""
+    """Say of each parameter of routed experts that it is one, by the plans of the class; so are tables that ranks share out."""
+    for table in tables_of(model):
+        table.weight.of_experts = True
     for plan in (_plan(model, "ep_plan"), _plan(model, "tp_plan")):
         holders: list[Any] = [
             module
@@ -235,7 +245,10 @@ def shard(model: Any, tp: int, ep: int, found_pairs: dict[str, str] | None = Non
             raise NotModelled(f"tp = {tp}: {why}")
         _Tensor(model, tp, dict(splits.plan)).apply()
         _split_adapters(model, tp)
-    if ep > 1:
+    for module in tables_of(model) if ep > 1 else ():
+        _cut(module, "weight", 0, ep, "tables", uneven=True)
+        module.ranks = ep
+    if ep > 1 and not splits.tables:
         for path, style, module, name in list(_planned(model, _plan(model, "ep_plan"))):
             if style == EXPERTS:
                 _cut(module, name, 0, ep, path)
@@ -244,7 +257,7 @@ def shard(model: Any, tp: int, ep: int, found_pairs: dict[str, str] | None = Non
 
 
 def _cut(module: nn.Module, name: str, dim: int, ranks: int, path: str, *, uneven: bool = False) -> None:
-    """Give a module the rank's part of one of its parameters."""
+    """Give a module the rank's part of one of its parameters. uneven: the first ranks may have one more"""
     whole = module._parameters[name]
     if whole is None or getattr(whole, "cut", False):
         return

@@ -13,6 +13,7 @@ class Splits(msgspec.Struct, frozen=True):
 
     tp: sizes that tensor-parallel ranks divide, by name; tp_closed, ep_closed: why there are no such ranks
     experts: routed experts of a layer, 0 where there are none; experts_by_tp: whether each is divided too
+    tables: embedding tables are spread over ep ranks in place of experts, row by row where it must be
     plan: (path, style) of matrices that no class states, and that were recognised
     """
 
@@ -22,6 +23,7 @@ class Splits(msgspec.Struct, frozen=True):
     ep_closed: str = "its plan is not known"
     experts_by_tp: bool = False
     plan: tuple[tuple[str, str], ...] = ()
+    tables: bool = False
 
     def problems(self, *, tp: int = 1, ep: int = 1) -> Iterator[str]:
         """Why a model cannot be split so, one line each.
@@ -36,7 +38,7 @@ class Splits(msgspec.Struct, frozen=True):
                 yield f"{name} over tp: {size} over {tp} leaves {size % tp}"
         if ep > 1 and self.ep_closed:
             yield f"ep = {ep}: {self.ep_closed}"
-        elif ep > 1 and self.experts % ep:
+        elif self.experts % ep and not self.tables:
             yield f"num_experts over ep: {self.experts} over {ep} leaves {self.experts % ep}"
         if tp > 1 and ep > 1:
             yield f"tp = {tp}, ep = {ep}: captured experts are divided by one of both"
