@@ -77,7 +77,7 @@ SIZED = "num_layers: %d\nhidden_size: %d\nnum_attention_heads: 12\nnorm: rmsnorm
 
 
 def test_gpt_neox_of_mamba_has_its_sizes() -> None:
-    """Those of https://huggingface.co/state-spaces/mamba-1.4b-hf but for its 50,280 rows; heads, which it ignores, do not divide."""
+    """Those of https://huggingface.co/state-spaces/mamba-1.4b-hf but for 50,280 rows; heads, which it ignores, do not divide."""
     found = read(SIZED % (48, 2048, 'attention_config: [[["mamba"], 48]]\n'), file="a.yml")
     assert found.extra.config is not None
     assert parameters(from_dict(found.extra.config)).total == 1_372_178_432 - (50_280 - 50_257) * 2048
