@@ -557,7 +557,7 @@ PRECISION_WORDS = {"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bflo
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    spelled = {"bf16": "fp32", "bf16-fsdp-16-32": "fp32", "bf16-pure": "bf16"}.get(facts.get("precision") or "")
+    spelled = {"bf16": "fp32", "bf16-pure": "bf16"}.get(facts.get("precision") or "")
     return {at.dtype: spelled} if spelled and engine_of(keys) != "megatron" else {}
 
 
@@ -569,7 +569,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     half=(f"{F}dtype", f"{M}dtype"),
 )
 def _precision(keys: Keys, at: Named) -> Facts:
-    """Weights are sharded and gradients reduced in float32 (FSDP's `_build_fsdp_module`), unless they are loaded in 16 bits."""
+    """Weights are sharded in float32 unless they are loaded in 16 bits, and gradients reduced so (`_build_fsdp_module`)."""
     engine = engine_of(keys)
     if keys.word(at.half[engine == "megatron"]) in ("fp16", "float16"):
         return {"precision": "fp16"}
@@ -578,8 +578,8 @@ def _precision(keys: Keys, at: Named) -> Facts:
     if engine == "veomni":
         return {"precision": "bf16-pure" if keys.flag(at.mixed) is False else "bf16"}
     chosen = keys.choice(at.dtype, PRECISION_WORDS)
-    narrow = engine != "fsdp" or chosen == "bf16-pure" or keys.whole(f"{W}lora_rank", minimum=0)
-    return {"precision": chosen if narrow else "bf16-fsdp-16-32"}
+    narrow = engine != "fsdp" or keys.whole(f"{W}lora_rank", minimum=0)
+    return {"precision": chosen if narrow else "bf16-pure-32" if chosen == "bf16-pure" else "bf16-fsdp-16-32"}
 
 
 VERL = Dialect(
