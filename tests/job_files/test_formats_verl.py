@@ -213,6 +213,8 @@ def test_weights_of_float32_are_the_default() -> None:
     explicit = VERL + f" {A}fsdp_config.model_dtype=fp32"
     assert run_of(explicit).precision == run_of(VERL).precision == "bf16-fsdp-16-32"  # gradients are reduced in float32
     assert run_of(VERL + f" {A}fsdp_config.model_dtype=bf16").precision == "bf16-pure-32"
+    narrow = VERL + f" {A}fsdp_config.model_dtype=bf16 +{A}fsdp_config.mixed_precision.reduce_dtype=bf16"
+    assert run_of(narrow).precision == "bf16-pure"
 
 
 def test_adapters_are_on_weights_as_wide_as_those_that_are_trained() -> None:

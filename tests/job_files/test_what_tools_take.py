@@ -10,6 +10,7 @@ from test_formats_coverage import VERL
 from test_formats_rollouts import SLIME
 
 import loadgauge
+from command_line import document, typed
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.exchange import JobFile, read
 from loadgauge.job_files.job_file import from_job_file
@@ -305,3 +306,16 @@ def test_nemo_rl_says_that_gradients_beside_8_bits_have_16() -> None:
     wide = ", distributed_data_parallel_config: {grad_reduce_in_fp32: true}"
     asked = [{item.key for item in _nemo(eight % more).uncounted} for more in ("", wide)]
     assert [key in keys for keys in asked] == [True, False]
+
+
+def test_nemo_rl_s_evaluation_generates(tmp_path: Path) -> None:
+    place = tmp_path / "eval.yaml"
+    place.write_text(
+        "eval: {metric: pass@k, num_tests_per_prompt: 1}\n"
+        "generation: {backend: vllm, model_name: Qwen/Qwen2.5-7B-Instruct, max_new_tokens: 1024,"
+        " vllm_cfg: {tensor_parallel_size: 2, max_model_len: 4096}}\ncluster: {gpus_per_node: 2, num_nodes: 1}\n"
+    )
+    refused = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert (refused.code, "trains nothing; --task generate" in refused.err) == (2, True)
+    answer = document(f"estimate {place} --task generate --gpu h100-sxm5-80gb")
+    assert (answer["layout"]["tp"], answer["model"]["params"]) == (2, 7_615_616_512)

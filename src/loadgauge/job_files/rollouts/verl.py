@@ -566,7 +566,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     write=_precision_written,
     dtype=f"{F}model_dtype",
     mixed=f"{F}mixed_precision",
-    half=(f"{F}dtype", f"{M}dtype"),
+    half=(f"{F}dtype", f"{M}dtype", f"{F}mixed_precision.reduce_dtype"),
 )
 def _precision(keys: Keys, at: Named) -> Facts:
     """Weights are sharded in float32 unless they are loaded in 16 bits, and gradients reduced so (`_build_fsdp_module`)."""
@@ -578,7 +578,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     if engine == "veomni":
         return {"precision": "bf16-pure" if keys.flag(at.mixed) is False else "bf16"}
     chosen = keys.choice(at.dtype, PRECISION_WORDS)
-    narrow = engine != "fsdp" or keys.whole(f"{W}lora_rank", minimum=0)
+    narrow = engine != "fsdp" or keys.whole(f"{W}lora_rank", minimum=0) or keys.word(at.half[2]) in ("bf16", "bfloat16")
     return {"precision": chosen if narrow else "bf16-pure-32" if chosen == "bf16-pure" else "bf16-fsdp-16-32"}
 
 
