@@ -53,15 +53,14 @@ OTHERS = {
 
 def _layers(keys: Keys) -> set[str]:
     """The sorts of the layers, as they are listed with how often (`expand_attention_types`)."""
-    listed = keys.raw(LAYERS)
-    groups = listed if isinstance(listed, list) else []
-    return {str(sort) for each in groups for sort in (each[0] if isinstance(each, list) else [each])}
+    listed = keys.raw(LAYERS) or []
+    return {str(sort) for each in listed for sort in (each[0] if isinstance(each, list) else [each])}
 
 
 def _attention(keys: Keys) -> str:
     sorts = _layers(keys)
-    dense = "is counted as attention to every token before"
-    keys.note(LAYERS, dense, "saves", "activations transient", 0.5, when=sorts - {"global", "flash", "mamba", *OTHERS})
+    sparse = sorts - {"global", "flash", "mamba", *OTHERS}
+    keys.note(LAYERS, "is counted as attention to all before", "saves", "activations transient", 0.5, when=sparse)
     return "flash" if sorts & {"flash", "mamba", *OTHERS} else "eager"
 
 
@@ -104,8 +103,7 @@ def _config(keys: Keys) -> dict[str, Any]:
     step = keys.whole("mlp_multiple_of") or 1
     wide = -(-(int(wide * 2 / 3) // 2 if gated else wide) // step) * step
     if len(sorts) == 1 and (width := OTHERS.get(min(sorts))):
-        wide = width(hidden, keys.whole("seq_length") or 2048, keys.whole("gmlp_attn_dim") or 64)
-        gated = False
+        wide, gated = width(hidden, keys.whole("seq_length") or 2048, keys.whole("gmlp_attn_dim") or 64), False
     norm = keys.word("norm") or "layernorm"
     biased = [keys.flag(name) is not False for name in ("use_bias_in_attn_linear", "use_bias_in_mlp")]
     config: dict[str, Any] = {

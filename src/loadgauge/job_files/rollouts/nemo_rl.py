@@ -188,8 +188,8 @@ def _precision(keys: Keys, at: Named) -> Facts:
     if not megatron_trains(keys):
         return {"precision": name}
     if keys.flag(at.eight):
-        narrow = "gradients are kept in 16 bits, and counted in 32"
-        keys.note(at.wide, narrow, "saves", "gradients transient", 0.5, when=keys.flag(at.wide) is False)
+        why, unsaid = "gradients are kept in 16 bits, and counted in 32", keys.flag(at.wide) is False
+        keys.note(at.wide, why, "saves", "gradients transient", 0.5, when=unsaid)
         sorts = {
             "tensorwise": "fp8-tensorwise",
             "blockwise": "fp8-blockwise",
@@ -564,12 +564,6 @@ def _loss(keys: Keys, at: Named) -> Facts:
     return {"loss": "chunked" if fused else "compiled" if pieces else None}
 
 
-@reads(inner=row("attention", f"{M}attention_backend", words=TRANSFORMER_ENGINE, add=False), when=megatron_trains)
-def _attention(keys: Keys, at: Named) -> Facts:
-    """Megatron's kernel of attention."""
-    return at.inner.read(keys)
-
-
 NEMO_RL = Dialect(
     name="nemo-rl",
     title="NeMo-RL",
@@ -594,7 +588,7 @@ NEMO_RL = Dialect(
         _adapter,
         _optimizer,
         _loss,
-        _attention,
+        when(megatron_trains, row("attention", f"{M}attention_backend", words=TRANSFORMER_ENGINE, add=False)),
         when(
             megatron_trains,
             overlap(
