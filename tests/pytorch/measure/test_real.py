@@ -135,7 +135,10 @@ def test_stretches_of_a_stream() -> None:
         return Event(time, address, change, "", "")
 
     stream = [event(1, 1, 10), event(2, 2, 7), event(3, 2, -7), event(4, 3, 2), event(6, 1, -10), event(7, 4, 1)]
-    assert uses(stream, [Range("a", 2, 4), Range("a", 4, 4), Range("b", 5, 9)]) == {"a": ModuleUse(7, 2), "b": ModuleUse(0, -9)}
+    assert uses(stream, [Range("a", 2, 4), Range("a", 4, 4), Range("b", 5, 9)]) == {
+        "a": ModuleUse(7, 2),
+        "b": ModuleUse(0, -9),
+    }
     # What is there at the beginning of a stretch counts.
     assert [live(stream, since, until).peak for since, until in ((0, 9), (3, 9), (7, 9))] == [17, 17, 3]
 
