@@ -156,7 +156,7 @@ LINEAR = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
         }),
         ("a.yaml", NEMO, {
             "model": "meta-llama/Llama-3.2-1B", "lora_rank": 16, "lora_targets": "all", "tp": 2, "zero": 3,
-            "global_batch": 64, "micro_batch": 8, "seq_len": 1024, "recompute": "full", "precision": "bf16-pure",
+            "global_batch": 64, "micro_batch": 8, "seq_len": 1024, "recompute": "full", "precision": "bf16-pure-32",
         }),
         ("a.py", UNSLOTH, {
             "model": "unsloth/Meta-Llama-3.1-8B", "lora_rank": 16, "lora_targets": LINEAR, "qlora": True, "seq_len": 2048,

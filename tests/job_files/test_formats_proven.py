@@ -265,15 +265,15 @@ optimizer: {_target_: torch.optim.Adam}
 
 
 def test_automodel_reduces_gradients_with_the_last_micro_batch(tmp_path: Path) -> None:
-    """`FSDP2Config.defer_fsdp_grad_sync` is true; until then a card holds whole gradients, 2 bytes of 8.03e9 parameters, of
-    which it has an eighth without it."""
+    """`FSDP2Config.defer_fsdp_grad_sync` is true; until then a card holds whole gradients of 8.03e9 parameters, in the
+    float32 that they are reduced in (`mp_policy`); without it an eighth, in the 16 bits of the weights."""
     place, totals = tmp_path / "a.yaml", {}
     for more, when in (("", "last"), (", defer_fsdp_grad_sync: false", "each")):
         place.write_text(NEMO % more)
         assert read(place.read_text(), file="a.yaml", given={"gpus": 8}).job.gradient_sync == when
         memory = document(f"estimate {place} --gpu h100-sxm5-80gb --gpus 8")["memory"]
         totals[when] = memory["total"] - memory["parts"]["outside"]
-    assert totals["last"] - totals["each"] == pytest.approx(2 * 8.03e9 * 7 / 8, rel=0.02)
+    assert totals["last"] - totals["each"] == pytest.approx((4 - 2 / 8) * 8.03e9, rel=0.02)
 
 
 def test_experts_that_automodel_leaves_gathered() -> None:

@@ -11,7 +11,7 @@ from job_runs import CAN, LAUNCHED, SUFFIXES, SYNTAXES, runs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.dialects import FILES
 from loadgauge.job_files.exchange import read, write
-from loadgauge.job_files.ideas.facts import FIELDS, Fact, facts_of, solve
+from loadgauge.job_files.ideas.facts import FIELDS, Fact, facts_of, plainer, solve
 
 PLAIN: dict[str, Any] = {
     "lora_rank": 0, "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero": 0, "replicas": 1, "sequence_parallel": False,
@@ -39,6 +39,8 @@ def differs(asked: Job, text: str, name: str, syntax: str) -> dict[str, tuple[An
     file = f"job.{SUFFIXES.get(syntax, syntax)}"
     found = read(text, name, file=file, given=beside).job
     pairs = same(asked, found)
+    if plainer({"precision": found.precision})["precision"] == asked.precision:
+        pairs.pop("precision", None)  # the tool's own recipe of it, which reduces in float32
     if "gpus_per_node" not in CAN[name] or asked.gpus_per_node is None:
         pairs.pop("gpus_per_node", None)
     for name_of in (

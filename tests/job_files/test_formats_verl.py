@@ -41,9 +41,9 @@ def test_gradients_are_reduced_with_every_micro_batch_unless_said(tmp_path: Path
     told = f"estimate {place} --gpu h100-sxm5-80gb --task train"
     each, last = (document(f"{told} --gradient-sync {word}")["memory"]["parts"] for word in ("each", "last"))
     params = document(told)["model"]["params"]
-    # Each of 8 ranks has its shards in float32, or all of them in the 16 bits in which they are made.
+    # Each of 8 ranks has its shards in float32, or all of them, in what they are reduced in (`reduce_dtype`, fp32).
     assert each["gradients"] == pytest.approx(4 * params / 8, rel=1e-3)
-    assert last["gradients"] == pytest.approx(2 * params, rel=1e-3)
+    assert last["gradients"] == pytest.approx(4 * params, rel=1e-3)
     place.write_text(VERL.replace("trainer.nnodes", f"{A}strategy=megatron trainer.nnodes"))
     assert typed(f"estimate {place} --task train --gradient-sync each --gpu h100-sxm5-80gb")[0] == 2
 
@@ -125,7 +125,7 @@ def test_the_whole_step_of_a_grpo_script_is_that_of_its_flags(tmp_path: Path) ->
         "qwen3-8b --task grpo --prompts 1024 --samples 5 --prompt-len 1024 --answers 1024 --gpus 8 --zero 3 --recompute full"
         " --micro-batch 8 --global-batch 1280 --loss fused --rollout vllm:tp=2,utilization=0.6,sleep=2 --logprob-batch 32"
         " --reference model --frozen-offload --frozen-weights float32 --rollout-offload idle --framework huggingface"
-        " --gradient-sync each"
+        " --gradient-sync each --precision bf16-fsdp-16-32"
     )
     same = document(f"estimate {flags} --gpu h100-sxm5-80gb")
     assert phases(found) == phases(same)
@@ -211,8 +211,10 @@ def test_micro_batches_of_as_many_tokens_as_fit() -> None:
 
 def test_weights_of_float32_are_the_default() -> None:
     explicit = VERL + f" {A}fsdp_config.model_dtype=fp32"
-    assert run_of(explicit).precision == "bf16"
-    assert run_of(VERL + f" {A}fsdp_config.model_dtype=bf16").precision == "bf16-pure"
+    assert run_of(explicit).precision == run_of(VERL).precision == "bf16-fsdp-16-32"  # gradients are reduced in float32
+    assert run_of(VERL + f" {A}fsdp_config.model_dtype=bf16").precision == "bf16-pure-32"
+    narrow = VERL + f" {A}fsdp_config.model_dtype=bf16 +{A}fsdp_config.mixed_precision.reduce_dtype=bf16"
+    assert run_of(narrow).precision == "bf16-pure"
 
 
 def test_adapters_are_on_weights_as_wide_as_those_that_are_trained() -> None:

@@ -73,6 +73,34 @@ def test_gpt_neox_with_experts_names_their_bytes() -> None:
     assert item.high == 18 * 3 * 2 * 64 * 256 * 2
 
 
+SIZED = "num_layers: %d\nhidden_size: %d\nnum_attention_heads: 12\nnorm: rmsnorm\npipe_parallel_size: 1\nseq_length: 512\n%s"
+
+
+def test_gpt_neox_of_mamba_has_its_sizes() -> None:
+    """Those of https://huggingface.co/state-spaces/mamba-1.4b-hf but for 50,280 rows; heads, which it ignores, do not divide."""
+    found = read(SIZED % (48, 2048, 'attention_config: [[["mamba"], 48]]\n'), file="a.yml")
+    assert found.extra.config is not None
+    assert parameters(from_dict(found.extra.config)).total == 1_372_178_432 - (50_280 - 50_257) * 2048
+
+
+@pytest.mark.parametrize(
+    ("sort", "matrices"),
+    [
+        # Five of attention's size, two and one of the MLP, and the thin ones of the mixes and of the decay.
+        ("rwkv", 6 * 768**2 + 2 * 768 * 2688 + 2 * 768 * (5 * 32 + 64)),
+        ("gmlp", 12 * 768**2 + 512**2),
+        ("amlp", 12 * 768**2 + 512**2 + 2 * 4 * 768 * 3 * 64 + 64 * 4 * 768),
+    ],
+)
+def test_gpt_neox_s_layers_without_attention_have_their_weights(sort: str, matrices: int) -> None:
+    """`megatron/model/rwkv/v6/rwkv.py`, `megatron/model/gmlp.py`: the sizes of a layer's matrices, counted there."""
+    found = read(SIZED % (2, 768, f'attention_config: [[["{sort}"], "all"]]\n'), file="a.yml")
+    assert found.extra.config is not None
+    assert parameters(from_dict(found.extra.config)).layers / 2 == pytest.approx(matrices, rel=0.002)
+    assert found.job.attention == "flash"
+    assert any(item.key == "attention_config" for item in found.uncounted)
+
+
 def test_nanotron() -> None:
     """GPUs are dp x tp x pp; gradients and master weights in float32, over `dp` ranks with ZeRO 1."""
     found = read(NANOTRON, file="a.yaml")

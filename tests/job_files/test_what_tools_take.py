@@ -10,8 +10,9 @@ from test_formats_coverage import VERL
 from test_formats_rollouts import SLIME
 
 import loadgauge
+from command_line import document, typed
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.job_files.exchange import read
+from loadgauge.job_files.exchange import JobFile, read
 from loadgauge.job_files.job_file import from_job_file
 
 AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -259,3 +260,62 @@ def test_weights_of_areal(backend: str, more: str, version: str | None, precisio
 def test_configurations_of_torchtitans_registries(name: str, said: str, wanted: tuple[object, ...]) -> None:
     job = read(f"torchrun -m torchtitan.train --module m --config {name} {said}\n", file="a.sh", given={"gpus": 64}).job
     assert (job.model, job.micro_batch, job.seq_len, job.tp, job.ep, job.recompute, job.optimizer) == wanted
+
+
+TAUGHT = """defaults: grpo_math_8B_megatron.yaml
+policy: {model_name: Qwen/Qwen3-8B%s}
+cluster: {gpus_per_node: 8, num_nodes: 4}
+%s"""
+
+
+def _nemo(policy: str = "", rest: str = "") -> JobFile:
+    return read(TAUGHT % (policy, rest), "nemo-rl", file="job.yaml")
+
+
+def test_nemo_rl_makes_log_probabilities_in_pieces() -> None:
+    """`distributed/model_utils.py`, `ChunkedDistributedLogprob`: logits stay in 16 bits, and so does their gradient."""
+    pieces = ", logprob_chunk_size: 1024, megatron_cfg: {defer_fp32_logits: true}"
+    assert (_nemo().job.loss, _nemo(pieces).job.loss) == (None, "compiled")
+
+
+def test_nemo_rl_skips_a_pass_where_the_ratio_is_forced() -> None:
+    """`algorithms/opd.py`, `_skip_prev_logprobs`: unless a threshold compares them."""
+    forced = "loss_fn: {force_on_policy_ratio: true}\n"
+    assert _nemo().job.old_logprobs is None
+    assert _nemo("", forced).job.old_logprobs == "none"
+    assert _nemo("", forced + "grpo: {seq_logprob_error_threshold: 2.0}\n").job.old_logprobs is None
+
+
+def test_nemo_rl_gives_teachers_nodes_of_their_own() -> None:
+    """`policy/teacher_worker_group.py`: two agents that share a teacher have one, a third its own two nodes; one trains."""
+    teachers = """on_policy_distillation:
+  enabled: true
+  teacher_model_by_agent_name: {first: Qwen/Qwen3-8B, second: Qwen/Qwen3-8B, third: Qwen/Qwen3-14B}
+  non_colocated_teachers:
+    enabled: true
+    default_teacher_cfg: {num_nodes: 1, gpus_per_node: 8}
+    teacher_overrides: {third: {num_nodes: 2}}
+"""
+    whole = [_nemo("", text).job.gpus for text in ("", teachers, teachers.replace("enabled: true", "enabled: false"))]
+    assert whole == [32, 8, 32]
+
+
+def test_nemo_rl_says_that_gradients_beside_8_bits_have_16() -> None:
+    eight = ", megatron_cfg: {fp8_cfg: {enabled: true, fp8: e4m3, fp8_recipe: blockwise, fp8_param: false}%s}"
+    key = "policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32"
+    wide = ", distributed_data_parallel_config: {grad_reduce_in_fp32: true}"
+    asked = [{item.key for item in _nemo(eight % more).uncounted} for more in ("", wide)]
+    assert [key in keys for keys in asked] == [True, False]
+
+
+def test_nemo_rl_s_evaluation_generates(tmp_path: Path) -> None:
+    place = tmp_path / "eval.yaml"
+    place.write_text(
+        "eval: {metric: pass@k, num_tests_per_prompt: 1}\n"
+        "generation: {backend: vllm, model_name: Qwen/Qwen2.5-7B-Instruct, max_new_tokens: 1024,"
+        " vllm_cfg: {tensor_parallel_size: 2, max_model_len: 4096}}\ncluster: {gpus_per_node: 2, num_nodes: 1}\n"
+    )
+    refused = typed(f"estimate {place} --gpu h100-sxm5-80gb")
+    assert (refused.code, "trains nothing; --task generate" in refused.err) == (2, True)
+    answer = document(f"estimate {place} --task generate --gpu h100-sxm5-80gb")
+    assert (answer["layout"]["tp"], answer["model"]["params"]) == (2, 7_615_616_512)

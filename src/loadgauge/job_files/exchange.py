@@ -35,6 +35,7 @@ from loadgauge.job_files.ideas import (
     facts_given,
     facts_of,
     merge,
+    plainer,
     short,
     solve,
     stored,
@@ -46,8 +47,7 @@ from loadgauge.job_files.reading.nested import json_document, toml_document, yam
 from loadgauge.job_files.reading.renamed import Renamed, Without
 from loadgauge.job_files.reading.shell import Shell
 
-LARGEST_FILE = 100_000
-"""Bytes. A job file has some thousands."""
+LARGEST_FILE = 100_000  # bytes; a job file has some thousands
 LARGEST_NOTEBOOK = 5_000_000
 """Bytes of a notebook, which may hold the pictures that it printed."""
 SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
@@ -63,8 +63,7 @@ STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
 STATE = ("weights", "gradients", "optimizer", "gathered")
 """Parts of the memory that a stage of ZeRO shares out."""
-LAUNCHED_WITH = "config_file"
-"""The option of `accelerate launch` that names its configuration."""
+LAUNCHED_WITH = "config_file"  # the option of `accelerate launch` that names its configuration
 ALIKE: dict[str, Any] = {
     "lora_rank": 0, "adapter": "lora", **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
     "recompute": "none", "loss": "auto", "offload": "none", "offload_to": "cpu",
@@ -542,7 +541,7 @@ def write(
             continue
         if template is None or _stale(idea.read(keys), idea.facts, wanted):
             same = idea.write(had, keys) if had is not None and had.keys() >= wanted.keys() & set(idea.facts) else {}
-            for key, value in idea.write(wanted, keys).items():
+            for key, value in (idea.write(wanted, keys) or idea.write(plainer(wanted), keys)).items():
                 if key not in same or same[key] != value:
                     changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
@@ -585,7 +584,8 @@ def _left_out(job: Job, text: str, chosen: Dialect, syntax: str, file: str) -> t
     lines = [f"--gpus {job.gpus}: is said to the launcher"] if beyond and solve(facts)[0].gpus != job.gpus else []
     for field, asked in describe(job, Extra()).items():
         got = written.get(field)
-        if field in ("framework", "gpus_per_node", "gpus") or (field == "optimizer" and _runs(asked, got)):
+        same = _runs(asked, got) if field == "optimizer" else plainer({field: got})[field] == asked
+        if field in ("framework", "gpus_per_node", "gpus") or same:
             continue
         if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, job):
             continue

@@ -21,7 +21,7 @@ from loadgauge.job_files.job_file import READING, variables_of
 
 MODELS = names_in(
     "model_name_or_path model_id model hf_model hf_model_path pretrained_model_name_or_path lm_model_name_or_path model_path"
-    " model_base base_model base_model_name_or_path pretrained_model_path checkpoint_dir"
+    " model_base base_model base_model_name_or_path pretrained_model_path checkpoint_dir model_name"
 )
 NAMES = {
     "answer": names_in("max_new_tokens response_length max_response_length osl num_tokens_to_generate out_seq_length max_gen_len"),

@@ -103,7 +103,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
 
 @reads(
     *OF_PPO,
-    facts="task critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload",
+    facts="task reference critic reward_model samples generated micro_batch epochs answers prompt_len rollout frozen_offload",
 )
 def _task(keys: Keys) -> Facts:
     """The step: PPO's by its actor, the others by the folder of the script."""
@@ -112,7 +112,8 @@ def _task(keys: Keys) -> Facts:
         task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
         if task is not None:
             keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = None
-        return {"task": task}
+        # DPO's is a model of its own beside adapters too (step2_dpo_finetuning/main.py).
+        return {"task": task, "reference": "model" if task == "dpo" else None}
     each = keys.whole(EACH) or 16
     frozen = bool(keys.flag("offload_reference_model"))
     return {

@@ -346,6 +346,19 @@ def describe(job: Job, extra: Extra) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and (name, value) != ("model", "")}
 
 
+PLAINER = {"bf16-fsdp-16-32": "bf16", "bf16-pure-32": "bf16-pure"}
+
+
+def plainer(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts without the wider reduction of gradients, for an idea that has no word for it.
+
+    >>> plainer({"precision": "bf16-pure-32", "tp": 2})
+    {'precision': 'bf16-pure', 'tp': 2}
+    """
+    name = facts.get("precision")
+    return {**facts, "precision": PLAINER[name]} if name in PLAINER else {**facts}
+
+
 def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
     """Works out the facts of a job that a dialect may write; without a number of GPUs, those of one replica.
 

@@ -368,10 +368,12 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     cast=f"{D}mp_policy.param_dtype",
 )
 def _precision(keys: Keys, at: Named) -> Facts:
-    """Return what weights are trained in, and what FSDP2 casts them to as it gathers them (`mp_policy`; else bfloat16)."""
+    """Return what weights are trained in, and what FSDP2 casts them to as it gathers them (`mp_policy`; else bfloat16); it reduces
+    gradients in float32, and sums them so over micro-batches."""
     name = keys.agreed(at.names, lambda key: keys.choice(key, DTYPES)) or "bf16-pure"
     if name == "bf16-pure":
-        return {"precision": "bf16-mixed-16" if _main_weights(keys) else name}
+        wide = keys.word(f"{D}strategy") in (None, "fsdp2")
+        return {"precision": "bf16-mixed-16" if _main_weights(keys) else f"{name}-32" if wide else name}
     return {"precision": "fp32" if keys.choice(at.cast, PRECISION_NARROW) is False else name}
 
 

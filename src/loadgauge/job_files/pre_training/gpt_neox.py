@@ -16,7 +16,8 @@ SIZES = names_in(
     """
     num_layers hidden_size num_attention_heads num_kv_heads intermediate_size expansion_factor mlp_multiple_of seq_length
     max_position_embeddings norm pos_emb rotary_pct activation no_weight_tying gpt_j_residual use_qk_layernorm
-    use_bias_in_attn_linear use_bias_in_mlp tokenizer_type vocab_file padded_vocab_size hidden_dropout attention_dropout
+    use_bias_in_attn_linear use_bias_in_mlp mamba_use_bias_in_linears mamba_use_bias_in_conv gmlp_attn_dim
+    tokenizer_type vocab_file padded_vocab_size hidden_dropout attention_dropout
     """
 )
 VOCABULARIES = {"GPT2BPETokenizer": 50_257, "HFGPT2Tokenizer": 50_257, "HFTokenizer": 50_277, "CharLevelTokenizer": 512}
@@ -41,19 +42,68 @@ def _vocabulary(keys: Keys) -> int:
     return 2**16
 
 
+LAYERS = "attention_config"
+OTHERS = {
+    "rwkv": lambda hidden, length, narrow: hidden + int(3.5 * hidden) // 32 * 32 + 224,
+    "gmlp": lambda hidden, length, narrow: 4 * hidden + length**2 // (2 * hidden),
+    "amlp": lambda hidden, length, narrow: 4 * hidden + length**2 // (2 * hidden) + 14 * narrow,
+}
+"""Layers without attention, by the width of an MLP that has their weights beside attention's four matrices (`model/`)."""
+
+
+def _layers(keys: Keys) -> set[str]:
+    """The sorts of the layers, as they are listed with how often (`expand_attention_types`)."""
+    listed = keys.raw(LAYERS) or []
+    return {str(sort) for each in listed for sort in (each[0] if isinstance(each, list) else [each])}
+
+
+def _attention(keys: Keys) -> str:
+    sorts = _layers(keys)
+    sparse = sorts - {"global", "flash", "mamba", *OTHERS}
+    keys.note(LAYERS, "is counted as attention to all before", "saves", "activations transient", 0.5, when=sparse)
+    return "flash" if sorts & {"flash", "mamba", *OTHERS} else "eager"
+
+
 def _read(keys: Keys) -> Facts:
     config = _config(keys)
+    if others := sorted(_layers(keys) & {*OTHERS}):
+        stated = f"layers of {others[0]} are counted as attention and an MLP with as many weights"
+        keys.note(LAYERS, stated, "either", "activations transient", 0.5)
     return {"config": dropped(keys, config)} if config else {}
+
+
+def _mamba(keys: Keys, layers: int, hidden: int) -> dict[str, Any]:
+    """Mamba's own sizes (`model/mamba/mamba.py`), of which a file says two."""
+    inner = keys.whole("intermediate_size") or int((keys.real("expansion_factor") or 2) * hidden)
+    return {
+        "model_type": "mamba",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "vocab_size": _vocabulary(keys),
+        "expand": inner // hidden,
+        "state_size": 16,
+        "conv_kernel": 4,
+        "time_step_rank": -(-hidden // 16),
+        "use_bias": bool(keys.flag("mamba_use_bias_in_linears")),
+        "use_conv_bias": keys.flag("mamba_use_bias_in_conv") is not False,
+        "hidden_act": "silu",
+        "tie_word_embeddings": not keys.flag("no_weight_tying"),
+    }
 
 
 def _config(keys: Keys) -> dict[str, Any]:
     layers, hidden, heads = (keys.whole(name) for name in SIZES[:3])
     if layers is None or hidden is None or heads is None:
         return {}
+    sorts = _layers(keys)
+    if sorts == {"mamba"}:
+        return _mamba(keys, layers, hidden)
     gated = (keys.word("activation") or "gelu").lower() in GATED
     wide = keys.whole("intermediate_size") or int((keys.real("expansion_factor") or 4) * hidden)
     step = keys.whole("mlp_multiple_of") or 1
     wide = -(-(int(wide * 2 / 3) // 2 if gated else wide) // step) * step
+    if len(sorts) == 1 and (width := OTHERS.get(min(sorts))):
+        wide, gated = width(hidden, keys.whole("seq_length") or 2048, keys.whole("gmlp_attn_dim") or 64), False
     norm = keys.word("norm") or "layernorm"
     biased = [keys.flag(name) is not False for name in ("use_bias_in_attn_linear", "use_bias_in_mlp")]
     config: dict[str, Any] = {
@@ -188,10 +238,7 @@ GPT_NEOX = Dialect(
         _recompute,
         _precision,
         row("optimizer", "optimizer.type", words=OPTIMIZERS, default="adamw"),
-        fixed(
-            "attention_config",
-            attention=lambda keys: "flash" if "flash" in str(keys.raw("attention_config")) else "eager",
-        ),
+        fixed(LAYERS, attention=_attention),
         row("seq_len", "seq_length"),
         row("task", "train_impl", words={"normal": None, "dpo": "dpo", "kto": "kto", "rm": "reward"}),
         fixed("dpo_reference_free", reference=_reference),

@@ -37,6 +37,7 @@ from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     generates,
     megatron_trains,
     rollout,
+    teachers_nodes,
 )
 
 BEGUN = {"grpo": "grpo_math_1B", "gspo": "grpo_math_1B", "dapo": "grpo_math_1B", "dpo": "dpo", "sft": "sft", "rm": "rm",
@@ -187,6 +188,8 @@ def _precision(keys: Keys, at: Named) -> Facts:
     if not megatron_trains(keys):
         return {"precision": name}
     if keys.flag(at.eight):
+        why, unsaid = "gradients are kept in 16 bits, and counted in 32", keys.flag(at.wide) is False
+        keys.note(at.wide, why, "saves", "gradients transient", 0.5, when=unsaid)
         sorts = {
             "tensorwise": "fp8-tensorwise",
             "blockwise": "fp8-blockwise",
@@ -233,6 +236,10 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _gpus(keys: Keys, at: Named) -> Facts:
     """GPUs of the cluster, and those of them that generate where they are not the trainer's."""
     count = keys.whole(at.nodes) or 1
+    if taught := teachers_nodes(keys):
+        keys.remarks[f"{taught} of its {count} nodes are its teachers'"] = None
+        keys.refuse(at.nodes, "leaves no nodes beside the teachers'", when=taught >= count)
+        count -= taught
     # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
     whole = count > 1 and generates(keys) and keys.flag(at.together) is False
     per_node = (keys.whole(at.own_each) if whole else None) or keys.whole(at.each) or 1
@@ -285,11 +292,14 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         return {}
     refers, stated = facts.get("reference") not in (None, "none", "precomputed"), keys.real(at.weight)
     switch = {at.whole: task == "gspo"} if task == "gspo" or keys.has(at.whole) else {}
+    forced = facts.get("old_logprobs") == "none"
+    switch |= {at.forced: forced} if forced or keys.has(at.forced) else {}
+    switch |= {at.compared: None} if forced else {}
     return switch | {at.weight: (stated or 0.01) if refers else 0}
 
 
 @reads(
-    facts="task reference teacher critic frozen_offload",
+    facts="task reference teacher critic frozen_offload old_logprobs",
     write=_task_written,
     weight="loss_fn.reference_policy_kl_penalty",
     of_dpo="dpo.reference_policy_kl_penalty",
@@ -300,9 +310,12 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     critic="value.model_name",
     also=("teachers",),
     skipped=tuple(f"{name}.skip_reference_policy_logprobs_calculation" for name in ("grpo", "ppo")),
+    forced="loss_fn.force_on_policy_ratio",
+    compared="grpo.seq_logprob_error_threshold",
 )
 def _task(keys: Keys, at: Named) -> Facts:
-    """The task by its section, the reference by its weight: it is on the host, and changes places with the policy."""
+    """The task by its section, the reference by its weight: it is on the host, and changes places with the policy. Answers whose
+    ratio is 1 by force need no pass of their own before the update (`algorithms/opd.py`, `_skip_prev_logprobs`)."""
     algorithm = algorithm_of(keys)
     if algorithm in ("sft", "rm"):
         return {"task": None if algorithm == "sft" else "rm"}
@@ -334,6 +347,7 @@ def _task(keys: Keys, at: Named) -> Facts:
         "task": "gspo" if keys.flag(at.whole) else "grpo",
         "reference": "model" if refers else "none",
         "frozen_offload": True if refers else None,
+        "old_logprobs": "none" if keys.flag(at.forced) and keys.real(at.compared) is None else None,
     }
 
 
@@ -519,33 +533,35 @@ def _optimizer(keys: Keys) -> Facts:
     return {"optimizer": "adamw-fused"} if keys.word(OPTIMIZER_TORCH.keys[0]) == FUSED else OPTIMIZER_TORCH.read(keys)
 
 
+def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not (megatron_trains(keys) or facts.get("framework") == "megatron"):
+        return {}
+    pieces = facts.get("loss") == "compiled"
+    parts = {at.chunk: (keys.whole(at.chunk) or 1024) if pieces else None} if pieces or keys.has(at.chunk) else {}
+    return parts | {at.fused: facts.get("loss") == "chunked"} | ({at.deferred: True} if pieces else {})
+
+
 @reads(
     facts="loss",
-    write=lambda facts, keys, at: (
-        {at.fused: facts.get("loss") == "chunked"}
-        if megatron_trains(keys) or facts.get("framework") == "megatron"
-        else {}
-    ),
+    write=_loss_written,
     fused=f"{M}use_fused_linear_logprobs",
     chunk=f"{P}logprob_chunk_size",
+    deferred=f"{M}defer_fp32_logits",
 )
 def _loss(keys: Keys, at: Named) -> Facts:
-    """Log-probabilities of float32 logits; with Megatron's fused ones of a chunk of hidden states at a time."""
+    """Log-probabilities of float32 logits; with Megatron's fused ones of a chunk of hidden states at a time, and in pieces from
+    logits that stay in 16 bits, whose gradient is made from them (`distributed/model_utils.py`, `ChunkedDistributedLogprob`)."""
     if algorithm_of(keys) == "rm":
         return {}
-    return {
-        "loss": "chunked"
-        if megatron_trains(keys) and keys.flag(at.fused)
-        else "float32"
-        if not megatron_trains(keys)
-        else None
-    }
-
-
-@reads(inner=row("attention", f"{M}attention_backend", words=TRANSFORMER_ENGINE, add=False), when=megatron_trains)
-def _attention(keys: Keys, at: Named) -> Facts:
-    """Megatron's kernel of attention."""
-    return at.inner.read(keys)
+    pieces = keys.whole(at.chunk, minimum=0)
+    if not megatron_trains(keys):
+        why = "passes before an update make log-probabilities so many tokens at a time, which are counted all at once"
+        keys.note(at.chunk, why, "saves", when=pieces)
+        return {"loss": "float32"}
+    fused = keys.flag(at.fused)
+    why = "float32 logits are made in parts, which holds less for a moment"
+    keys.note(at.deferred, why, "saves", when=keys.flag(at.deferred) and not pieces)
+    return {"loss": "chunked" if fused else "compiled" if pieces else None}
 
 
 NEMO_RL = Dialect(
@@ -572,7 +588,7 @@ NEMO_RL = Dialect(
         _adapter,
         _optimizer,
         _loss,
-        _attention,
+        when(megatron_trains, row("attention", f"{M}attention_backend", words=TRANSFORMER_ENGINE, add=False)),
         when(
             megatron_trains,
             overlap(

@@ -76,6 +76,20 @@ def _of_others(keys: Keys) -> Facts:
     return ranks if ranks["ep"] % ranks["tp"] == 0 else ranks | {"ep": 1}
 
 
+def teachers_nodes(keys: Keys) -> int:
+    """Nodes of teachers whose scores stand for rewards, each with its own (`policy/teacher_worker_group.py`)."""
+    start, own = "on_policy_distillation.", "on_policy_distillation.non_colocated_teachers."
+    if not (keys.flag(f"{start}enabled") and keys.flag(f"{own}enabled")):
+        return 0
+    each = f"{start}teacher_model_by_agent_name."
+    agents = {key.removeprefix(each): keys.word(key) for key in keys.document.names() if key.startswith(each)}
+    if keys.flag(f"{start}deduplicate_shared_teacher_checkpoints") is not False:
+        firsts = {name: agent for agent, name in reversed(agents.items())}
+        agents = {agent: name for name, agent in firsts.items()}
+    sizes = [keys.whole(f"{own}teacher_overrides.{agent}.num_nodes") for agent in agents]
+    return sum(size or keys.whole(f"{own}default_teacher_cfg.num_nodes") or 1 for size in sizes)
+
+
 def _asleep(keys: Keys) -> bool:
     return keys.flag(f"{G}colocated.enabled") is not False
 
@@ -92,8 +106,9 @@ OF_SGLANG = product(
 )
 """Options of SGLang's servers, by its own names."""
 AWAY = "policy.offload_optimizer_for_logprob"
-IN_FLIGHT = "grpo.async_grpo.in_flight_weight_updates"
-"""The switch by which answers go on at a refit, which else waits for all that were asked for (`trajectory_collector.py`)."""
+IN_FLIGHT = ("grpo.async_grpo.in_flight_weight_updates", "ppo.async_ppo.in_flight_weight_updates")
+"""The switch, by algorithm, by which answers go on at a refit, which else waits for all that were asked for
+(`trajectory_collector.py`)."""
 ROLLOUT_BACKEND, ROLLOUT_PLAIN = f"{G}backend", Engine.parse("vllm")
 
 
@@ -121,10 +136,14 @@ def _rollout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         row("kv", f"{V}kv_cache_dtype", words=CACHES, default="bf16"),
         row(
             "partial",
-            IN_FLIGHT,
+            *IN_FLIGHT,
             words={"true": True, "false": False},
             add=False,
-            default=lambda keys: False if keys.flag(IN_FLIGHT.replace("in_flight_weight_updates", "enabled")) else None,
+            default=lambda keys: (
+                False
+                if any(keys.flag(name.replace("in_flight_weight_updates", "enabled")) for name in IN_FLIGHT)
+                else None
+            ),
         ),
         fixed(sleep=lambda keys: int(_asleep(keys))),
         Idea(keys=(), facts=(), read=_of_others),

@@ -1,5 +1,4 @@
-"""verl: its PPO / GRPO trainers, whose actor's update is read here and the step around it in `verl_step`, and its SFT trainer; YAML
-or Hydra's overrides.
+"""verl: its PPO / GRPO trainers, whose actor's update is read here and the step around it in `verl_step`, and its SFT trainer.
 
 Each engine has a section of its own (`actor.veomni`, `engine` of the SFT trainer); they are read under the names of two: those that
 shard with FSDP as `actor.fsdp_config`, those of Megatron-Core as `actor.megatron`.
@@ -567,10 +566,10 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     write=_precision_written,
     dtype=f"{F}model_dtype",
     mixed=f"{F}mixed_precision",
-    half=(f"{F}dtype", f"{M}dtype"),
+    half=(f"{F}dtype", f"{M}dtype", f"{F}mixed_precision.reduce_dtype"),
 )
 def _precision(keys: Keys, at: Named) -> Facts:
-    """Weights are sharded in float32 and gathered in 16 bits, unless they are loaded in 16."""
+    """Weights are sharded in float32 unless they are loaded in 16 bits, and gradients reduced so (`_build_fsdp_module`)."""
     engine = engine_of(keys)
     if keys.word(at.half[engine == "megatron"]) in ("fp16", "float16"):
         return {"precision": "fp16"}
@@ -578,7 +577,9 @@ def _precision(keys: Keys, at: Named) -> Facts:
         return {}
     if engine == "veomni":
         return {"precision": "bf16-pure" if keys.flag(at.mixed) is False else "bf16"}
-    return {"precision": keys.choice(at.dtype, PRECISION_WORDS)}
+    chosen = keys.choice(at.dtype, PRECISION_WORDS)
+    narrow = engine != "fsdp" or keys.whole(f"{W}lora_rank", minimum=0) or keys.word(at.half[2]) in ("bf16", "bfloat16")
+    return {"precision": chosen if narrow else "bf16-pure-32" if chosen == "bf16-pure" else "bf16-fsdp-16-32"}
 
 
 VERL = Dialect(

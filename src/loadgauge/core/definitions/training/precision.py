@@ -84,7 +84,12 @@ PRECISIONS: dict[str, Precision] = {
             wrapped=True,
             source="transformers",
         ),
+        # The same, reduced in float32.
+        Precision(
+            name="bf16-fsdp-16-32", weight=4, compute=2, gradient=4, casts="fsdp", wrapped=True, source="pytorch"
+        ),
         Precision(name="bf16-pure", weight=2, compute=2, gradient=2, moment=2, source="pytorch"),
+        Precision(name="bf16-pure-32", weight=2, compute=2, gradient=2, moment=2, reduction=4, source="pytorch"),
         Precision(name="fp16-pure", weight=2, compute=2, gradient=2, moment=2, source="pytorch"),
     )
 }
