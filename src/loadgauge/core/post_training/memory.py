@@ -26,7 +26,7 @@ from loadgauge.core.estimate.memory.question import Question, Unsaid, ask
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import stages
-from loadgauge.core.estimate.states.overhead import Assumed
+from loadgauge.core.estimate.states.overhead import Assumed, context
 from loadgauge.core.estimate.unsaid import unread_things
 from loadgauge.core.estimate.workings import Workings
 from loadgauge.core.post_training.engine import Card, on_card
@@ -487,6 +487,9 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
     ]
     if run.placement.colocated:
         residents += [resident for resident in _resting(trained, frozen, "", run.rollout_offload) if resident.nbytes]
+        if not run.engine.suspend:
+            kept = next(iter(trained.values())).update.margins.outside.value - context(run.gpu).value
+            residents += [Resident("trainer", "communicators", float(kept))] if kept else []
     if (outside := card.needed - sum(resident.nbytes for resident in residents)) > 0:
         residents.append(Resident("engine", "beside its share", outside))
     total = sum(resident.nbytes for resident in residents)
@@ -502,13 +505,18 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
     )
 
 
+def buckets_of(run: Run) -> int:
+    """Return the buckets that a card holds in a hand-over: two of a delta, one read while the next is filled; none of files."""
+    return {"delta": 2, "disk": 0, "delta-disk": 0}.get(run.engine.sync or "", 1) if run.engine is not None else 1
+
+
 def _sync(
     run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None
 ) -> PhaseMemory:
     """The hand-over of weights: those of both sides and a bucket, the cache asleep."""
     main = next(iter(trained.values()))
     residents = _resting(trained, frozen, main.member.role.name, run.between)
-    residents.append(Resident("engine", "bucket", min(BUCKET, card.weights)))
+    residents.append(Resident("engine", "bucket", buckets_of(run) * min(BUCKET, card.weights)))
     if run.placement.colocated and run.engine is not None and run.engine.sleep:
         residents.append(Resident("engine", "weights", card.weights))
     return _bounded(run, "weight sync", residents, main, asleep)
@@ -530,7 +538,10 @@ def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], car
     by_use["frozen models"] = on_node * sum(
         weights_held(member, main.rank) for member in frozen.values() if member.offloaded
     )
-    if card is not None:
+    if card is not None and run.engine is not None:
+        # A delta is of a copy of each shard, or, by files, of every tensor on the rank that writes; files are written from there.
+        copies = {"delta": on_node / whole, "disk": 1.0, "delta-disk": 2.0}.get(run.engine.sync or "", 0.0)
+        by_use["weights to hand over"] = 2.0 * main.member.params * copies
         by_use["engine asleep"] = card.copy * on_node
         by_use["object store"] = float(STORED * run.sequences.number * run.sequences.mean)
     return {name: nbytes for name, nbytes in by_use.items() if nbytes}

@@ -129,6 +129,10 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             assumed["--rollout"] = engine.text()
         if engine.inside and not placement.colocated:
             raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
+        alone = {"ipc": True, "delta": False, "delta-disk": False}.get(engine.sync or "", placement.colocated)
+        if placement.colocated != alone:
+            where = "the same GPUs (--placement colocated)" if alone else "GPUs of each side (--placement split:8+8)"
+            raise ConfigError(f"sync={engine.sync} needs {where}", key="rollout")
         if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none", "states")):
             assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
         if not job.staleness and (engine.partial is not None or engine.every > 1 or engine.inflight):

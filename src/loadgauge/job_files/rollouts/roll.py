@@ -294,6 +294,7 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     prefix=f"{E}enable_prefix_caching",
     served=f"{E}enable_expert_parallel",
     likeliest="logits_topk",
+    idle=f"{A}offload_nccl",
     also=(f"{E}{name}" for name in TASK_NAMES.values()),
 )
 def _task(keys: Keys, at: Named) -> Facts:
@@ -349,6 +350,8 @@ def _task(keys: Keys, at: Named) -> Facts:
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
     if apart and keys.real("async_generation_ratio"):
         options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
+    if keys.flag(at.idle) and not apart:
+        options["suspend"] = True
     options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}
     return facts | {
         "task": task,

@@ -52,11 +52,20 @@ def ahead(keys: Keys) -> float:
     return (keys.whole(EVERY) or 4) * (1 + (0.1 if threshold is None else threshold))
 
 
+HANDED = f"{R}checkpoint_engine.backend"
+SYNCS = {
+    **dict.fromkeys(("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine"), "nccl"),
+    "delta_sharded": "delta",
+    "naive": None,
+}
+
+
 def _late(keys: Keys, servers: int) -> Facts:
-    """How answers are asked for beside a trainer: 16 prompts for each server at the most (`max_concurrent_samples`)."""
+    """How weights come, and answers are asked for beside a trainer: 16 prompts a server at the most (`max_concurrent_samples`)."""
+    sent = {"sync": keys.choice(HANDED, SYNCS) if on_its_own(keys) else None}
     if on_its_own(keys) != "async":
-        return {}
-    return {
+        return sent
+    return sent | {
         "partial": keys.flag(PARTIAL) is not False,
         "every": keys.whole(EVERY) or 4,
         "inflight": 16 * servers * (keys.whole(COUNT) or 1) if servers else None,
@@ -188,6 +197,7 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 @reads(
     *RANKS.keys,
     PARTIAL,
+    HANDED,
     facts="rollout",
     write=_engine_written,
     when=trains_answers,
