@@ -18,13 +18,14 @@ from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.layout.axes import AXES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.tasks import Pass
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.time.step import Time
 from loadgauge.core.post_training.memory import PostMemory
 from loadgauge.core.post_training.roles import Member, Run
 from loadgauge.core.post_training.sync import Sync, sync
-from loadgauge.core.post_training.tail import Phase, Step, generation
+from loadgauge.core.post_training.tail import Phase, Step, generation, in_turns
 from loadgauge.core.post_training.walk import Sides, Walk, walk
 from loadgauge.core.serving.decode import Server
 
@@ -36,6 +37,8 @@ REST = 0.05
 of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
 SPECULATION = 0.61
 """Speed gained over the tokens accepted in a step of speculative decoding (3.32 gave 2.03; source: skyrl, spec_decode.mdx)."""
+TURNS = 8
+"""Turns at most whose reading is timed; those between are as those beside them."""
 SOFTWARE = 1.30
 """Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs
 of one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
@@ -304,9 +307,26 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
     taken = slots if pool is None else min(each, most, pool / server.cache(sequences.prompt + 1))
     preempted = max(0.0, taken - slots)
     again = preempted * server.prompts(round(age)) if preempted >= 1 else 0.0
-    software *= run.on_policy
-    tool = (engine.turns - 1) * (engine.tool or 0.0) * run.on_policy
-    seconds = software * (phase.seconds / faster + read + again) + tool
+    decoded = 1 - engine.seen / mean  # what an environment says is read, not made
+    tool = (engine.turns - 1) * (engine.tool or 0.0)
+    scale = software / faster * decoded
+    if tool:
+        at = (key, tool / scale)
+        if at not in cache:
+            cache[at] = in_turns(
+                phase,
+                sequences.answers,
+                step,
+                sequences=each,
+                slots=slots,
+                prompt=sequences.prompt,
+                replicas=replicas,
+                away=tool / scale,
+            )
+        phase = cache[at]
+    again += each * _turns(server, engine, sequences.prompt, mean)
+    software, scale = software * run.on_policy, scale * run.on_policy
+    seconds = scale * phase.seconds + software * (read + again)
     rates = server.known
     beside = Sides(
         sequences=sequences.number,
@@ -317,9 +337,9 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
         staleness=run.staleness,
         replicas=replicas,
         inflight=engine.inflight or math.inf,
-        scale=software / faster,
+        scale=scale,
         reads=software * (read + again) * replicas / sequences.number,
-        tool=tool,
+        tool=tool * run.on_policy,
         partial=run.staleness > 1 if engine.partial is None else engine.partial,
         every=engine.every,
     )
@@ -341,6 +361,20 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
         step,
         least,
     )
+
+
+def _turns(server: Server, engine: Engine, prompt: int, mean: float) -> float:
+    """Seconds in which a sequence's later turns are read: what came in between, after what is kept, or all from the start."""
+    later = engine.turns - 1
+    total, points = 0.0, min(later, TURNS)
+    for index in range(points):
+        at = prompt + round(((index + 0.5) * later / points + 0.5) * mean / engine.turns)
+        fresh = engine.observed or 0
+        if not engine.prefix:
+            total += server.prompts(at + fresh)
+        elif fresh:
+            total += server.prompts(at + fresh) - server.prompts(at)
+    return total * later / max(1, points)
 
 
 def _pass(run: Run, run_pass: Pass, member: Member, software: float, cache: Known) -> PhaseTime:

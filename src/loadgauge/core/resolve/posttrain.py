@@ -127,6 +127,12 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         engine = Engine.parse(job.rollout or "vllm")
         if job.rollout is None:
             assumed["--rollout"] = engine.text()
+        if engine.seen >= sequences.answers.mean:
+            raise ConfigError(
+                f"{engine.turns} turns and {engine.observed} tokens of each observation leave nothing of"
+                f" {sequences.answers.mean:,.0f} tokens of an answer",
+                key="rollout",
+            )
         if engine.inside and not placement.colocated:
             raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
         alone = {"ipc": True, "delta": False, "delta-disk": False}.get(engine.sync or "", placement.colocated)

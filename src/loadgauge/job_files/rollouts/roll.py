@@ -295,6 +295,8 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     served=f"{E}enable_expert_parallel",
     likeliest="logits_topk",
     idle=f"{A}offload_nccl",
+    turns="max_actions_per_traj",
+    each="max_tokens_per_step",
     also=(f"{E}{name}" for name in TASK_NAMES.values()),
 )
 def _task(keys: Keys, at: Named) -> Facts:
@@ -350,6 +352,10 @@ def _task(keys: Keys, at: Named) -> Facts:
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
     if apart and keys.real("async_generation_ratio"):
         options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
+    if (turns := keys.whole(at.turns) or 1) > 1:
+        # What is left of a trajectory beside what its turns may make is what the environment says.
+        rest = int(_sequences.read(keys)["answers"]) - turns * (keys.whole(at.each) or length)
+        options |= {"turns": turns, "observed": rest // (turns - 1) or None if rest > 0 else None}
     if keys.flag(at.idle) and not apart:
         options["suspend"] = True
     options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}

@@ -60,6 +60,22 @@ SYNCS = {
 }
 
 
+LOOP = f"{R}multi_turn."
+SAID = tuple(f"{LOOP}{name}" for name in ("enable", "max_assistant_turns", "max_tool_response_length"))
+CHARACTERS = 4
+"""Characters of a token of text, in which verl limits what a tool says."""
+
+
+def _turns(keys: Keys) -> Facts:
+    """Turns of an answer at the most, and tokens that a tool says between two, which are among those of the answer."""
+    turns = keys.whole(SAID[1]) if keys.flag(SAID[0]) else None
+    if turns is None or turns < 2:
+        return {}
+    each = -(-(keys.whole(SAID[2]) or 256) // CHARACTERS)
+    fits = (turns - 1) * each < (keys.whole("data.max_response_length") or 512) / 2
+    return {"turns": turns, "observed": each if fits else None}
+
+
 def _late(keys: Keys, servers: int) -> Facts:
     """How weights come, and answers are asked for beside a trainer: 16 prompts a server at the most (`max_concurrent_samples`)."""
     sent = {"sync": keys.choice(HANDED, SYNCS) if on_its_own(keys) else None}
@@ -198,6 +214,7 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     *RANKS.keys,
     PARTIAL,
     HANDED,
+    *SAID,
     facts="rollout",
     write=_engine_written,
     when=trains_answers,
@@ -244,7 +261,7 @@ def engine(keys: Keys, at: Named) -> Facts:
     width, count = keys.whole("rollout.n_gpus_per_node") or 8, keys.whole("rollout.nnodes", minimum=0)
     replica = max(options["tp"], options["ep"]) * options["pp"]
     servers = width * (1 if count is None else count) // replica
-    return {"rollout": served(kind, options | share | formats | _late(keys, servers))}
+    return {"rollout": served(kind, options | share | formats | _turns(keys) | _late(keys, servers))}
 
 
 def sharing(keys: Keys) -> int:

@@ -84,7 +84,7 @@ SERVERS = tuple(name for name, engine in ENGINES.items() if not engine.inside)
 FLAGS_OF_A_SERVER = {name: f"--{name}" for name in MODEL_PARALLEL} | {
     "dp": "--gpus", "kv": "--cache-format", "weights": "--weight-format",
     "context": "--context", "batch": "--batch", "sleep": "", "prefix": "", "accepted": "--acceptance", "turns": "", "tool": "",
-    **dict.fromkeys((*BESIDE, *HANDED), ""),
+    **dict.fromkeys(("observed", *BESIDE, *HANDED), ""),
 }  # fmt: skip
 """Options that a server has flags for, or no use."""
 ALIASES = {
@@ -110,7 +110,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     kv, weights: formats of cache and matrices (`spec.inference`); graphs: CUDA graphs are captured
     sleep: 0 stays on the card, 1 its weights go to host memory and its cache is dropped, 2 both are dropped
     prefix: answers to one prompt share what is read of it; accepted: tokens of a step with speculative decoding
-    turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs
+    turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs; observed: tokens of an
+    answer that each of those adds, which are not trained on
     batch: sequences of a batch, where the engine has no cache of its own (transformers)
     version: its release (None: not named)
     polls: steps from one look for requests to the next (SGLang); of TensorRT-LLM, patience: steps that prompts wait for others,
@@ -146,6 +147,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     accepted: float | None = None
     turns: int = 1
     tool: float | None = None
+    observed: int | None = None
     version: str | None = None
     polls: int | None = None
     patience: int | None = None
@@ -184,6 +186,15 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def replica(self) -> int:
         """GPUs of one replica."""
         return max(self.tp, self.ep) * self.pp
+
+    @property
+    def seen(self) -> int:
+        """Tokens of an answer that tools or an environment have added.
+
+        >>> Engine.parse("vllm:turns=5,observed=200").seen
+        800
+        """
+        return (self.turns - 1) * (self.observed or 0)
 
     def cache_room(self, capacity: float, weights: float, profile: float, outside: float) -> float | None:
         """Return the bytes that the engine leaves for the cache, as it means its share; None where it has none.
@@ -253,8 +264,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             except ConfigError as error:
                 raise ConfigError(f"{word.strip()}: {error}", key=key) from None
         engine = cls(kind=name, **options_of)  # type: ignore[arg-type]
-        if engine.tool is not None and engine.turns < 2:
-            raise ConfigError("tool= is the time between turns, which needs turns=2 or more", key=key)
+        for option, meaning in (("tool", "the time"), ("observed", "what is read")):
+            if getattr(engine, option) is not None and engine.turns < 2:
+                raise ConfigError(f"{option}= is {meaning} between turns, which needs turns=2 or more", key=key)
         for option, ending in (("changed", "delta"), ("disk", "disk")):
             ways = [word for word in SYNCS if ending in word]
             if getattr(engine, option) is not None and engine.sync not in ways:
