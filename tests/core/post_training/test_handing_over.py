@@ -13,9 +13,17 @@ from loadgauge.job_files.exchange import read
 
 MIB = 2**20
 SPLIT = {
-    "task": "grpo", "gpu": "h100-sxm5-80gb", "gpus": 16, "placement": "split:8+8", "zero": 3, "recompute": "full", "prompts": 64,
-    "samples": 8, "prompt_len": 512, "answers": "1536",
-}  # fmt: skip
+    "task": "grpo",
+    "gpu": "h100-sxm5-80gb",
+    "gpus": 16,
+    "placement": "split:8+8",
+    "zero": 3,
+    "recompute": "full",
+    "prompts": 64,
+    "samples": 8,
+    "prompt_len": 512,
+    "answers": "1536",
+}
 WEIGHTS = 2 * 8_030_261_248
 """Of Llama 3.1 8B in 16 bits."""
 

@@ -9,7 +9,7 @@ with answers of up to k updates ago, k batches are on their way at once, and the
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -29,7 +29,8 @@ from loadgauge.core.post_training.tail import Phase, Step, generation, in_turns
 from loadgauge.core.post_training.walk import Sides, Walk, walk
 from loadgauge.core.serving.decode import Server
 
-Side = Literal["trainer", "rollout", "both"]
+Side = str
+"""The GPUs that a phase keeps busy: trainer, rollout, both, or the roles that have their own."""
 FILL = 0.95
 """Share of a packed micro-batch that is filled: first-fit of sequences that are a fraction of it long."""
 REST = 0.05
@@ -148,9 +149,9 @@ def step_time(
         tokens = float(cache[member.role.name, member.layout].tokens)
     else:
         tokens = run.sequences.number * (run.sequences.prompt + cache["answers"][0])
-    beside = None
+    beside, hidden = None, _hidden(run, phases)
     if generated is not None and moved is not None and not run.placement.colocated and run.staleness > 0:
-        update = sum(each.seconds for each in phases if each.side == "trainer")
+        update = sum(each.seconds for each in phases if each.side not in ("rollout", "both")) - hidden
         asked = msgspec.structs.replace(generated.beside, update=update, sync=moved.seconds)
         beside = generated.paced(asked)
         if asked.walks and walked:
@@ -162,11 +163,10 @@ def step_time(
         phases[-1] = msgspec.structs.replace(
             phases[-1], **{name: getattr(phases[-1], name) / asked.every for name in ("seconds", "low", "high")}
         )
-    sides = {
-        side: sum(phase_pass.seconds for phase_pass in phases if phase_pass.side == side)
-        for side in ("rollout", "trainer", "both")
-    }
-    inside = sum(sides.values()) if beside is None else beside.step
+    sides = dict.fromkeys(("rollout", "trainer", *(each.side for each in phases)), 0.0)
+    for each in phases:
+        sides[each.side] += each.seconds
+    inside = sum(sides.values()) - hidden if beside is None else beside.step
     if run.engine is not None:
         rest = REST * inside
         phases.append(PhaseTime(name="rest", role="host", side="both", seconds=rest, low=0.0, high=2 * rest))
@@ -185,7 +185,9 @@ def step_time(
         low=step * low,
         high=step * high,
         phases=tuple(phases),
-        sides={} if beside is None else {side: sides[side] for side in ("rollout", "trainer")},
+        sides={}
+        if beside is None and not run.placement.apart
+        else {side: took for side, took in sides.items() if side != "both"},
         bound=bound,
         gpus=run.placement.gpus,
         tokens=tokens,
@@ -195,6 +197,19 @@ def step_time(
         preempted=0.0 if generated is None else generated.preempted,
         beside=beside,
     )
+
+
+def _hidden(run: Run, phases: list[PhaseTime]) -> float:
+    """Seconds of passes on GPUs of their own beside which others take longer: all score at once, and then all update at once."""
+    hidden = 0.0
+    for does in ("forward", "update") if run.placement.apart else ():
+        names = {each.phase for each in run.task.passes if each.does == does}
+        by_side: dict[str, float] = {}
+        for phase in phases:
+            if phase.name in names:
+                by_side[phase.side] = by_side.get(phase.side, 0.0) + phase.seconds
+        hidden += sum(by_side.values()) - max(by_side.values(), default=0.0)
+    return hidden
 
 
 def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
@@ -326,7 +341,8 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
         phase = cache[at]
     again += each * _turns(server, engine, sequences.prompt, mean)
     software, scale = software * run.on_policy, scale * run.on_policy
-    seconds = scale * phase.seconds + software * (read + again)
+    tool, verify = tool * run.on_policy, (engine.verify or 0.0) * run.on_policy
+    seconds = scale * phase.seconds + software * (read + again) + verify
     rates = server.known
     beside = Sides(
         sequences=sequences.number,
@@ -339,7 +355,7 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
         inflight=engine.inflight or math.inf,
         scale=scale,
         reads=software * (read + again) * replicas / sequences.number,
-        tool=tool * run.on_policy,
+        tool=tool + verify,
         partial=run.staleness > 1 if engine.partial is None else engine.partial,
         every=engine.every,
     )
@@ -379,7 +395,9 @@ def _turns(server: Server, engine: Engine, prompt: int, mean: float) -> float:
 
 def _pass(run: Run, run_pass: Pass, member: Member, software: float, cache: Known) -> PhaseTime:
     """A forward or an update of a role over a step's sequences."""
-    side: Side = "both" if run.placement.colocated or run.engine is None else "trainer"
+    side = run.placement.side(run_pass.role)[0]
+    if side == "trainer" and (run.placement.colocated or run.engine is None):
+        side = "both"
     if run_pass.does == "update":
         layout, times = packed(
             run, member, member.layout.micro_batch * member.layout.seq_len, cache["answers"], updates=True

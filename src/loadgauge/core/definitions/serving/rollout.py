@@ -84,7 +84,7 @@ SERVERS = tuple(name for name, engine in ENGINES.items() if not engine.inside)
 FLAGS_OF_A_SERVER = {name: f"--{name}" for name in MODEL_PARALLEL} | {
     "dp": "--gpus", "kv": "--cache-format", "weights": "--weight-format",
     "context": "--context", "batch": "--batch", "sleep": "", "prefix": "", "accepted": "--acceptance", "turns": "", "tool": "",
-    **dict.fromkeys(("observed", *BESIDE, *HANDED), ""),
+    **dict.fromkeys(("observed", "verify", *BESIDE, *HANDED), ""),
 }  # fmt: skip
 """Options that a server has flags for, or no use."""
 ALIASES = {
@@ -111,7 +111,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     sleep: 0 stays on the card, 1 its weights go to host memory and its cache is dropped, 2 both are dropped
     prefix: answers to one prompt share what is read of it; accepted: tokens of a step with speculative decoding
     turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs; observed: tokens of an
-    answer that each of those adds, which are not trained on
+    answer that each of those adds, which are not trained on; verify: seconds that an answer's reward takes on a host
     batch: sequences of a batch, where the engine has no cache of its own (transformers)
     version: its release (None: not named)
     polls: steps from one look for requests to the next (SGLang); of TensorRT-LLM, patience: steps that prompts wait for others,
@@ -148,6 +148,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1
     tool: float | None = None
     observed: int | None = None
+    verify: float | None = None
     version: str | None = None
     polls: int | None = None
     patience: int | None = None
@@ -316,7 +317,7 @@ def _value(option: str, text: str) -> object:
     if option == "version":
         numbered(text)
         return text
-    if option in ("accepted", "tool"):
+    if option in ("accepted", "tool", "verify"):
         return positive_number(text)
     if option == "sync":
         return choice(text, tuple(SYNCS))
