@@ -71,8 +71,10 @@ def scalar(model: ModelSpec, columns: int = 1) -> ModelSpec:
     return msgspec.structs.replace(model, head=head, tie_word_embeddings=False, mtp_layers=0)
 
 
-def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Setup]:
+def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = None) -> tuple[Run, Setup]:
     """Return the run of a task, and the resolved training of its policy. Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    reading: what a job file that was read says (`FromFile`), whose flags the job has
 
     >>> run, setup = resolve_posttrain(Job("llama-3.1-8b", task="dpo", gpus=8, zero=3, micro_batch=1))
     >>> setup.layout.micro_batch, [member.role.name for member in run.members.values()]
@@ -80,10 +82,11 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     """
     file, trainers = "", "trl"
     uncounted: tuple[Uncounted, ...] = ()
-    if model is None and asks_for_files(job):
+    if reading is None and model is None and asks_for_files(job):
         reading = need("DIALECTS").from_job_file(job)
-        job, model, file, trainers = reading.job, reading.model, reading.note, reading.trainers
-        uncounted = reading.uncounted
+        job = reading.job
+    if reading is not None:
+        model, file, trainers, uncounted = reading.model, reading.note, reading.trainers, reading.uncounted
         job = job.replace(beside=None, dialect=None, base_model=None)
     if job.task is None:
         raise ConfigError("is missing: name one, such as --task grpo", key="task")
