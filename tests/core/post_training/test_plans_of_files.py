@@ -39,8 +39,8 @@ OPENRLHF = """python3 -m openrlhf.cli.train_ppo_ray --actor.num_nodes 1 --actor.
 SLIME = """python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --colocate --hf-checkpoint Qwen/Qwen3-1.7B \\
    --rollout-batch-size 16 --n-samples-per-prompt 4 --global-batch-size 64 --rollout-max-response-len 1024 \\
    --use-dynamic-batch-size --max-tokens-per-gpu 4096 --advantage-estimator grpo --rollout-num-gpus-per-engine 2 \\
-   --tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \\
-   --sglang-mem-fraction-static 0.7
+   --tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full --recompute-method uniform \\
+   --recompute-num-layers 1 --sglang-mem-fraction-static 0.7
 """
 LATE = VERL.replace("trainer.main_ppo", "experimental.one_step_off_policy.main_ppo").replace(
     "trainer.nnodes=1", "trainer.nnodes=1 rollout.nnodes=1 rollout.n_gpus_per_node=4"

@@ -212,7 +212,7 @@ def memory(run: Run) -> PostMemory:
 
 
 def _side(run: Run, side: str) -> tuple[_Trained, dict[str, _Trained], dict[str, Member]]:
-    """Those of the roles on a set of GPUs that train and those that do not, and before them the first, as if it trained."""
+    """Return the roles on a set of GPUs that train, and that do not, after the first of them, as if it trained."""
     there = {name: member for name, member in run.members.items() if run.placement.side(name)[0] == side}
     trained = {name: _trained(run, member) for name, member in there.items() if "train" in member.role.uses}
     main = next(iter(trained.values())) if trained else _trained(run, next(iter(there.values())))
