@@ -188,7 +188,7 @@ def test_slime_s_reference_and_weights_are_on_the_host() -> None:
     assert (run.prompts, run.samples, run.global_batch, run.tp, run.zero) == (32, 8, 256, 2, 1)
     # 9216 tokens are one sequence of 1024 + 8192.
     assert (run.micro_batch, run.logprob_tokens, run.precision) == (1, 9216, "bf16")
-    assert Engine.parse(run.rollout or "") == Engine.parse("sglang:tp=2,mem_fraction_static=0.7,sleep=2")
+    assert Engine.parse(run.rollout or "") == Engine.parse("sglang:tp=2,mem_fraction_static=0.7,sleep=2,suspend=true")
     assert run_of("slime", SLIME.replace("--use-kl-loss", "")).reference == "none"
     assert run_of("slime", SLIME.replace("--colocate", "--colocate --use-rollout-logprobs")).old_logprobs == "none"
 

@@ -9,7 +9,7 @@ import pytest
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.training.tasks import TASKS
-from loadgauge.core.plan.posttrain import Space, candidates, plan_task
+from loadgauge.core.plan.posttrain import Space, candidates, plain, plan_task
 from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import timed
 from loadgauge.core.resolve.posttrain import resolve_posttrain
@@ -74,3 +74,31 @@ def test_a_plan_s_memory_is_an_estimate_s_to_the_byte_and_the_nearest_is_the_nea
         assert found.nearest is not None
         assert found.nearest.memory.decisive.high == min(row[2].decisive.high for row in runs)
         assert found.nearest.memory == memory(resolve_posttrain(found.nearest.job)[0])
+
+
+def late(seed: int) -> tuple[Job, Space]:
+    """A run of two sides whose answers may be old: its split, its engine and how both wait are drawn."""
+    draw = random.Random(1000 + seed)
+    options = [f"vllm:every={draw.choice([1, 1, 3])}", draw.choice(["partial=true", "partial=false", "prefix=true"])]
+    options += draw.choice([[], ["turns=4,tool=5"], ["turns=4,tool=5,observed=50"], ["verify=10"], ["inflight=64"]])
+    options += draw.choice([[], ["sync=delta"], ["sync=disk,disk=5GB/s"], ["sync=reshard"], ["suspend=true"]])
+    job = Job(
+        draw.choice(["qwen3-0.6b", "qwen2.5-1.5b", "qwen2.5-7b"]), task="grpo", gpu=draw.choice(["h100-sxm5-80gb", "h200"]),
+        gpus=draw.choice([4, 8, 16]), staleness=draw.choice([1, 2, 4]), prompts=draw.choice([16, 48]), samples=8, prompt_len=512,
+        answers=draw.choice(["1024", "exp:600,4096", "uniform:2048"]), rollout=",".join(options),
+    )  # fmt: skip
+    return job, Space.of(job, {
+        "tp": (1, 2), "pp": (1,), "zero": (1, 3), "micro_batch": (1, 4), "logprob_batch": (4,), "recompute": ("full",),
+        "rollout_tp": (1, 2), "share": (0.8,),
+    })  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(20))
+def test_the_split_of_a_run_with_old_answers_is_the_best_of_all_splits(seed: int) -> None:
+    job, space = late(seed)
+    assert len(space.placement) >= min(3, (job.gpus or 2) - 1)
+    found, single = plan_task(job, space, nearest=False).best, plain(job, space)
+    assert (found is None) == (single is None)
+    if found is not None and single is not None:
+        assert (found.job, found.time.step, found.memory) == (single.job, single.time.step, single.memory)

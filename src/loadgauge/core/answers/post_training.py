@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.answers.task_remedies import remedies
 from loadgauge.core.answers.why.of_task import TOPICS, explain
 from loadgauge.core.base import NO, exit_code, host_holds, needs
 from loadgauge.core.definitions.job.job import Job
@@ -12,7 +13,7 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.post_training.memory import PostMemory, memory
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import StepTime, timed
-from loadgauge.core.resolve.posttrain import remedies, resolve_posttrain
+from loadgauge.core.resolve.posttrain import resolve_posttrain
 
 NOT_COUNTED = (
     "rewards by rule and environments, on the host",

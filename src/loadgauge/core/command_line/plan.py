@@ -66,14 +66,22 @@ def _options(command: Any) -> Any:
 
 
 def _task_of(model: str | None, flags: dict[str, Any]) -> str | None:
-    """Return the task after pre-training that a job file has; None for none, and for rollouts, whose trainer alone is planned."""
+    """Return the task after pre-training that a job file has; None for none, and for a rollout whose trainer alone is planned, as
+    its engine leaves the card for the update."""
     if model is None or not names_job_file(model):
         return None
     stated = [int(flags["gpus"])] if str(flags["gpus"]).isdecimal() else []
     for gpus in (None, *stated):  # a file's own layout may be of more of them
         with contextlib.suppress(Error):
-            task: str | None = need("DIALECTS").from_job_file(Job(model=model, gpu=flags["gpu"], gpus=gpus))[0].task
-            return None if task in (None, "sft") or TASKS[task].rollout else task
+            job = need("DIALECTS").from_job_file(Job(model=model, gpu=flags["gpu"], gpus=gpus))[0]
+            task: str | None = job.task
+            if task in (None, "sft"):
+                return None
+            if TASKS[task].rollout:
+                with contextlib.suppress(ConfigError):
+                    need("DIALECTS").update_alone(job)
+                    return None  # the trainer alone
+            return task
     return None
 
 
@@ -105,7 +113,7 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
             sought = value.replace("-", "_")
         else:
             raise ConfigError("cannot be searched with --task; leave it out", key=name)
-    if sought != "gpus" and "gpu" in values:
+    if sought != "gpus" and "gpu" in values and not names_job_file(model):
         values.setdefault("gpus", 1)  # as a plan without --task
     if "logprob_batch" in values:
         options["logprob_batch"] = (values.pop("logprob_batch"),)

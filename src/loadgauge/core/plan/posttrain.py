@@ -18,7 +18,7 @@ import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
-from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.post_training.memory import PostMemory, engine_of, memory
@@ -69,7 +69,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             "zero": (1, 3),
             "recompute": ("none", "selective", "full"),
             "micro_batch": (1, 2, 4, 8),
-            "logprob_batch": (1, 4, 16) if generates else (None,),
+            "logprob_batch": (1, 4, 16) if generates and job.logprob_tokens is None else (None,),
             "rollout_tp": (engine.tp,) if engine is not None and "tp" in named else inside,
             "share": (getattr(engine, own),)
             if fixed and engine is not None
@@ -79,6 +79,58 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             "placement": (job.placement,) if job.placement else placements,
         }
         return cls(**usual | stated)
+
+
+AXES = ("tp", "pp", "zero", "recompute", "micro_batch", "logprob_batch", "placement")
+"""Axes of a space that are fields of a job."""
+
+
+NEUTRAL = {"tp": 1, "pp": 1, "sequence_parallel": False}
+"""Values of a candidate that leaves a field out which its file has."""
+
+
+def opened(asked: Job, whole: Job, stated: dict[str, tuple[Any, ...]]) -> tuple[Job, Space]:
+    """Return a job file's job with its axes open, and their space, with the values that the file has.
+
+    asked: the job with the flags that were given, which stay; whole: with the file's too; stated: axes that are locked
+    """
+    engine, free = Engine.parse(whole.rollout or "vllm"), [name for name in AXES if getattr(asked, name) is None]
+    share = ENGINES[engine.kind].share
+    keeps = not whole.staleness or "," in (whole.placement or "")
+    opens: dict[str, Any] = dict.fromkeys(("sequence_parallel", *free))
+    if "placement" in free and keeps:
+        opens["placement"] = whole.placement
+    values = {name: getattr(whole, name) for name in free}
+    own: dict[str, tuple[Any, ...]] = {
+        name: (NEUTRAL.get(name) if value is None else value,) for name, value in values.items()
+    }
+    if asked.rollout is None and whole.rollout is not None:
+        plain_one = getattr(Engine.parse(engine.kind), share) if share else None
+        opens["rollout"] = msgspec.structs.replace(engine, tp=1, **({share: plain_one} if share else {})).text()
+        own |= {"rollout_tp": (engine.tp,), "share": (getattr(engine, share),) if share else ()}
+    job = whole.replace(**opens)
+    space = Space.of(job, stated)
+    more = {
+        name: tuple(dict.fromkeys((*getattr(space, name), *(value for value in values if value is not None))))
+        for name, values in own.items()
+        if name not in stated
+    }
+    return job, msgspec.structs.replace(space, **more)
+
+
+def beside_file(choice: Choice | None, asked: Job, whole: Job) -> Choice | None:
+    """Return a choice whose job is its file with flags: those that were given, its axes, and what differs from the file."""
+    if choice is None:
+        return None
+    values = {name: getattr(choice.job, name) for name in fields()}
+    if values["samples"] and values["prompts"]:
+        values["global_batch"] = values["global_batch"] or values["samples"] * values["prompts"]
+    flags = {
+        name: NEUTRAL.get(name) if value is None else value
+        for name, value in values.items()
+        if name != "model" and (name in (*AXES, "rollout", "gpus", "task") or value != getattr(whole, name))
+    }
+    return msgspec.structs.replace(choice, job=asked.replace(**flags))
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,12 +196,12 @@ def rollouts(job: Job, space: Space) -> list[str | None]:
     ]
 
 
-def plain(job: Job, space: Space) -> Choice | None:
+def plain(job: Job, space: Space, reading: Any = None) -> Choice | None:
     """Return the fastest candidate that fits, each estimated by itself; of equal ones the first."""
     best = None
     for candidate in candidates(job, space):
         try:
-            run, _ = resolve_posttrain(candidate)
+            run, _ = resolve_posttrain(candidate, reading=reading)
             held = memory(run)
             time, _ = timed(run, held)
         except Error:
@@ -173,8 +225,8 @@ class _Search:
     unstarted: why engines do not start, by number
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, reading: Any) -> None:
+        self.job, self.reading = job, reading
         self.resolved: dict[Any, Run | str] = {}
         self.pools: dict[Any, float | Error | None] = {}
         self.known: dict[Any, Known] = {}
@@ -184,11 +236,14 @@ class _Search:
 
     def run(self, job: Job) -> Run | None:
         """The run of a candidate, resolved once for its layout and its rollout; None where it is no layout."""
-        key = (job.placement, job.tp, job.pp, job.zero, job.rollout)
+        # What leaves the card may need that it runs again.
+        again = "none" if job.activation_offload in (None, "none") else job.recompute
+        key = (job.placement, job.tp, job.pp, job.zero, job.rollout, again)
         if key not in self.resolved:
             try:
                 self.resolved[key] = resolve_posttrain(
-                    job.replace(micro_batch=1, recompute="none", logprob_batch=job.logprob_batch and 1)
+                    job.replace(micro_batch=1, recompute=again, logprob_batch=job.logprob_batch and 1),
+                    reading=self.reading,
                 )[0]
             except Error as error:
                 self.resolved[key] = str(error)
@@ -208,9 +263,10 @@ class _Search:
             policy = recompute_policy(word, member.model, member.training)
             layout = msgspec.structs.replace(member.layout, micro_batch=micro, recompute=policy)
             members[name] = msgspec.structs.replace(member, layout=layout)
-        return msgspec.structs.replace(
-            base, members=members, logprob_rows=(job.logprob_batch or job.micro_batch) * base.task.rows
-        )
+        rows = base.logprob_rows
+        if base.logprob_tokens is None:
+            rows = (job.logprob_batch or job.micro_batch) * base.task.rows
+        return msgspec.structs.replace(base, members=members, logprob_rows=rows)
 
     def time(self, job: Job, run: Run, *, walked: bool = False) -> StepTime | None:
         """The time of a candidate's step, or at least (`step.step_time`); None where it has no cache or no time."""
@@ -302,10 +358,10 @@ class _Search:
         return None
 
 
-def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
+def plan_task(job: Job, space: Space, *, nearest: bool = True, reading: Any = None) -> Found:
     """Return the fastest candidate that fits, and the next of another kind. Raises `ConfigError` without --gpu and --gpus.
 
-    nearest: look for the one that lacks least, where none fits
+    nearest: look for the one that lacks least, where none fits; reading: as of `resolve_posttrain`
 
     >>> job = Job("qwen3-0.6b", task="grpo", gpu="h100-sxm5-80gb", gpus=2, prompts=16, samples=4, answers="512", prompt_len=128)
     >>> plan_task(job, Space.of(job, {"tp": (1,), "pp": (1,), "rollout_tp": (1,)})).best.memory.verdict
@@ -314,7 +370,7 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
     for name in ("gpu", "gpus"):
         if getattr(job, name) is None:
             raise ConfigError("is missing: a plan needs --gpu and --gpus", key=name)
-    search, refused = _Search(job), 0
+    search, refused = _Search(job, reading), 0
     timed_ones: list[Timed] = []
     for order, candidate in enumerate(candidates(job, space)):
         run = search.run(candidate)
@@ -330,7 +386,7 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True) -> Found:
         # Of candidates that are layouts rather than of those that are none.
         ((reason, number),) = (search.unstarted or search.refusals).most_common(1)
         if number == refused:
-            resolve_posttrain(next(candidates(job, space)))  # says why
+            resolve_posttrain(next(candidates(job, space)), reading=reading)  # says why
         kind = Unstarted if search.unstarted else ConfigError
         raise kind(f"no candidate of {refused:,} is a run; of {number:,} of them: {reason}")
     best = runner_up = None
@@ -402,7 +458,7 @@ def with_value(
     return job.replace(**{name: str(value) if name == "answers" else value}), stated
 
 
-def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str) -> Value | None:
+def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str, reading: Any = None) -> Value | None:
     """Return the most of something with which some layout fits (see `sought_of`), or the fewest GPUs; None where none fits.
 
     Only the leanest layouts are looked at: all run again, a sequence at a time. GPUs, samples and micro-batches are powers of two.
@@ -423,9 +479,10 @@ def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str) -> Value
         candidate, axes = with_value(job, stated, name, value)
         lean: dict[str, tuple[Any, ...]] = {"recompute": ("full",), "micro_batch": (1,)}
         if TASKS[job.task or ""].rollout:
-            lean["logprob_batch"] = (1,)
+            lean["logprob_batch"] = (1 if job.logprob_tokens is None else None,)
         try:
-            return plan_task(candidate, Space.of(candidate, lean | axes), nearest=False).best is not None
+            space = Space.of(candidate, lean | axes)
+            return plan_task(candidate, space, nearest=False, reading=reading).best is not None
         except ConfigError:
             # More of it may be no run: a position table's end, a batch that is too small.
             if name in ("gpus", "utilization") or value > (QUANTUM if name in ("seq_len", "answers") else 1):
@@ -468,7 +525,7 @@ CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
 """Changes that are tried where no layout fits, before more GPUs: ZeRO, recomputation, sleep, shares and micro-batches have been."""
 
 
-def remedies(job: Job, stated: dict[str, tuple[Any, ...]]) -> list[Remedy]:
+def remedies(job: Job, stated: dict[str, tuple[Any, ...]], reading: Any = None) -> list[Remedy]:
     """Return the changes with which some layout fits, the fewest GPUs last; of leanest layouts, as `find_value` looks at them."""
     lean: dict[str, tuple[Any, ...]] = {"recompute": ("full",), "micro_batch": (1,)}
     rows: list[Remedy] = []
@@ -476,17 +533,17 @@ def remedies(job: Job, stated: dict[str, tuple[Any, ...]]) -> list[Remedy]:
         *CHANGES,
         *((f"{2 * 2**power * (job.gpus or 1)} GPUs", {"gpus": 2 * 2**power * (job.gpus or 1)}) for power in range(6)),
     ]
-    for words, fields in changes:
-        if any(getattr(job, name) is not None for name in fields if name != "gpus"):
+    for words, flags in changes:
+        if any(getattr(job, name) is not None for name in flags if name != "gpus"):
             continue
-        changed = job.replace(**fields)
+        changed = job.replace(**flags)
         try:
-            best = plan_task(changed, Space.of(changed, lean | stated), nearest=False).best
+            best = plan_task(changed, Space.of(changed, lean | stated), nearest=False, reading=reading).best
         except Error:
             continue
         if best is not None:
-            rows.append(Remedy(words, Job(model="", **fields).flags(), best))
-            if "gpus" in fields:
+            rows.append(Remedy(words, Job(model="", **flags).flags(), best))
+            if "gpus" in flags:
                 break
     return rows
 

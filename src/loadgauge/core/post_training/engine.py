@@ -140,7 +140,9 @@ def on_card(
         token=token,
         running=max(1, min(running, fitting)),
         asked=running,
-        asleep=Assumed(*(part + groups + workspace for part in msgspec.structs.astuple(PROCESS))),
+        asleep=Assumed(
+            *(part + groups * (not engine.suspend) + workspace for part in msgspec.structs.astuple(PROCESS))
+        ),
         copy=weights if engine.sleep == 1 else 0.0,
         unstarted=unstarted,
         needed=needed,

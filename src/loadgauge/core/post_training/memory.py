@@ -26,7 +26,7 @@ from loadgauge.core.estimate.memory.question import Question, Unsaid, ask
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import stages
-from loadgauge.core.estimate.states.overhead import Assumed
+from loadgauge.core.estimate.states.overhead import Assumed, context
 from loadgauge.core.estimate.unsaid import unread_things
 from loadgauge.core.estimate.workings import Workings
 from loadgauge.core.post_training.engine import Card, on_card
@@ -183,8 +183,8 @@ def memory(run: Run) -> PostMemory:
     >>> [phase.name for phase in found.phases]
     ['update', 'reference']
     """
-    trained = {name: _trained(run, member) for name, member in run.members.items() if "train" in member.role.uses}
-    frozen = {name: idle for name, idle in run.members.items() if name not in trained}
+    sides = {name: _side(run, name) for name in dict.fromkeys(run.placement.side(role)[0] for role in run.members)}
+    main, trained, frozen = sides["trainer"]
     asleep = engine = None
     if run.engine is not None:
         engine = engine_of(run)
@@ -194,19 +194,29 @@ def memory(run: Run) -> PostMemory:
     phases: list[PhaseMemory] = []
     for idle in run.task.passes:
         if idle.does != "generate" and idle.role in run.members:
-            phases.append(_phase(run, idle, trained, frozen, asleep, tuple(phases)))
+            side = run.placement.side(idle.role)[0]
+            beside, before = (asleep, tuple(phases)) if side == "trainer" else (None, ())
+            phases.append(msgspec.structs.replace(_phase(run, idle, *sides[side], beside, before), side=side))
     if engine is not None and run.engine is not None:
         phases.insert(0, _generate(run, engine, trained, frozen))
         if not run.engine.inside:
             phases.append(_sync(run, engine, trained, frozen, asleep))
     return PostMemory(
         phases=tuple(phases),
-        host=_host(run, trained, frozen, engine),
+        host=_host(run, main, trained, frozen, engine),
         engine=engine,
         capacity=None if run.gpu is None else run.gpu.capacity,
         uncounted=run.uncounted,
         parameters=run.trained.params / max(1, run.placement.trainer),
     )
+
+
+def _side(run: Run, side: str) -> tuple[_Trained, dict[str, _Trained], dict[str, Member]]:
+    """Return the roles on a set of GPUs that train, and that do not, after the first of them, as if it trained."""
+    there = {name: member for name, member in run.members.items() if run.placement.side(name)[0] == side}
+    trained = {name: _trained(run, member) for name, member in there.items() if "train" in member.role.uses}
+    main = next(iter(trained.values())) if trained else _trained(run, next(iter(there.values())))
+    return main, trained, {name: member for name, member in there.items() if name not in trained}
 
 
 def _trained(run: Run, member: Member) -> _Trained:
@@ -287,12 +297,17 @@ def frozen_itemsize(member: Member) -> int:
 
 
 def _resting(
-    trained: dict[str, _Trained], frozen: dict[str, Member], busy: str, offload: str = "none"
+    trained: dict[str, _Trained],
+    frozen: dict[str, Member],
+    busy: str,
+    offload: str = "none",
+    rank: StageAtWork | None = None,
 ) -> list[Resident]:
     """Return the tensors of all roles while one works.
 
     busy: the role whose pass it is, which holds its weights whatever is offloaded
     offload: what the trainer has moved to the host while answers are generated; idle: all that does not work
+    rank: that of a set of GPUs; None: of the first that trains
     """
     residents: list[Resident] = []
     for name, trainee in trained.items():
@@ -304,7 +319,7 @@ def _resting(
         residents.append(Resident(name, "optimizer", 0.0 if gone_states else optimizer))
         if trainee.segments is not None and not gone_weights:
             residents.append(Resident(name, "ends of segments", trainee.segments.ends))
-    rank = next(iter(trained.values())).rank
+    rank = rank or next(iter(trained.values())).rank
     for name, member in frozen.items():
         if name == busy or not (member.offloaded or offload in ("weights", "all", "idle")):
             residents.append(Resident(name, "weights", weights_held(member, rank)))
@@ -383,13 +398,13 @@ def _bounded(
 def _phase(
     run: Run,
     run_pass: Pass,
+    main: _Trained,
     trained: dict[str, _Trained],
     frozen: dict[str, Member],
     asleep: Assumed | None,
     before: tuple[PhaseMemory, ...],
 ) -> PhaseMemory:
-    """A pass of the trainer: an update, or a forward. before: the passes before it"""
-    main = next(iter(trained.values()))
+    """A pass of a set of GPUs: an update, or a forward. main: as of `_side`; before: the passes before it"""
     held = HELD * run.sequences.number / main.member.layout.dp * run.sequences.mean if run.task.rollout else 0.0
     between = "none" if run_pass.within is not None else run.between
     if run_pass.does == "update":
@@ -414,7 +429,7 @@ def _phase(
             idle = unshared(own.update.moments, own.segments.small, forwards, beside)
         return _bounded(run, run_pass.phase, residents, own, asleep, idle)
     member = run.members[run_pass.role]
-    residents = _resting(trained, frozen, run_pass.role, between)
+    residents = _resting(trained, frozen, run_pass.role, between, main.rank)
     rank = trained.get(run_pass.role, main).rank
     if run_pass.within is not None:
         # Its tensors come on top of what the pass in whose midst it is keeps for its backward.
@@ -487,6 +502,9 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
     ]
     if run.placement.colocated:
         residents += [resident for resident in _resting(trained, frozen, "", run.rollout_offload) if resident.nbytes]
+        if not run.engine.suspend:
+            kept = next(iter(trained.values())).update.margins.outside.value - context(run.gpu).value
+            residents += [Resident("trainer", "communicators", float(kept))] if kept else []
     if (outside := card.needed - sum(resident.nbytes for resident in residents)) > 0:
         residents.append(Resident("engine", "beside its share", outside))
     total = sum(resident.nbytes for resident in residents)
@@ -502,21 +520,27 @@ def _generate(run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[s
     )
 
 
+def buckets_of(run: Run) -> int:
+    """Return the buckets that a card holds in a hand-over: two of a delta, one read while the next is filled; none of files."""
+    return {"delta": 2, "disk": 0, "delta-disk": 0}.get(run.engine.sync or "", 1) if run.engine is not None else 1
+
+
 def _sync(
     run: Run, card: Card, trained: dict[str, _Trained], frozen: dict[str, Member], asleep: Assumed | None
 ) -> PhaseMemory:
     """The hand-over of weights: those of both sides and a bucket, the cache asleep."""
     main = next(iter(trained.values()))
     residents = _resting(trained, frozen, main.member.role.name, run.between)
-    residents.append(Resident("engine", "bucket", min(BUCKET, card.weights)))
+    residents.append(Resident("engine", "bucket", buckets_of(run) * min(BUCKET, card.weights)))
     if run.placement.colocated and run.engine is not None and run.engine.sleep:
         residents.append(Resident("engine", "weights", card.weights))
     return _bounded(run, "weight sync", residents, main, asleep)
 
 
-def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], card: Card | None) -> dict[str, float]:
-    """Bytes of host memory of a node by what they are."""
-    main = next(iter(trained.values()))
+def _host(
+    run: Run, main: _Trained, trained: dict[str, _Trained], frozen: dict[str, Member], card: Card | None
+) -> dict[str, float]:
+    """Bytes of host memory of a node of the trainer by what they are."""
     whole = main.member.layout.gpus
     on_node = min(whole, main.member.cluster.gpus_per_node if main.member.cluster is not None else 8)
     by_use = {"offloaded states": sum(trainee.update.host for trainee in trained.values()) * on_node}
@@ -530,7 +554,10 @@ def _host(run: Run, trained: dict[str, _Trained], frozen: dict[str, Member], car
     by_use["frozen models"] = on_node * sum(
         weights_held(member, main.rank) for member in frozen.values() if member.offloaded
     )
-    if card is not None:
+    if card is not None and run.engine is not None:
+        # A delta is of a copy of each shard, or, by files, of every tensor on the rank that writes; files are written from there.
+        copies = {"delta": on_node / whole, "disk": 1.0, "delta-disk": 2.0}.get(run.engine.sync or "", 0.0)
+        by_use["weights to hand over"] = 2.0 * main.member.params * copies
         by_use["engine asleep"] = card.copy * on_node
         by_use["object store"] = float(STORED * run.sequences.number * run.sequences.mean)
     return {name: nbytes for name, nbytes in by_use.items() if nbytes}

@@ -67,15 +67,24 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True):
         return self.prompt + self.answers.mean
 
 
+ALONE = {"reference": "reference", "critic": "critic", "reward": "reward model", "teacher": "teacher"}
+"""Words of roles that may have GPUs of their own."""
+
+
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where trainer and rollout are. rollout: GPUs of their own; 0: they take turns on the trainer's
 
+    apart: roles with GPUs of their own, those that share them together, and how many these are
+
     >>> Placement.parse("split:16+8", None).rollout, Placement.parse("colocated", 8).trainer
     (8, 8)
+    >>> Placement.parse("split:8+8,critic+reward=4", None).side("critic")
+    ('critic + reward model', 4)
     """
 
     trainer: int
     rollout: int = 0
+    apart: tuple[tuple[tuple[str, ...], int], ...] = ()
 
     @property
     def colocated(self) -> bool:
@@ -85,14 +94,29 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpus(self) -> int:
         """All GPUs."""
-        return self.trainer + self.rollout
+        return self.trainer + self.rollout + sum(number for _, number in self.apart)
+
+    def side(self, role: str) -> tuple[str, int]:
+        """Return the name of a role's GPUs and their number."""
+        own = next(((names, number) for names, number in self.apart if role in names), ((), 0))
+        return (" + ".join(own[0]), own[1]) if own[0] else ("trainer", self.trainer)
 
     @classmethod
     def parse(cls, text: str, gpus: int | None) -> Placement:
-        """Read `colocated` or `split:TRAINER+ROLLOUT`. gpus: all of them, None: not stated. Raises `ConfigError`."""
+        """Read `colocated` or `split:TRAINER+ROLLOUT`, and `,ROLE+ROLE=GPUS` of roles on their own. Raises `ConfigError`.
+
+        gpus: all of them, None: not stated
+        """
+        text, *others = text.split(",")
+        apart = tuple(map(_apart, others))
+        beside, words = sum(number for _, number in apart), [name for names, _ in apart for name in names]
+        if len(words) > len(set(words)):
+            raise ConfigError("a role has GPUs of its own once", key="placement")
         kind, colon, rest = text.partition(":")
         if kind == "colocated" and not colon:
-            return cls(trainer=gpus or 1)
+            if beside and (gpus or 0) <= beside:
+                raise ConfigError(f"{beside} of --gpus {gpus} leave none to the trainer", key="placement")
+            return cls(trainer=(gpus or 1) - beside, apart=apart)
         parts = rest.split("+")
         if (
             kind != "split"
@@ -103,9 +127,24 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         trainer, rollout = map(int, parts)
         if not trainer or not rollout:
             raise ConfigError(f"both sides need a GPU, got {text!r}", key="placement")
-        if gpus is not None and gpus != trainer + rollout:
-            raise ConfigError(f"{trainer} + {rollout} GPUs are not the {gpus} of --gpus", key="placement")
-        return cls(trainer=trainer, rollout=rollout)
+        placed = cls(trainer=trainer, rollout=rollout, apart=apart)
+        if gpus is not None and gpus != placed.gpus:
+            counts = " + ".join(map(str, (trainer, rollout, *(number for _, number in apart))))
+            raise ConfigError(f"{counts} GPUs are not the {gpus} of --gpus", key="placement")
+        return placed
+
+
+def _apart(text: str) -> tuple[tuple[str, ...], int]:
+    """Read roles with GPUs of their own, and how many. Raises `ConfigError`."""
+    words, _, number = text.partition("=")
+    names = tuple(word.strip() for word in words.split("+"))
+    if not set(names) <= set(ALONE) or not (
+        number.isascii() and number.isdecimal() and 0 < len(number) < 8 and int(number)
+    ):
+        raise ConfigError(
+            f"of a role on GPUs of its own is like reward=8 ({', '.join(ALONE)}), got {text[:40]!r}", key="placement"
+        )
+    return tuple(ALONE[name] for name in names), int(number)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ with answers of up to k updates ago, k batches are on their way at once, and the
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,17 +18,19 @@ from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.layout.axes import AXES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.tasks import Pass
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.time.step import Time
 from loadgauge.core.post_training.memory import PostMemory
 from loadgauge.core.post_training.roles import Member, Run
 from loadgauge.core.post_training.sync import Sync, sync
-from loadgauge.core.post_training.tail import Phase, Step, generation
+from loadgauge.core.post_training.tail import Phase, Step, generation, in_turns
 from loadgauge.core.post_training.walk import Sides, Walk, walk
 from loadgauge.core.serving.decode import Server
 
-Side = Literal["trainer", "rollout", "both"]
+Side = str
+"""The GPUs that a phase keeps busy: trainer, rollout, both, or the roles that have their own."""
 FILL = 0.95
 """Share of a packed micro-batch that is filled: first-fit of sequences that are a fraction of it long."""
 REST = 0.05
@@ -36,6 +38,8 @@ REST = 0.05
 of its printed steps; source: verl, docs/advance/one_step_off.md and fully_async.md)."""
 SPECULATION = 0.61
 """Speed gained over the tokens accepted in a step of speculative decoding (3.32 gave 2.03; source: skyrl, spec_decode.mdx)."""
+TURNS = 8
+"""Turns at most whose reading is timed; those between are as those beside them."""
 SOFTWARE = 1.30
 """Seconds of a phase over those of its kernels, engine and traffic: ranks that wait for the fullest, gathering, tokenising. Of runs
 of one source 1.35 in the middle, of another 1.26; each is scored with the other's (docs/rollout.md)."""
@@ -145,9 +149,9 @@ def step_time(
         tokens = float(cache[member.role.name, member.layout].tokens)
     else:
         tokens = run.sequences.number * (run.sequences.prompt + cache["answers"][0])
-    beside = None
+    beside, hidden = None, _hidden(run, phases)
     if generated is not None and moved is not None and not run.placement.colocated and run.staleness > 0:
-        update = sum(each.seconds for each in phases if each.side == "trainer")
+        update = sum(each.seconds for each in phases if each.side not in ("rollout", "both")) - hidden
         asked = msgspec.structs.replace(generated.beside, update=update, sync=moved.seconds)
         beside = generated.paced(asked)
         if asked.walks and walked:
@@ -159,11 +163,10 @@ def step_time(
         phases[-1] = msgspec.structs.replace(
             phases[-1], **{name: getattr(phases[-1], name) / asked.every for name in ("seconds", "low", "high")}
         )
-    sides = {
-        side: sum(phase_pass.seconds for phase_pass in phases if phase_pass.side == side)
-        for side in ("rollout", "trainer", "both")
-    }
-    inside = sum(sides.values()) if beside is None else beside.step
+    sides = dict.fromkeys(("rollout", "trainer", *(each.side for each in phases)), 0.0)
+    for each in phases:
+        sides[each.side] += each.seconds
+    inside = sum(sides.values()) - hidden if beside is None else beside.step
     if run.engine is not None:
         rest = REST * inside
         phases.append(PhaseTime(name="rest", role="host", side="both", seconds=rest, low=0.0, high=2 * rest))
@@ -182,7 +185,9 @@ def step_time(
         low=step * low,
         high=step * high,
         phases=tuple(phases),
-        sides={} if beside is None else {side: sides[side] for side in ("rollout", "trainer")},
+        sides={}
+        if beside is None and not run.placement.apart
+        else {side: took for side, took in sides.items() if side != "both"},
         bound=bound,
         gpus=run.placement.gpus,
         tokens=tokens,
@@ -192,6 +197,19 @@ def step_time(
         preempted=0.0 if generated is None else generated.preempted,
         beside=beside,
     )
+
+
+def _hidden(run: Run, phases: list[PhaseTime]) -> float:
+    """Seconds of passes on GPUs of their own beside which others take longer: all score at once, and then all update at once."""
+    hidden = 0.0
+    for does in ("forward", "update") if run.placement.apart else ():
+        names = {each.phase for each in run.task.passes if each.does == does}
+        by_side: dict[str, float] = {}
+        for phase in phases:
+            if phase.name in names:
+                by_side[phase.side] = by_side.get(phase.side, 0.0) + phase.seconds
+        hidden += sum(by_side.values()) - max(by_side.values(), default=0.0)
+    return hidden
 
 
 def timed(run: Run, memory: PostMemory) -> tuple[StepTime | None, str]:
@@ -304,9 +322,27 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
     taken = slots if pool is None else min(each, most, pool / server.cache(sequences.prompt + 1))
     preempted = max(0.0, taken - slots)
     again = preempted * server.prompts(round(age)) if preempted >= 1 else 0.0
-    software *= run.on_policy
-    tool = (engine.turns - 1) * (engine.tool or 0.0) * run.on_policy
-    seconds = software * (phase.seconds / faster + read + again) + tool
+    decoded = 1 - engine.seen / mean  # what an environment says is read, not made
+    tool = (engine.turns - 1) * (engine.tool or 0.0)
+    scale = software / faster * decoded
+    if tool:
+        at = (key, tool / scale)
+        if at not in cache:
+            cache[at] = in_turns(
+                phase,
+                sequences.answers,
+                step,
+                sequences=each,
+                slots=slots,
+                prompt=sequences.prompt,
+                replicas=replicas,
+                away=tool / scale,
+            )
+        phase = cache[at]
+    again += each * _turns(server, engine, sequences.prompt, mean)
+    software, scale = software * run.on_policy, scale * run.on_policy
+    tool, verify = tool * run.on_policy, (engine.verify or 0.0) * run.on_policy
+    seconds = scale * phase.seconds + software * (read + again) + verify
     rates = server.known
     beside = Sides(
         sequences=sequences.number,
@@ -317,9 +353,9 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
         staleness=run.staleness,
         replicas=replicas,
         inflight=engine.inflight or math.inf,
-        scale=software / faster,
+        scale=scale,
         reads=software * (read + again) * replicas / sequences.number,
-        tool=tool,
+        tool=tool + verify,
         partial=run.staleness > 1 if engine.partial is None else engine.partial,
         every=engine.every,
     )
@@ -343,9 +379,25 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
     )
 
 
+def _turns(server: Server, engine: Engine, prompt: int, mean: float) -> float:
+    """Seconds in which a sequence's later turns are read: what came in between, after what is kept, or all from the start."""
+    later = engine.turns - 1
+    total, points = 0.0, min(later, TURNS)
+    for index in range(points):
+        at = prompt + round(((index + 0.5) * later / points + 0.5) * mean / engine.turns)
+        fresh = engine.observed or 0
+        if not engine.prefix:
+            total += server.prompts(at + fresh)
+        elif fresh:
+            total += server.prompts(at + fresh) - server.prompts(at)
+    return total * later / max(1, points)
+
+
 def _pass(run: Run, run_pass: Pass, member: Member, software: float, cache: Known) -> PhaseTime:
     """A forward or an update of a role over a step's sequences."""
-    side: Side = "both" if run.placement.colocated or run.engine is None else "trainer"
+    side = run.placement.side(run_pass.role)[0]
+    if side == "trainer" and (run.placement.colocated or run.engine is None):
+        side = "both"
     if run_pass.does == "update":
         layout, times = packed(
             run, member, member.layout.micro_batch * member.layout.seq_len, cache["answers"], updates=True

@@ -4,25 +4,41 @@ Trainers gather each tensor, name it as the checkpoint does, and hand it on: to 
 What that reaches is what software does, whatever the wire: 2.7 to 5.0 GB/s of dense models, 1.8 to 1.9 of experts (source: verl,
 docs/advance/delta_weight_sync.md). NCCL from shard to shard, which is newer, reaches 0.4 of the adapter after 0.4 s: 16 to 24 GB/s
 a card of 50 (source: nemo-rl, docs/design-docs/nccl-reshard-refit.md).
+
+A delta is what an update changed, each element with where it is: each rank compares its shard with a copy on the host, and the
+receiver writes into each matrix in turn (source: verl, checkpoint_engine/delta_sync). By files, a whole checkpoint or what changed
+of it is written and read again; there the tensors are gathered first (source: slime, update_weight_from_disk_delta.py).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from loadgauge.core.base.errors import NotStated
 from loadgauge.core.definitions.hardware.hardware import Link
 from loadgauge.core.definitions.hardware.host import HOST_LINK
+from loadgauge.core.definitions.model.model import ModelSpec, Moe
+from loadgauge.core.definitions.serving.rollout import SYNCS
 from loadgauge.core.post_training.roles import Run
 
-Route = Literal["same card", "broadcast", "shard to shard"]
+Route = Literal["same card", "broadcast", "shard to shard", "delta", "disk", "delta on disk"]
 
 GATHERED = {False: (2.7e9, 3.7e9, 5.0e9), True: (1.8e9, 1.85e9, 1.9e9)}
 """Bytes a second of weights that are gathered tensor by tensor, of dense models and of mixtures: least, usual, most."""
 START, SHARE = 0.4, 0.4
 """Seconds of a transfer from shard to shard beside its bytes, and the share of the adapter that those reach."""
+CHANGED = {False: 0.01, True: 0.0005}
+"""Share of the weights that an update changes in bfloat16, of dense models and of mixtures: 0.88 to 3 %, and 0.02 to 0.05 % of the
+first steps of one (source: verl, docs/advance/delta_weight_sync.md)."""
+PLACED = 4 + 2
+"""Bytes of an element that changed: where it is, and its value."""
+DELTA_START, DELTA_MATRIX, DELTA_RATE = 1.6, 0.31e-3, 0.42e9
+"""Seconds of a delta, seconds for each matrix of an expert, and bytes a second of what changed (source: verl, ibid.: seven
+models on H100 and A100 take 2.2 to 14.9 s, and these are within a third of each)."""
+STORAGE = 2e9
+"""Bytes a second that files are written or read with, where nobody says: assumed."""
 SLEEP, WAKE = 1.7, 0.28
 """Seconds in which an engine frees its memory, and takes that of its cache again (source: nemo-rl, issue 1137)."""
 
@@ -53,7 +69,9 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def route_of(run: Run) -> Route:
-    """Return the way weights take: from shard to shard of a trainer that splits the model itself, else gathered."""
+    """Return the way weights take, as said; else from shard to shard of a trainer that splits the model itself, else gathered."""
+    if run.engine is not None and run.engine.sync is not None:
+        return cast(Route, SYNCS[run.engine.sync])
     if run.trained.training.framework.splits_model:
         return "shard to shard"
     return "same card" if run.placement.colocated else "broadcast"
@@ -71,10 +89,47 @@ def transfer(run: Run, route: Route) -> Sync:
         return Sync(
             route=route, received=received, rate=rate, parts={"transfer": START + received / rate}, low=0.7, high=1.5
         )
-    low, rate, high = GATHERED[member.model.has_experts]
-    return Sync(
-        route=route, received=received, rate=rate, parts={"transfer": nbytes / rate}, low=rate / high, high=rate / low
-    )
+    experts = member.model.has_experts
+    if "delta" in route:
+        received = sent_of(run)
+    if route == "delta":
+        parts = {"comparison": DELTA_START, "transfer": received / DELTA_RATE}
+        if experts:
+            parts["matrices of experts"] = DELTA_MATRIX * expert_matrices(member.model)
+        return Sync(route=route, received=received, rate=DELTA_RATE, parts=parts, low=0.75, high=1.6)
+    low, rate, high = GATHERED[experts]
+    parts, within = {"transfer": nbytes / rate}, (rate / high, rate / low)
+    if "disk" in route:
+        # A delta is written and read, and put into a checkpoint on the engine's own disk, which is then read whole.
+        storage, within = engine.disk or STORAGE, (0.5, 2.0)
+        parts["written"], parts["read"] = received / storage, received / storage
+        if route == "disk":
+            parts["written"] = parts["read"] = nbytes / storage
+        else:
+            parts["put in place"] = nbytes / STORAGE
+    return Sync(route=route, received=received, rate=rate, parts=parts, low=within[0], high=within[1])
+
+
+def changed_of(run: Run) -> float:
+    """Return the share of the weights that an update changes, as said or as usual."""
+    share = None if run.engine is None else run.engine.changed
+    return CHANGED[run.trained.model.has_experts] if share is None else share
+
+
+def sent_of(run: Run) -> float:
+    """Return the bytes of what an update changed, with where each element is."""
+    return changed_of(run) * PLACED * run.trained.params
+
+
+def expert_matrices(model: ModelSpec) -> int:
+    """Return how many matrices a checkpoint has of a model's experts.
+
+    >>> from loadgauge.core.families.catalogue import model
+    >>> expert_matrices(model("qwen3-30b-a3b"))
+    18432
+    """
+    layers = (model.blocks[kind].mlp for kind in model.pattern)
+    return sum(int(mlp.num_experts) * (3 if mlp.gated else 2) for mlp in layers if isinstance(mlp, Moe))
 
 
 def _links(run: Run) -> tuple[Link, ...]:

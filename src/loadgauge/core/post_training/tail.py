@@ -11,6 +11,7 @@ Legend: n sequences of a replica, R replicas, B slots, X the tokens of an answer
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,9 @@ HORIZON = 3000
 """Bins of time at most: with more sequences that wait, all slots are busy, and time is tokens over throughput."""
 TAIL = 0.1
 """Share of the sequences that ran at first, below which the rest is called the tail."""
+
+JOINED = 4
+"""Power in which full slots and the longest answer's way are added (`in_turns`)."""
 
 Step = Callable[[float, float], float]
 """Seconds of a step of so many sequences at a mean context of so many tokens."""
@@ -120,6 +124,48 @@ def generation(
         running=peak,
         curve=tuple((float(times[i] - seconds[i]), float(counts[i])) for i in shown),
     )
+
+
+def in_turns(
+    phase: Phase,
+    lengths: Lengths,
+    step: Step,
+    *,
+    sequences: float,
+    slots: float,
+    prompt: int,
+    replicas: int,
+    away: float,
+) -> Phase:
+    """Return the phase where each answer leaves its slot for `away` seconds in all, between its turns.
+
+    Turns wait behind others where there are more answers than slots, which hides what they are away. So the phase lies between
+    that of full slots and the way of the longest answer, which is of a batch with a slot for each, and what it is away; a loop
+    over every turn is within 12 % of their sum to the power of `JOINED`.
+
+    >>> law, slots = Lengths.of([100]), {"sequences": 8, "slots": 8, "prompt": 10, "replicas": 1}
+    >>> plain = generation(law, lambda running, context: 0.01, **slots)
+    >>> round(in_turns(plain, law, lambda running, context: 0.01, **slots, away=3.0).seconds, 2)
+    4.0
+    """
+    wave = phase.seconds
+    if sequences > slots:
+        free = functools.partial(_within, step, slots)
+        wave = generation(lengths, free, sequences=sequences, slots=sequences, prompt=prompt, replicas=replicas).seconds
+    seconds = (phase.seconds**JOINED + (wave + away) ** JOINED - wave**JOINED) ** (1 / JOINED)
+    ratio = seconds / phase.seconds
+    return msgspec.structs.replace(
+        phase,
+        seconds=seconds,
+        tail=phase.tail * ratio,
+        idle=max(0.0, 1 - (1 - phase.idle) / ratio),
+        curve=tuple((when * ratio, count) for when, count in phase.curve),
+    )
+
+
+def _within(step: Step, slots: float, running: float, context: float) -> float:
+    """Seconds of a step of no more than so many."""
+    return step(min(running, slots), context)
 
 
 def _last(starts: list[float]) -> int:

@@ -5,19 +5,18 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Error, LayoutError, need
+from loadgauge.core.base import ConfigError, LayoutError, need
 from loadgauge.core.base.errors import refuse_fields
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.model.model import Head, ModelSpec
-from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.stacks import LOSS_LOGPROBS, Stack
 from loadgauge.core.definitions.training.tasks import DIVERGENCES, TASKS, Role, Task
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.post_training.answers import answers, stated_longest
-from loadgauge.core.post_training.memory import PostMemory, memory
 from loadgauge.core.post_training.roles import Member, Placement, Run, Sequences, replicas_of
 from loadgauge.core.resolve.resolve import asks_for_files, cluster_of, framework_of, resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -71,8 +70,10 @@ def scalar(model: ModelSpec, columns: int = 1) -> ModelSpec:
     return msgspec.structs.replace(model, head=head, tie_word_embeddings=False, mtp_layers=0)
 
 
-def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Setup]:
+def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = None) -> tuple[Run, Setup]:
     """Return the run of a task, and the resolved training of its policy. Raises `ConfigError`, `LayoutError` or `NotModelled`.
+
+    reading: what a job file that was read says (`FromFile`), whose flags the job has
 
     >>> run, setup = resolve_posttrain(Job("llama-3.1-8b", task="dpo", gpus=8, zero=3, micro_batch=1))
     >>> setup.layout.micro_batch, [member.role.name for member in run.members.values()]
@@ -80,10 +81,11 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
     """
     file, trainers = "", "trl"
     uncounted: tuple[Uncounted, ...] = ()
-    if model is None and asks_for_files(job):
+    if reading is None and model is None and asks_for_files(job):
         reading = need("DIALECTS").from_job_file(job)
-        job, model, file, trainers = reading.job, reading.model, reading.note, reading.trainers
-        uncounted = reading.uncounted
+        job = reading.job
+    if reading is not None:
+        model, file, trainers, uncounted = reading.model, reading.note, reading.trainers, reading.uncounted
         job = job.replace(beside=None, dialect=None, base_model=None)
     if job.task is None:
         raise ConfigError("is missing: name one, such as --task grpo", key="task")
@@ -126,8 +128,18 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
         engine = Engine.parse(job.rollout or "vllm")
         if job.rollout is None:
             assumed["--rollout"] = engine.text()
+        if engine.seen >= sequences.answers.mean:
+            raise ConfigError(
+                f"{engine.turns} turns and {engine.observed} tokens of each observation leave nothing of"
+                f" {sequences.answers.mean:,.0f} tokens of an answer",
+                key="rollout",
+            )
         if engine.inside and not placement.colocated:
             raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
+        alone = {"ipc": True, "delta": False, "delta-disk": False}.get(engine.sync or "", placement.colocated)
+        if placement.colocated != alone:
+            where = "the same GPUs (--placement colocated)" if alone else "GPUs of each side (--placement split:8+8)"
+            raise ConfigError(f"sync={engine.sync} needs {where}", key="rollout")
         if not placement.colocated and (engine.sleep or job.rollout_offload not in (None, "none", "states")):
             assumed["--placement"] = f"{job.placement} (sleep= and --rollout-offload change nothing on GPUs of its own)"
         if not job.staleness and (engine.partial is not None or engine.every > 1 or engine.inflight):
@@ -141,7 +153,11 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None) -> tuple[Run, Se
             if not placement.colocated and not apart:
                 node = job.gpus_per_node or GPUS_PER_NODE
                 joined, apart = cluster_of(job, setup.cluster.gpu, -(-placement.gpus // node) * node)
-    members = {role.name: _member(role, job, task, setup, reference, model) for role in _roles(job, task, reference)}
+    members = {
+        role.name: _member(role, job, task, setup, reference, placement) for role in _roles(job, task, reference)
+    }
+    for name in (name for names, _ in placement.apart for name in names if name not in members):
+        raise ConfigError(f"{task.name} has no {name} here", key="placement")
     if not file:
         _used(job, task, members)
     rows = job.logprob_batch
@@ -343,7 +359,7 @@ def _training(
         changes["padding"] = None
         if job.padding == "free" and job.attention == "eager":
             raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
-        if job.placement is not None and not placement.colocated:
+        if job.placement is not None and placement.gpus != placement.trainer:
             changes["gpus"] = placement.trainer
             node = job.gpus_per_node or GPUS_PER_NODE
             if job.topology is None and placement.trainer > node and placement.trainer % node:
@@ -415,9 +431,10 @@ def _roles(job: Job, task: Task, reference: str | None) -> list[Role]:
     return present
 
 
-def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | None, loaded: ModelSpec | None) -> Member:
-    """A role's model, on the layout of the trained one; what is frozen has no states but its weights."""
-    chosen, training, layout = setup.model, setup.training, setup.layout
+def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | None, placement: Placement) -> Member:
+    """A role's model, on the layout of the trained one, or as that would be on its own GPUs; what is frozen has no states."""
+    chosen, training, layout, cluster = setup.model, setup.training, setup.layout, setup.cluster
+    side, own = placement.side(role.name)
     named = None if role.field == "model" else getattr(job, role.field)
     trains = "train" in role.uses
     second = role.field == "reward_model" and named == SECOND
@@ -430,6 +447,23 @@ def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | Non
         resolved = resolve_job(other)
         chosen, training, layout = resolved.model, resolved.training, resolved.layout
         layout.check(chosen)
+    if side != "trainer":
+        if second or (role.name == "reference" and reference in ("adapter", "adapter-off")):
+            raise ConfigError(f"the {role.name} is the trained model's, on its GPUs", key="placement")
+        node = job.gpus_per_node or GPUS_PER_NODE
+        width = None if own <= node or own % node == 0 else math.gcd(own, node)
+        there = resolve_job(
+            setup.job.replace(gpus=own, **({} if width is None else {"gpus_per_node": width})), setup.model
+        )
+        if trains and any(item.key == "global_batch" for item in there.uncounted):
+            batch = int(setup.layout.global_batch)
+            raise LayoutError(
+                f"the {batch} sequences of an update over {own} GPUs of the {role.name}",
+                dimension="global_batch",
+                size=batch,
+                ranks=own,
+            )
+        layout, cluster = there.layout, there.cluster
     if role.field == "critic" and job.critic_batch is not None:
         layout = msgspec.structs.replace(layout, micro_batch=job.critic_batch)
     if role.scalar and not second:
@@ -442,148 +476,9 @@ def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | Non
         layout=layout,
         training=training,
         params=int(parameters(chosen).total),
-        cluster=setup.cluster,
+        cluster=cluster,
         offloaded=not trains and bool(job.frozen_offload),
         shares=second or (role.name == "reference" and reference in ("adapter", "adapter-off")),
         second=second or (role.name == "reference" and reference == "adapter"),
         loaded=None if trains else job.frozen_weights,
     )
-
-
-Settings = dict[str, Any]
-"""Fields of a job that are changed; `rollout.NAME` is an option of the engine."""
-Moves = list[tuple[str, tuple[Any, ...]]]
-"""Settings, each with the values to try, the mildest first."""
-Tried = tuple[str, PostMemory]
-"""Flags, and the memory of the run with them."""
-
-
-def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | None = None) -> list[Tried]:
-    """Return changes that make a run fit, the mildest first: single ones, several together where none does, and adapters where
-    the whole model cannot be trained. What may fit comes after what surely does.
-
-    model: that of the job, where it was read before
-    """
-    remedies_tried: list[Tried] = []
-    moves: Moves = _moves(job, before.engine is not None and bool(before.engine.unstarted))
-    adapters: Moves = [("lora_rank", (16,))]
-    for more, every in ((moves, moves), (adapters, moves + adapters))[: 1 if job.adapts else 2]:
-        remedies_tried += _alone(job, before, more, model)
-        if not _fitting(remedies_tried) and (together := _together(job, before, every, model)) is not None:
-            remedies_tried.append(together)
-        if _fitting(remedies_tried):
-            break
-    return sorted(remedies_tried, key=lambda item: item[1].verdict != "fits")[:most]
-
-
-def _fitting(tries: list[Tried]) -> bool:
-    return any(tried.verdict == "fits" for _, tried in tries)
-
-
-def _better(before: PostMemory, tried: PostMemory | None) -> bool:
-    """Return whether a run that did not fit now does, or may."""
-    return tried is not None and (
-        tried.verdict == "fits" or (before.verdict, tried.verdict) == ("does not fit", "tight")
-    )
-
-
-def _try(job: Job, settings: Settings, model: ModelSpec | None) -> PostMemory | None:
-    """The memory of the job with other settings; None where it is no run."""
-    try:
-        return memory(resolve_posttrain(job.replace(**_fields(job, settings)), model)[0])
-    except Error:
-        return None
-
-
-def _fields(job: Job, settings: Settings) -> dict[str, Any]:
-    fields = {name: value for name, value in settings.items() if "." not in name}
-    options = {name.partition(".")[2]: value for name, value in settings.items() if "." in name}
-    if options:
-        fields["rollout"] = msgspec.structs.replace(Engine.parse(job.rollout or "vllm"), **options).text()
-    return fields
-
-
-def _flags(job: Job, settings: Settings) -> str:
-    return Job("", **_fields(job, settings)).flags()
-
-
-def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> list[Tried]:
-    """Of each setting the mildest value with which the run fits, or the last with which it may."""
-    tries: list[Tried] = []
-    for name, values in moves:
-        best: list[Tried] = []
-        for value in values:
-            tried = _try(job, {name: value}, model)
-            if tried is not None and _better(before, tried):
-                best = [(_flags(job, {name: value}), tried)]
-                if tried.verdict == "fits":
-                    break
-        tries += best
-    return tries
-
-
-def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> Tried | None:
-    """Settings that make phases smaller, the mildest first, until the run fits; then no more of each than it needs."""
-    settings: Settings = {}
-    held = before
-    for name, values in moves:
-        for value in values:
-            tried = None if held.verdict == "fits" else _try(job, settings | {name: value}, model)
-            if tried is not None and _heights(tried) < _heights(held):
-                settings, held = settings | {name: value}, tried
-    for name, values in reversed(moves):
-        milder = values[: values.index(settings[name])] if name in settings else ()
-        fewer = {other: value for other, value in settings.items() if other != name}
-        for rest in (fewer, *(settings | {name: value} for value in milder)) if name in settings else ():
-            tried = _try(job, rest, model)
-            if tried is not None and tried.verdict == held.verdict:
-                settings, held = rest, tried
-                break
-    return (_flags(job, settings), held) if settings and _better(before, held) else None
-
-
-def _heights(held: PostMemory) -> list[float]:
-    """Upper ends of the phases, the largest first."""
-    return sorted((phase.high for phase in held.phases), reverse=True)
-
-
-def _moves(job: Job, starved: bool = False) -> Moves:
-    """Settings that may make a phase smaller, the mildest first. starved: the engine's share is too small for it"""
-    task = TASKS[job.task or ""]
-    engine = Engine.parse(job.rollout or "vllm")
-    server, share = ENGINES[engine.kind], getattr(engine, ENGINES[engine.kind].share or "utilization") or 0.0
-    colocated = task.rollout and not engine.inside and job.placement in (None, "colocated")
-    micro, stage = job.micro_batch or 1, job.zero or 0
-    several = (job.gpus or 1) > 1 and (job.pp or 1) == 1
-    moves: list[tuple[str, tuple[Any, ...], bool]] = [
-        ("rollout.sleep", (1,), colocated and server.sleeps and not engine.sleep),
-        ("logprob_batch", (1,), (job.logprob_batch or micro) > 1),
-        ("micro_batch", tuple(micro >> power for power in range(1, micro.bit_length())), micro > 1),
-        ("zero", tuple(range(stage + 1, 4)), several),
-        ("recompute", ("full",), job.recompute in (None, "none", "selective")),
-        ("gradient_sync", ("each",), several and job.gradient_sync is None),
-        ("loss", ("chunked:16",), job.loss is None),
-        ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
-        (
-            f"rollout.{server.share}",
-            tuple(
-                round(other, 2)
-                for step in (0.1, 0.2, 0.3, 0.4)
-                if 0.1 < (other := share + step if starved else share - step) < 0.96
-            ),
-            colocated,
-        ),
-        (
-            "rollout_offload",
-            ("optimizer", "all")[job.rollout_offload == "optimizer" :],
-            colocated and job.rollout_offload not in ("all", "states", "idle"),
-        ),
-        (
-            "frozen_offload",
-            (True,),
-            job.frozen_offload is None and any("train" not in role.uses for role in task.roles),
-        ),
-        ("framework", ("fsdp",), several and job.framework is None and not asks_for_files(job)),
-        ("offload", ("optimizer",), job.offload in (None, "none")),
-    ]
-    return [(name, values) for name, values, possible in moves if possible]

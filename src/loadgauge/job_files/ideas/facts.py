@@ -75,10 +75,10 @@ class Fact(msgspec.Struct, frozen=True):
 def split_of(placement: str | None) -> tuple[int, int] | None:
     """GPUs of the trainer and of the rollout, where each has its own; None where they take turns.
 
-    >>> split_of("split:16+8"), split_of("colocated")
-    ((16, 8), None)
+    >>> split_of("split:16+8"), split_of("split:8+8,reward=4"), split_of("colocated")
+    ((16, 8), (8, 8), None)
     """
-    kind, _, rest = (placement or "").partition(":")
+    kind, _, rest = (placement or "").partition(",")[0].partition(":")
     parts = rest.split("+")
     if (
         kind != "split"
@@ -90,9 +90,14 @@ def split_of(placement: str | None) -> tuple[int, int] | None:
 
 
 def trainer_gpus(gpus: int, placement: str | None) -> int:
-    """GPUs of all that the trainer has."""
-    split = split_of(placement)
-    return gpus if split is None or sum(split) != gpus else split[0]
+    """GPUs of all that the trainer has.
+
+    >>> trainer_gpus(20, "split:8+8,reward=4"), trainer_gpus(12, "colocated,reward=4")
+    (8, 8)
+    """
+    split, (_, *others) = split_of(placement), (placement or "").split(",")
+    own = gpus - sum(int(word) for word in (other.rpartition("=")[2] for other in others) if word.isdecimal())
+    return own if split is None or sum(split) != own else split[0]
 
 
 def answered(facts: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -152,6 +152,9 @@ def _task(keys: Keys) -> Facts:
 LATE = ("rollout.max_concurrent_rollouts", "rollout.consumer_batch_size", "rollout.max_head_offpolicyness")
 
 
+HANDED = f"{A}weight_update_mode"
+
+
 def _late(keys: Keys) -> bool:
     return not _together(keys) and bool(keys.whole(LATE[2], minimum=0))
 
@@ -187,7 +190,13 @@ def _precision(keys: Keys) -> str:
 def _served(kind: str, *options: Idea) -> Idea:
     """The idea of an engine that generates, whose ranks its word says."""
     size = {name: lambda keys, axis=name[0]: _degrees(_engines(keys)[1]).get(axis, 1) for name in ("tp", "pp")}
-    late = fixed(*LATE[:2], partial=lambda keys: True if _late(keys) else None, inflight=_inflight)
+    late = fixed(
+        *LATE[:2],
+        HANDED,
+        sync=lambda keys: "disk" if keys.word(HANDED) == "disk" else None,
+        partial=lambda keys: True if _late(keys) else None,
+        inflight=_inflight,
+    )
     return engine(
         kind, fixed(**size), late, *options, test=lambda keys: _rl(keys) and _engines(keys)[1].startswith(kind)
     )

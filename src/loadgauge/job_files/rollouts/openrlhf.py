@@ -116,29 +116,27 @@ def _trains_alone(keys: Keys) -> bool:
     return not _generates(keys)
 
 
-def _same_gpus(keys: Keys, trainer: int, at: Named) -> None:
-    """Refuses a model on other GPUs than the actor's where they share them; one on its own is counted on the actor's."""
+def _apart(keys: Keys, trainer: int, at: Named) -> dict[str, int]:
+    """GPUs of the models that have their own, by their words in `--placement`; one on the actor's has as many as that."""
     there = {"ref": not _off(keys), "critic": _estimator(keys) == "gae", "reward": _rewards(keys) is not None}
-    shares = {
-        role: bool(keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair)))
-        for role, present in there.items()
-        if present
-    }
-    alone = [{"ref": "reference", "reward": "reward model"}.get(role, role) for role in shares if not shares[role]]
-    if alone:
-        stated = f"without it {', '.join(alone)} have GPUs of their own, and are counted on the actor's"
-        keys.note(at.everything, stated, "saves", "weights gradients optimizer", 0.7)
-    for role, beside in shares.items():
+    pair = keys.flag(at.others) and there["critic"] and there["reward"]
+    alone: dict[str, int] = {}
+    for role in (role for role in there if there[role]):
         where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
-        keys.refuse(
-            f"{role}.num_gpus_per_node",
-            f"is read where it is the actor's {trainer} GPUs",
-            when=beside and (where[0] or 1) * (where[1] or 8) != trainer and any(item is not None for item in where),
-        )
+        count = (where[0] or 1) * (where[1] or 8)
+        if not (keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair))):
+            word = "critic+reward" if pair and role != "ref" else {"ref": "reference"}.get(role, role)
+            alone[word] = max(count, alone.get(word, 0))
+        elif count != trainer and any(item is not None for item in where):
+            keys.refuse(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs", when=True)
+    return alone
 
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    _, *others = str(facts.get("placement") or "").split(",")
     engine, split = Engine.parse(facts.get("rollout") or "vllm"), split_of(facts.get("placement"))
+    counts = (other.replace("reference", "ref").partition("=") for other in others)
+    own = {name: int(number) for names, _, number in counts for name in names.split("+")}
     trainer, rollout = split or (facts["gpus"], facts["gpus"])
     each, late_by = min(facts.get("gpus_per_node") or 8, trainer), facts.get("staleness")
     if trainer % each or rollout % engine.replica:
@@ -155,13 +153,15 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.engines: rollout // engine.replica,
         at.width: engine.replica,
         at.everything: split is None,
-        at.pair: split is not None and refers(facts),
+        at.pair: split is not None and refers(facts) and "ref" not in own,
+        at.others: True if any("+" in other for other in others) else None,
         at.late: bool(late_by),
         at.queue: late_by or None,
         **{
             f"{role}.{name}": size
             for role in present
-            for name, size in (("num_nodes", trainer // each), ("num_gpus_per_node", each))
+            for number in (own.get(role, trainer),)
+            for name, size in (("num_nodes", max(1, number // each)), ("num_gpus_per_node", min(each, number)))
         },
     }
 
@@ -186,7 +186,7 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _gpus(keys: Keys, at: Named) -> Facts:
     """GPUs of the trainer and of the rollout: all models on one set, or actor and reference on one and vLLM on another.
 
-    Critic, reward model or reference on GPUs of their own, a third set, are counted on the actor's, and the answer says so.
+    Critic, reward model or reference may have GPUs of their own beside these.
     """
     nodes, each = (keys.whole(name) or usual for name, usual in zip(at.sizes[:2], (1, 8), strict=True))
     trainer = nodes * each
@@ -195,18 +195,18 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         raise keys.wrong(at.engines, "is the number of vLLM's engines, without which it does not generate")
     rollout = count * (keys.whole(at.width) or 1)
     waits = not keys.flag(at.late)
-    _same_gpus(keys, trainer, at)
+    alone = _apart(keys, trainer, at)
     if keys.flag(at.everything) and waits:
         keys.refuse(
             at.engines, f"{rollout} GPUs of the engines are not the {trainer} of the actor", when=rollout != trainer
         )
         return {"gpus": trainer, "gpus_per_node": each, "nodes": nodes, "placement": "colocated"}
-    total = trainer + rollout
+    total = trainer + rollout + sum(alone.values())
     node = min(8, max(each, 1)) if total > 8 else total
     return {
         "gpus": total,
         "gpus_per_node": node if total % node == 0 else None,
-        "placement": f"split:{trainer}+{rollout}",
+        "placement": ",".join((f"split:{trainer}+{rollout}", *(f"{name}={count}" for name, count in alone.items()))),
         "staleness": None if waits else keys.whole(at.queue) or 1,
     }
 

@@ -304,6 +304,7 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     when=_rl,
     dp=(COPIES, "inference.parallel.dp"),
     most="orchestrator.concurrency.max_inflight",
+    handed="weight_broadcast.type",
     also=(*OPTIONS.keys[2:], QUANTISED, SPREAD, f"{V}dtype"),
 )
 def _engine(keys: Keys, at: Named) -> Facts:
@@ -323,8 +324,10 @@ def _engine(keys: Keys, at: Named) -> Facts:
     wide = (spread or (kind and spread is None)) and ranks > 1
     small = keys.choice(QUANTISED, {"fp8": "fp8"}) or ("fp8" if loaded.endswith("-fp8") else "bf16")
     # Answers go on at an update, whatever it is (`orchestrator.max_off_policy_steps`).
+    adapts = keys.has("trainer.model.lora.rank", "model.lora.rank")  # files of adapters alone
+    sent = None if adapts else {"filesystem": "disk", "nccl": "nccl", "nixl": "nccl"}.get(keys.word(at.handed) or "")
     late = {"partial": True, "inflight": keys.whole(at.most)} if _gpus.read(keys).get("staleness") else {}
-    return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None} | late)}
+    return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None, "sync": sent} | late)}
 
 
 def _experts_shared(document: Any, copies: str) -> int:

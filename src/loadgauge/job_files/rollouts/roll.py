@@ -92,6 +92,25 @@ def devices(keys: Keys, key: str) -> set[int] | None:
     return numbers
 
 
+PENALTY, SWITCHES, ESTIMATOR = "init_kl_coef", ("use_kl_loss", "enable_reference"), "adv_estimator"
+
+
+def refers(keys: Keys) -> bool:
+    """Return whether there is a reference: a penalty, which there is where nothing is said, or a switch."""
+    penalty = keys.real(PENALTY)
+    return any(keys.flag(name) for name in SWITCHES) or (0.2 if penalty is None else penalty) > 0
+
+
+def values(keys: Keys) -> bool:
+    """Return whether there is a critic, whose values the estimator takes."""
+    return (keys.word(ESTIMATOR) or "gae") == "gae"
+
+
+def _split(facts: Facts) -> bool:
+    """Return whether answers are made on GPUs of their own."""
+    return str(facts.get("placement")).startswith("split")
+
+
 @reads(
     facts="gpus gpus_per_node placement staleness",
     write=lambda facts, keys, at: (
@@ -101,6 +120,8 @@ def devices(keys: Keys, key: str) -> set[int] | None:
     theirs=f"{G}device_mapping",
     each="num_gpus_per_node",
     late="async_generation_ratio",
+    adapts=f"{A}model_args.lora_target",
+    others=(f"{REF}device_mapping", "critic.device_mapping"),
 )
 def _gpus(keys: Keys, at: Named) -> Facts:
     trains, generates = devices(keys, at.own), devices(keys, at.theirs)
@@ -111,8 +132,15 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         facts = {"gpus": len(trains | generates), "placement": f"split:{len(trains)}+{len(generates)}"}
     elif generates is not None and len(generates) != len(trains):
         keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
+    busy, used = trains | (generates or set()), _kind(keys) == "rl"
+    there = {"reference": used and refers(keys) and not keys.words(at.adapts), "critic": used and values(keys)}
+    for (name, present), key in zip(there.items(), at.others, strict=True):
+        own = devices(keys, key) if present else None
+        if own is not None and not own & busy:
+            before = facts.get("placement") or "colocated"
+            facts |= {"gpus": facts["gpus"] + len(own), "placement": f"{before},{name}={len(own)}"}
     if keys.real(at.late):
-        facts["staleness"] = math.ceil(keys.real(at.late) or 0) if "placement" in facts else None
+        facts["staleness"] = math.ceil(keys.real(at.late) or 0) if _split(facts) else None
     per_node = keys.whole(at.each) or 8
     return facts | {"gpus_per_node": per_node if facts["gpus"] % per_node == 0 else None}
 
@@ -277,10 +305,7 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     facts="task reference critic teacher rollout rollout_offload frozen_offload old_logprobs logprob_batch loss_terms"
     " lora_rank lora_targets",
     write=_task_written,
-    kind="adv_estimator",
-    kl="use_kl_loss",
-    weight="init_kl_coef",
-    on="enable_reference",
+    also_of=(ESTIMATOR, PENALTY, *SWITCHES),
     reward="reward_pretrain",
     teacher=("teacher_pretrain", "teacher.model_args.model_name_or_path"),
     ipo="ipo",
@@ -294,11 +319,14 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     prefix=f"{E}enable_prefix_caching",
     served=f"{E}enable_expert_parallel",
     likeliest="logits_topk",
+    idle=f"{A}offload_nccl",
+    turns="max_actions_per_traj",
+    each="max_tokens_per_step",
     also=(f"{E}{name}" for name in TASK_NAMES.values()),
 )
 def _task(keys: Keys, at: Named) -> Facts:
     """The task, its other models and the engine; with devices in common everything else leaves them in between."""
-    pipeline_of, apart = _kind(keys), "placement" in _gpus.read(keys)
+    pipeline_of, apart = _kind(keys), _split(_gpus.read(keys))
     adapts = keys.words(at.lora[0]) or []
     facts: Facts = {"lora_rank": 0}
     if adapts:
@@ -306,9 +334,10 @@ def _task(keys: Keys, at: Named) -> Facts:
         facts = {"lora_rank": keys.whole(at.lora[1]) or 8, "lora_targets": "all" if every else ",".join(adapts)}
     if pipeline_of == "sft":
         return facts
-    refers = {"reference": "adapter-off" if adapts else "model", "frozen_offload": not adapts}
+    held = not any(f"{name}=" in str(_gpus.read(keys).get("placement")) for name in ("reference", "critic"))
+    beside = {"reference": "adapter-off" if adapts else "model", "frozen_offload": not adapts and held}
     if pipeline_of == "dpo":
-        return facts | refers | {"task": "ipo" if keys.flag(at.ipo) else "dpo"}
+        return facts | beside | {"task": "ipo" if keys.flag(at.ipo) else "dpo"}
     if pipeline_of == "distill":
         keys.note(
             at.likeliest,
@@ -323,10 +352,8 @@ def _task(keys: Keys, at: Named) -> Facts:
             "teacher": keys.agreed(at.teacher, keys.word),
             "on_policy": None,
         }
-    task = "ppo" if (keys.word(at.kind) or "gae") == "gae" else "grpo"
-    penalty = keys.real(at.weight)
-    refers_to = keys.flag(at.kl) or keys.flag(at.on) or (0.2 if penalty is None else penalty) > 0
-    facts |= refers if refers_to else {"reference": "none"}
+    task = "ppo" if values(keys) else "grpo"
+    facts |= beside if refers(keys) else {"reference": "none"}
     if any(keys.flag(name) for name in at.switches):
         task, facts = (
             "opd",
@@ -349,6 +376,12 @@ def _task(keys: Keys, at: Named) -> Facts:
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
     if apart and keys.real("async_generation_ratio"):
         options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
+    if (turns := keys.whole(at.turns) or 1) > 1:
+        # What is left of a trajectory beside what its turns may make is what the environment says.
+        rest = int(_sequences.read(keys)["answers"]) - turns * (keys.whole(at.each) or length)
+        options |= {"turns": turns, "observed": rest // (turns - 1) or None if rest > 0 else None}
+    if keys.flag(at.idle) and not apart:
+        options["suspend"] = True
     options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}
     return facts | {
         "task": task,

@@ -354,6 +354,9 @@ def _checkpoint(keys: Keys) -> str:
     return next((word for ending, word in FORMATS.items() if name.endswith(ending)), "bf16")
 
 
+HANDED = ("update_weight_mode", "update_weight_transport")
+FILES = {("delta", "disk"): "delta-disk", ("full", "disk"): "disk", (None, "disk"): "disk", (None, "nccl"): "nccl"}
+"""`sync` by the words of both; a trainer that leaves the card destroys its process groups (`megatron_utils/actor.py`, `sleep`)."""
 CACHES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
 
 
@@ -368,7 +371,10 @@ CACHES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf1
         row("prefix", "sglang_disable_radix_cache", words={"true": False, "false": True}, default=True),
         fixed(
             EVERY,
+            *HANDED,
             every=_every,
+            sync=lambda keys: FILES.get((keys.word(HANDED[0]), keys.word(HANDED[1]))),
+            suspend=lambda keys: keys.flag("colocate") and keys.flag("offload_train") is not False,
             inflight=lambda keys: (
                 _every(keys) and (keys.whole("rollout_batch_size") or 1) * (keys.whole("n_samples_per_prompt") or 1)
             ),

@@ -52,11 +52,36 @@ def ahead(keys: Keys) -> float:
     return (keys.whole(EVERY) or 4) * (1 + (0.1 if threshold is None else threshold))
 
 
-def _late(keys: Keys, servers: int) -> Facts:
-    """How answers are asked for beside a trainer: 16 prompts for each server at the most (`max_concurrent_samples`)."""
-    if on_its_own(keys) != "async":
+HANDED = f"{R}checkpoint_engine.backend"
+SYNCS = {
+    **dict.fromkeys(("nccl", "hccl", "nixl", "mooncake", "kimi_ckpt_engine"), "nccl"),
+    "delta_sharded": "delta",
+    "naive": None,
+}
+
+
+LOOP = f"{R}multi_turn."
+SAID = tuple(f"{LOOP}{name}" for name in ("enable", "max_assistant_turns", "max_tool_response_length"))
+CHARACTERS = 4
+"""Characters of a token of text, in which verl limits what a tool says."""
+
+
+def _turns(keys: Keys) -> Facts:
+    """Turns of an answer at the most, and tokens that a tool says between two, which are among those of the answer."""
+    turns = keys.whole(SAID[1]) if keys.flag(SAID[0]) else None
+    if turns is None or turns < 2:
         return {}
-    return {
+    each = -(-(keys.whole(SAID[2]) or 256) // CHARACTERS)
+    fits = (turns - 1) * each < (keys.whole("data.max_response_length") or 512) / 2
+    return {"turns": turns, "observed": each if fits else None}
+
+
+def _late(keys: Keys, servers: int) -> Facts:
+    """How weights come, and answers are asked for beside a trainer: 16 prompts a server at the most (`max_concurrent_samples`)."""
+    sent = {"sync": keys.choice(HANDED, SYNCS) if on_its_own(keys) else None}
+    if on_its_own(keys) != "async":
+        return sent
+    return sent | {
         "partial": keys.flag(PARTIAL) is not False,
         "every": keys.whole(EVERY) or 4,
         "inflight": 16 * servers * (keys.whole(COUNT) or 1) if servers else None,
@@ -188,6 +213,8 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 @reads(
     *RANKS.keys,
     PARTIAL,
+    HANDED,
+    *SAID,
     facts="rollout",
     write=_engine_written,
     when=trains_answers,
@@ -234,7 +261,7 @@ def engine(keys: Keys, at: Named) -> Facts:
     width, count = keys.whole("rollout.n_gpus_per_node") or 8, keys.whole("rollout.nnodes", minimum=0)
     replica = max(options["tp"], options["ep"]) * options["pp"]
     servers = width * (1 if count is None else count) // replica
-    return {"rollout": served(kind, options | share | formats | _late(keys, servers))}
+    return {"rollout": served(kind, options | share | formats | _turns(keys) | _late(keys, servers))}
 
 
 def sharing(keys: Keys) -> int:

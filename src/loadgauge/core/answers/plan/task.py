@@ -1,15 +1,26 @@
 """The answer of `plan --task`, and its document."""
 
+import functools
 from typing import Any
+
+import msgspec
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.post_training import answered, time_document
 from loadgauge.core.answers.why.of_task import TOPICS
-from loadgauge.core.base import NO, YES, ConfigError, needs
+from loadgauge.core.base import NO, YES, ConfigError, need, needs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan import posttrain
+from loadgauge.core.resolve.resolve import names_job_file
 
 MOST_GPUS = 2**16
+SOUGHT = {
+    "samples": ("samples", "global_batch"),
+    "answers": ("answers",),
+    "seq_len": ("seq_len",),
+    "gpus": ("gpus", "gpus_per_node", "placement"),
+}
+"""Fields of a job file that are not taken from it, by what is looked for."""
 
 
 def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = None) -> Answer:
@@ -17,20 +28,33 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
 
     options: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
     """
-    value = None if sought is None else posttrain.find_value(job, options, sought)
+    asked, reading, space = job, None, None
+    if names_job_file(job.model):
+        reading = need("DIALECTS").from_job_file(job)
+        whole = reading.job
+        if sought in SOUGHT and getattr(job, sought) is None:
+            whole = whole.replace(**dict.fromkeys(SOUGHT[sought]))
+        job, space = posttrain.opened(job, whole, options)
+    value = None if sought is None else posttrain.find_value(job, options, sought, reading)
     if sought is not None and value is not None:
         job, options = posttrain.with_value(job, options, sought, value)
+        asked, space = posttrain.with_value(asked, options, sought, value)[0], None
     elif sought == "gpus":
         job = job.replace(gpus=MOST_GPUS)
     try:
-        plan = posttrain.plan_task(job, posttrain.Space.of(job, options))
+        plan = posttrain.plan_task(job, space or posttrain.Space.of(job, options), reading=reading)
     except posttrain.Unstarted as error:
-        helps = posttrain.remedies(job, options)
+        helps = posttrain.remedies(job, options, reading)
         if not helps:
             raise
         raise ConfigError(f"{error}; a layout fits with {' or '.join(each.flags for each in helps)}") from None
+    others = posttrain.remedies(job, options, reading) if plan.best is None and sought is None else []
+    if reading is not None:
+        of_file = functools.partial(posttrain.beside_file, asked=asked, whole=reading.job)
+        chosen = {name: of_file(getattr(plan, name)) for name in ("best", "runner_up", "nearest")}
+        plan = msgspec.structs.replace(plan, **chosen)
+        others = [each._replace(choice=of_file(each.choice) or each.choice) for each in others]
     shown = plan.best or plan.nearest
-    others = posttrain.remedies(job, options) if plan.best is None and sought is None else []
     plain = {} if sought is None else {"find": sought, "value": value}
     return Answer(
         form="plan.task",

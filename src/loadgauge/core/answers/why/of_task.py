@@ -188,12 +188,18 @@ def _sync(run: Run, memory: PostMemory, time: StepTime | None) -> Reason:
     if run.engine is not None and run.engine.inside:
         raise ConfigError("the trained model itself generates: no weights are handed over", key="explain")
     phase: PhaseMemory = next(phase for phase in memory.phases if phase.name == "weight sync")
-    smaller, most = "the smaller of the weights and a bucket", f"at most {gib(BUCKET, 1)}"
+    smaller, most = "the smaller of the weights and a bucket", f"at most {gib(BUCKET, 1)} each"
     lines = []
     notes: tuple[str, ...] = ()
     if time is not None and time.sync is not None:
         notes = (f"route: {time.sync.route}, {time.sync.rate / 1e9:.1f} GB/s",)
-        lines = [_line("bytes that a card gets", time.sync.received, "byte", "2 B x parameters / GPUs of a replica")]
+        formula: tuple[str, ...] = ("2 B x parameters / GPUs of a replica",)
+        if "delta" in time.sync.route:
+            formula = (
+                "share that changed x (4 B + 2 B) x parameters",
+                f"{time.sync.received / 6 / run.trained.params:g} x 6 x {run.trained.params:,}",
+            )
+        lines = [_line("bytes that a card gets", time.sync.received, "byte", *formula)]
         lines += [_line(f"seconds: {step}", took, "s") for step, took in time.sync.parts.items()]
     lines += [
         _line(
@@ -205,6 +211,6 @@ def _sync(run: Run, memory: PostMemory, time: StepTime | None) -> Reason:
         for resident in phase.residents
     ]
     lines.append(_line("together", phase.total))
-    sources = ("verl, rollout.yaml", "vllm, sleep mode", "docs/rollout.md")
+    sources = ("verl, rollout.yaml", "verl, checkpoint_engine", "vllm, sleep mode", "docs/rollout.md")
     rule = "both copies of the weights, and what hands them over, lie on a card at once"
     return _reason("sync", "bytes of a card while weights are handed over", lines, *sources, rule=rule, notes=notes)

@@ -50,7 +50,9 @@ class OfTask(OfModel, frozen=True, kw_only=True, omit_defaults=True):
         f"Where answers are generated: {', '.join(ROLLOUTS)}, with its options (tp, pp, ep, dp, utilization, sleep, kv, ...).",
         metavar="vllm:tp=2,utilization=0.6", values=ROLLOUTS, needs="task")] = None
     placement: Annotated[str | None, about(
-        "text", "posttrain", "colocated (trainer and rollout take turns on the same GPUs), or split:TRAINER+ROLLOUT GPUs.",
+        "text", "posttrain",
+        "colocated (trainer and rollout take turns on the same GPUs), or split:TRAINER+ROLLOUT GPUs; roles on their own after it"
+        " (,reward=8,critic=4).",
         metavar="split:16+16", values=("colocated", "split:8+8"), needs="task")] = None
     staleness: Annotated[int | None, about(
         "whole", "posttrain", "Updates that an answer may be old when it is trained on (0: synchronous).", low=0, high=10**4,

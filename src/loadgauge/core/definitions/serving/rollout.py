@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.base.units import above_zero, rate
 from loadgauge.core.definitions.job.job_text import choice, positive_number, switch, whole_number
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.inference import CACHE_FORMATS, PREFILL, WEIGHT_FORMATS
@@ -48,6 +49,13 @@ QUEUES = ("polls", "patience", "company", "balance")
 """Options of how prompts wait, each of one engine."""
 BESIDE = ("partial", "every", "inflight")
 """Options of an engine that generates beside a trainer on other GPUs, whose answers may be old."""
+HANDED = ("sync", "changed", "disk", "suspend")
+"""Options of how a trainer hands weights over, and of what both sides keep meanwhile."""
+SYNCS = {
+    "ipc": "same card", "nccl": "broadcast", "reshard": "shard to shard", "delta": "delta", "disk": "disk",
+    "delta-disk": "delta on disk",
+}  # fmt: skip
+"""Words of `sync`, and the ways they are."""
 ENGINES: dict[str, Defaults] = {
     "vllm": Defaults(
         title="vLLM", share="utilization", utilization=0.9, max_num_seqs=256, max_batched_tokens=8192,
@@ -59,13 +67,13 @@ ENGINES: dict[str, Defaults] = {
     ),
     "trtllm": Defaults(
         title="TensorRT-LLM", share="static_fraction", static_fraction=0.9, max_num_seqs=2048, max_batched_tokens=8192,
-        missing=frozenset({"utilization", "batch", "polls", *BESIDE}), answers=False,
+        missing=frozenset({"utilization", "batch", "polls", *BESIDE, *HANDED}), answers=False,
         waits="batch_wait_timeout_iters", source="trtllm",
     ),
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False, inside=True,
         missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
-                           "accepted", "version", *QUEUES, *BESIDE}),
+                           "accepted", "version", *QUEUES, *BESIDE, *HANDED}),
         source="transformers",
     ),
 }  # fmt: skip
@@ -76,7 +84,7 @@ SERVERS = tuple(name for name, engine in ENGINES.items() if not engine.inside)
 FLAGS_OF_A_SERVER = {name: f"--{name}" for name in MODEL_PARALLEL} | {
     "dp": "--gpus", "kv": "--cache-format", "weights": "--weight-format",
     "context": "--context", "batch": "--batch", "sleep": "", "prefix": "", "accepted": "--acceptance", "turns": "", "tool": "",
-    **dict.fromkeys(BESIDE, ""),
+    **dict.fromkeys(("observed", "verify", *BESIDE, *HANDED), ""),
 }  # fmt: skip
 """Options that a server has flags for, or no use."""
 ALIASES = {
@@ -102,7 +110,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     kv, weights: formats of cache and matrices (`spec.inference`); graphs: CUDA graphs are captured
     sleep: 0 stays on the card, 1 its weights go to host memory and its cache is dropped, 2 both are dropped
     prefix: answers to one prompt share what is read of it; accepted: tokens of a step with speculative decoding
-    turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs
+    turns, tool: of an answer, and seconds between two of them, in which a tool or an environment runs; observed: tokens of an
+    answer that each of those adds, which are not trained on; verify: seconds that an answer's reward takes on a host
     batch: sequences of a batch, where the engine has no cache of its own (transformers)
     version: its release (None: not named)
     polls: steps from one look for requests to the next (SGLang); of TensorRT-LLM, patience: steps that prompts wait for others,
@@ -111,6 +120,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     partial: answers that run when weights move go on with new ones, where others end first (None: where they may be older than an
     update); every: updates between two moves
     inflight: answers that are begun and not ended, of all replicas
+    sync: the way weights come (`SYNCS`; None: as the trainer hands them over); changed: share of the weights that an update
+    changes, of those ways that hand over no others; disk: bytes a second of the storage on the way, to write or to read
+    suspend: communicators of the side that rests are given back
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -135,6 +147,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     accepted: float | None = None
     turns: int = 1
     tool: float | None = None
+    observed: int | None = None
+    verify: float | None = None
     version: str | None = None
     polls: int | None = None
     patience: int | None = None
@@ -143,6 +157,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool | None = None
     every: int = 1
     inflight: int | None = None
+    sync: str | None = None
+    changed: float | None = None
+    disk: float | None = None
+    suspend: bool = False
 
     def queue(self, prompt: int, ranks: int) -> dict[str, Any]:
         """Return how prompts of so many tokens wait, as `serving.loop.Load` has it. ranks: with batches of their own
@@ -169,6 +187,15 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def replica(self) -> int:
         """GPUs of one replica."""
         return max(self.tp, self.ep) * self.pp
+
+    @property
+    def seen(self) -> int:
+        """Tokens of an answer that tools or an environment have added.
+
+        >>> Engine.parse("vllm:turns=5,observed=200").seen
+        800
+        """
+        return (self.turns - 1) * (self.observed or 0)
 
     def cache_room(self, capacity: float, weights: float, profile: float, outside: float) -> float | None:
         """Return the bytes that the engine leaves for the cache, as it means its share; None where it has none.
@@ -238,8 +265,13 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             except ConfigError as error:
                 raise ConfigError(f"{word.strip()}: {error}", key=key) from None
         engine = cls(kind=name, **options_of)  # type: ignore[arg-type]
-        if engine.tool is not None and engine.turns < 2:
-            raise ConfigError("tool= is the time between turns, which needs turns=2 or more", key=key)
+        for option, meaning in (("tool", "the time"), ("observed", "what is read")):
+            if getattr(engine, option) is not None and engine.turns < 2:
+                raise ConfigError(f"{option}= is {meaning} between turns, which needs turns=2 or more", key=key)
+        for option, ending in (("changed", "delta"), ("disk", "disk")):
+            ways = [word for word in SYNCS if ending in word]
+            if getattr(engine, option) is not None and engine.sync not in ways:
+                raise ConfigError(f"{option}= needs sync={' or sync='.join(ways)}", key=key)
         if max(engine.tp, engine.ep) % min(engine.tp, engine.ep):
             raise ConfigError(f"ep={engine.ep} must be a multiple or a divisor of tp={engine.tp}", key=key)
         return engine
@@ -255,7 +287,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             name: value for name in self.__struct_fields__[1:] if (value := getattr(self, name)) != getattr(plain, name)
         }
         words = ",".join(
-            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in stated.items()
+            f"{name}={str(value).lower() if isinstance(value, bool) else rate(value) if name == 'disk' else value}"
+            for name, value in stated.items()
         )
         return f"{self.kind}:{words}" if words else self.kind
 
@@ -276,7 +309,7 @@ def _switched(text: str) -> bool:
 
 def _value(option: str, text: str) -> object:
     """An option's value. Raises `ConfigError`."""
-    if option in ("utilization", "static_fraction", "company"):
+    if option in ("utilization", "static_fraction", "company", "changed"):
         share = positive_number(text)
         if share > 1:
             raise ConfigError(f"must be a share, at most 1, got {text}")
@@ -284,9 +317,13 @@ def _value(option: str, text: str) -> object:
     if option == "version":
         numbered(text)
         return text
-    if option in ("accepted", "tool"):
+    if option in ("accepted", "tool", "verify"):
         return positive_number(text)
-    if option in ("graphs", "prefix", "partial"):
+    if option == "sync":
+        return choice(text, tuple(SYNCS))
+    if option == "disk":
+        return above_zero(text, option, "byte/s", "a bandwidth such as 5GB/s")
+    if option in ("graphs", "prefix", "partial", "suspend"):
         return _switched(text)
     if option in ("kv", "weights"):
         return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))

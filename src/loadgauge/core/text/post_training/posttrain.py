@@ -79,6 +79,7 @@ def _lines(run: Run, memory: PostMemory) -> list[str]:
         return lines
     sequences, engine = run.sequences, memory.engine
     where = "colocated" if placement.colocated else f"{placement.trainer} + {placement.rollout} GPUs"
+    where += "".join(f", {number} of {' and '.join(names)}" for names, number in placement.apart)
     lines.append(
         f"A step: {sequences.prompts:,} prompts x {sequences.samples} answers, {sequences.prompt:,} + {sequences.answers.mean:,.0f}"
         f" tokens in the mean, {sequences.longest:,} at most; {run.engine.text()}, {run.replicas} replicas, {where}."

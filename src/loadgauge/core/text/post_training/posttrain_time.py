@@ -72,6 +72,13 @@ def lines(run: Run, time: StepTime, job: Job) -> list[str]:
             f"{phase.running:,.0f} sequences of a replica run at first; slots are empty for {phase.idle:.0%} of the decoding, the"
             f" last tenth of the sequences takes {phase.tail / phase.seconds:.0%} of it (--explain tail)."
         )
+        engine = run.engine
+        if engine is not None and engine.turns > 1:
+            share = engine.seen / run.sequences.answers.mean
+            sentences.append(
+                f"{engine.turns} turns an answer, {engine.tool or 0:g} s between two; {share:.0%} of an answer is observed:"
+                " read, not made, and not trained on."
+            )
         sentences += [
             *([] if walk is not None and walk.partial else [alone]),
             *([waits] if time.preempted >= 1 else []),
