@@ -87,7 +87,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     host: float = 0.0
     """Seconds in which the host launches an operation, in each direction (`core/definitions/training/software.py`)."""
     plain: bool = False
-    """True where products run without tensor cores (float32), which no power limit slows down."""
+    """True where products run without tensor cores (float32), at a share of their own."""
     tf32: float = 0.0
     """Peak of convolutions in float32 over that of products, where tensor cores run them; 0: they do not."""
     single: float = 1.0
@@ -121,10 +121,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def usual(self) -> Rate:
         """Return the rate of products in the usual format."""
         rates = self.efficiencies
-        throttle = 1.0 if self.plain else rates.throttle
-        return Rate(
-            self.peak * rates.matmul * throttle / self.software, rates.small_k, *((4, 4) if self.plain else (2, 2))
-        )
+        share = rates.float32 if self.plain else rates.matmul * rates.throttle
+        return Rate(self.peak * share / self.software, rates.small_k, *((4, 4) if self.plain else (2, 2)))
 
     @cached_property
     def few_bits(self) -> Rate:
@@ -391,7 +389,10 @@ def _convolved(operation: Operation, product: Gemm, machine: Machine) -> Operati
         arithmetic, copies = operation.forward_flops / machine.single, 1
     else:
         on_tensor_cores = machine.tf32 > 0 or not machine.plain
-        arithmetic = product_parts(product, machine)[0] / ((machine.plain and machine.tf32) or 1.0)
+        rates, faster = machine.efficiencies, 1.0
+        if machine.plain and machine.tf32:
+            faster = machine.tf32 * rates.matmul / rates.float32
+        arithmetic = product_parts(product, machine)[0] / faster
         copies = 3 if operation.strided and on_tensor_cores else 1
     rate = machine.memory("elementwise")
     again = operation.backward_flops / operation.forward_flops
