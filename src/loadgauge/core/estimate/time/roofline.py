@@ -139,9 +139,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def fused_attention(self) -> Both:
-        """FLOP/s that the attention kernel reaches in forward and backward, of heads 128 wide and long sequences."""
-        shares = self.efficiencies.attention[self.attention]
-        rate = self.peak * self.efficiencies.throttle / self.software
+        """FLOP/s that the attention kernel reaches in forward and backward, of heads 128 wide and long sequences.
+
+        In float32 it is the memory-efficient one, which makes a product of three in TF32 where there are tensor cores for it
+        (source: pytorch, `mem_eff_attention/gemm_kernel_utils.h`, `OpMultiplyAddFastF32`).
+        """
+        shares = self.efficiencies.attention["fa1" if self.plain and self.tf32 else self.attention]
+        peak = self.peak * max(1.0, self.tf32 / 3) if self.plain else self.peak
+        rate = peak * self.efficiencies.throttle / self.software
         return Both(rate * shares.forward, rate * shares.backward)
 
     def memory(self, family: str) -> Both:
