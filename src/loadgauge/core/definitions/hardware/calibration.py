@@ -268,7 +268,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
         "fp8_block_matmul": min(HIGHEST, chip.fp8_block * short),
         "fp4_matmul": min(HIGHEST, chip.fp4 * short / _four_bits(card)),
         "throttle": throttle,
-        **_plain(card),
+        "float32": _plain(card, short),
         "attention": {
             name: [min(HIGHEST, way.forward * short), min(HIGHEST, way.backward * short)]
             for name, way in {**every.attention, **chip.attention}.items()
@@ -307,10 +307,11 @@ def _over_pcie(card: Gpu | None) -> bool:
     )
 
 
-def _plain(card: Gpu | None) -> dict[str, float]:
-    """The share of float32's peak by the watts for it, where both are stated."""
-    watts = None if card is None else _watts_per_teraflop(card, card.peaks.fp32)
-    return {} if watts is None else {"float32": min(HIGHEST_PLAIN, PLAIN * watts**PER_PLAIN_WATT)}
+def _plain(card: Gpu | None, usual: float) -> float:
+    """The share of float32's peak by the watts for it; that of 16-bit products where they are not stated, or where matrix cores
+    compute float32 too (whatever is not NVIDIA's)."""
+    watts = _watts_per_teraflop(card, card.peaks.fp32) if card is not None and card.vendor == "nvidia" else None
+    return usual if watts is None else min(HIGHEST_PLAIN, PLAIN * watts**PER_PLAIN_WATT)
 
 
 def _watts_per_teraflop(card: Gpu, peak: Quantity | None) -> float | None:
