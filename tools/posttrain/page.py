@@ -148,8 +148,8 @@ def traced() -> Iterator[str]:
     yield "## TRL's trainers on the simulated device"
     yield ""
     yield (
-        "Predicted over traced bytes of each phase, less one, of small models (`python -m posttrain.traces` records them). The"
-        " formula leaves out what a batch with an attention mask costs: keys and values of every head, and a mask a layer."
+        "Predicted over traced bytes of each phase, less one, of small models (`python -m posttrain.traces` records them)."
+        " Batches are padded, so that attention has a mask: keys and values of every head, and a mask a layer."
         " GRPO's rows are of its update, with answers that are given."
     )
     yield ""

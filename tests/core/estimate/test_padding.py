@@ -15,11 +15,13 @@ from command_line import document, typed
 from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import GIB
+from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.kernels import Dtypes, Kernels
 from loadgauge.core.definitions.model.model import Attention
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.estimate.memory.padding import METHODS, Forecast, Method, forecast, of_method
+from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.families.reference import gpt_model
 from loadgauge.core.layers import block_layer
 from published_formulas import padded_flash_activations, padding_free_activations
@@ -249,10 +251,11 @@ def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_memory_is_of_the_fullest_micro_batch_and_time_of_the_expected_one() -> None:
     line = "estimate llama-3.2-1b --gpu h100 --micro-batch 4 --global-batch 16"
     ragged = f"{line} --lengths uniform:4096"
-    longest, free, padded, whole = (
-        document(one)
-        for one in (f"{line} --seq-len 4096", ragged, f"{ragged} --padding dynamic", f"{ragged} --padding max-length")
+    free, padded, whole = (
+        document(one) for one in (ragged, f"{ragged} --padding dynamic", f"{ragged} --padding max-length")
     )
+    # What is padded is handed a mask, as where all sequences are padded to one length.
+    longest = document(f"{line} --seq-len 4096 --padding max-length")
     assert whole["memory"]["total"] == longest["memory"]["total"] == padded["memory"]["total"]
     assert whole["time"]["step"] == longest["time"]["step"] > padded["time"]["step"] > free["time"]["step"]
     fullest = Lengths.uniform(4096).expected_fullest(4)
@@ -262,6 +265,43 @@ def test_memory_is_of_the_fullest_micro_batch_and_time_of_the_expected_one() -> 
     assert free["memory"]["parts"]["loss"] == pytest.approx(one + slope * (fullest - 4096), rel=1e-6)
     assert free["memory"]["total"] < longest["memory"]["total"]
     assert free["memory"]["high"] > longest["memory"]["total"]
+
+
+def test_a_padded_batch_hands_attention_a_mask() -> None:
+    """The memory-efficient kernel takes all pairs, a causal one half of them; each query head has keys and values of its own,
+    and each layer makes a mask of 16 bits that it keeps."""
+    tokens, layers, heads, kv, width = 2 * 4096, 16, 32, 8, 64
+    whole, padded = (
+        estimate("llama-3.2-1b", micro_batch=2, seq_len=4096, gpu="a100-sxm4-80gb", precision="bf16-pure", padding=how)
+        for how in (None, "max-length")
+    )
+    mask, repeated = 2 * 2 * 4096**2, 2 * 2 * tokens * (heads - kv) * width
+    kept = [result.memory.largest("activations").parts["activations"] for result in (whole, padded)]
+    assert kept[1] - kept[0] == pytest.approx(layers * (mask + repeated), rel=1e-3)
+    fused = estimate(
+        "llama-3.2-1b", micro_batch=2, seq_len=4096, gpu="a100-sxm4-80gb", precision="bf16-pure", attention="fa1"
+    )
+    assert padded.time is not None
+    assert fused.time is not None
+    assert padded.time.step > 1.15 * fused.time.step
+
+
+def test_a_run_that_padded_all_its_batches_took_as_long() -> None:
+    """A user's own trainer pads to 8,192 tokens and takes 4.7 s; without a mask it would take little more than half of that."""
+    line = "estimate llama-3.1-8b --gpu h100-sxm5-80gb --seq-len 8192 --micro-batch 2 --recompute full --precision bf16-pure"
+    line += " --version transformers=4.49,torch=2.5"
+    assert document(f"{line} --padding max-length")["time"]["step"] == pytest.approx(4.7, rel=0.08)
+    assert document(line)["time"]["step"] < 0.65 * 4.7
+
+
+def test_attention_in_float32_is_of_three_products_in_tf32() -> None:
+    """PyTorch's memory-efficient kernel on tensor cores, at a third of their TF32 rate; without them on the plain cores."""
+    for card, faster in (("a100-sxm4-80gb", 156 / 19.5 / 3), ("v100-sxm2-16gb", 1.0)):
+        machine = Machine.of(gpu(card), efficiencies(card), training(precision="fp32"))
+        share = machine.efficiencies.attention["fa1"].forward * machine.efficiencies.throttle
+        assert machine.fused_attention.forward * machine.software == pytest.approx(
+            share * gpu(card).peak("fp32") * faster, rel=0.005
+        )
 
 
 def test_the_ledger_is_of_the_fullest_micro_batch() -> None:

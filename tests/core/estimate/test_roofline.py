@@ -79,11 +79,11 @@ def test_arithmetic_and_bytes_hide_each_other_but_not_wholly():
 
 def test_float32_moves_four_bytes_and_no_power_limit_slows_it():
     gemm = Gemm(m=1, n=4096, k=4096)
-    fast = efficiencies(matmul=1e9)
+    fast = efficiencies(matmul=1e9, float32=1e9)
     ratio = gemm_seconds(gemm, machine(fast, plain=True)) / gemm_seconds(gemm, machine(fast))
     assert ratio == pytest.approx(2)
     large = Gemm(m=8192, n=8192, k=8192)
-    hot = efficiencies(throttle=0.5, **FREE)
+    hot = efficiencies(throttle=0.5, float32=1.0, **FREE)
     assert gemm_seconds(large, machine(hot)) == pytest.approx(2 * gemm_seconds(large, machine(hot, plain=True)))
 
 

@@ -14,6 +14,7 @@ from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.layout.overlap import Overlap
+from loadgauge.core.definitions.training.software import factor
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.collectives import Group, seconds
 from loadgauge.core.estimate.time.traffic import Carries
@@ -199,3 +200,18 @@ def test_the_report_says_the_time_and_the_money():
 def test_the_layout_and_the_cluster_agree():
     with pytest.raises(ConfigError, match="8 GPUs and the cluster has 16"):
         estimate(model(LLAMA), Layout(dp=8, global_batch=8, seq_len=128), cluster=cluster(gpu(H100), 16))
+
+
+def test_gradients_of_micro_batches_are_added_up() -> None:
+    """Each micro-batch after the first reads its gradients and those before, and writes their sum; Megatron's products do it."""
+    rate = efficiencies(H100).memory["elementwise"].forward * gpu(H100).memory_bandwidth
+    for framework, moved in (("huggingface", 3 * 4 * 8_030_261_248), ("megatron", 0)):
+        first, four = (
+            document(
+                f"estimate {LLAMA} --gpu {H100} --framework {framework} --micro-batch 1 --global-batch {batch} --seq-len 512"
+                f" --precision {'fp32' if framework == 'huggingface' else 'bf16'}"
+            )["time"]["parts"]["backward"]
+            for batch in (1, 4)
+        )
+        slower = factor(experts=False, low_precision=False, graphs=False).factor
+        assert four - 4 * first == pytest.approx(3 * moved * slower / rate, rel=1e-3, abs=1e-9)

@@ -23,7 +23,7 @@ from loadgauge.core.families.catalogue import models
 from loadgauge.evidence.validate import operators
 from loadgauge.evidence.validate.operators import Score, errors, scores
 from loadgauge.evidence.validate.runs import published
-from operators.left_out import left_out
+from operators.left_out import fit_plain, left_out, plain_shares
 
 CENTRE = (
     "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb", "gb200-nvl72", "gb300-nvl72",
@@ -132,6 +132,28 @@ def test_a_gpu_left_out_is_within_an_eighth() -> None:
 
 
 # -- where figures come from -------------------------------------------------------------------------------------------
+
+
+def test_products_in_float32_go_by_their_own_watts() -> None:
+    """The law is the line through the five measured cards, and each of them lies near what the other four say."""
+    cards = {card: (watts, share) for card, (watts, share, _) in plain_shares().items()}
+    assert len(cards) == 5
+    start, power = fit_plain(cards.values())
+    assert start == pytest.approx(calibration.PLAIN, rel=0.005)
+    assert power == pytest.approx(calibration.PER_PLAIN_WATT, rel=0.005)
+    assert max(share for _, share in cards.values()) == pytest.approx(calibration.HIGHEST_PLAIN, rel=0.006)
+    for left, (watts, share) in cards.items():
+        start, power = fit_plain(other for card, other in cards.items() if card != left)
+        assert start * watts**power == pytest.approx(share, rel=0.12), left
+
+
+def test_a_product_in_float32_takes_its_own_share() -> None:
+    """A large product without tensor cores runs at the share of float32's peak, however fast those are."""
+    for card in ("l4", "h100-sxm5-80gb"):
+        rates, side = efficiencies(card), 16384
+        machine = roofline.Machine(peak=gpu(card).peak("fp32"), bandwidth=1e15, efficiencies=rates, plain=True)
+        took = roofline.gemm_seconds(roofline.Gemm(side, side, side), machine)
+        assert 2 * side**3 / took == pytest.approx(rates.float32 * gpu(card).peak("fp32"), rel=0.01)
 
 
 def test_no_constant_belongs_to_a_run_a_source_or_a_model() -> None:

@@ -93,7 +93,7 @@ def ragged(
     if lengths is not None and groups is not None:
         return _dynamic_batches(lengths, groups, dp, whole, assumed)
     if lengths is None:
-        if job.padding is not None:
+        if job.padding not in (None, "max-length"):
             raise ConfigError("needs --lengths", key="padding")
         return {}
     if job.padding == "free" and not flash:

@@ -20,6 +20,7 @@ from loadgauge.core.post_training.answers import answers, stated_longest
 from loadgauge.core.post_training.roles import Member, Placement, Run, Sequences, replicas_of
 from loadgauge.core.resolve.resolve import asks_for_files, cluster_of, framework_of, resolve_job
 from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.resolve.unsaid import masked
 
 OF_WHOLE = ("tokens", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")
 """Fields of a whole run of training, which `steps` says of a task."""
@@ -231,6 +232,10 @@ def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str)
 
     objective: the form of the loss, None: the usual one; trainers: as in `_training`
     """
+    job, training = setup.job, setup.training
+    alike = job.attention in (None, "flash") and job.padding != "free" and training.framework.peft
+    if alike and task.name != "sft" and (task.rollout or setup.layout.micro_batch > 1):
+        setup = msgspec.structs.replace(setup, training=masked(training))
     if task.trained.scalar:
         return msgspec.structs.replace(setup, model=scalar(setup.model))
     wanted = objective or next(iter(task.objectives), None)

@@ -98,7 +98,20 @@ def with_kernel(job: Job, kind: Training, card: Gpu | None, stack: Stack, assume
         on = f"{card.id}, {stack.text(*releases)}" if releases and card.flash_attention else card.id
         kernel = name if card.flash_attention else "the memory-efficient kernel"
         assumed["--attention"] = f"flash ({kernel} on {on})"
-    return msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
+    kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kernels, flash=name))
+    padded = job.padding == "max-length" or (job.padding == "dynamic" and (job.micro_batch or 1) > 1)
+    return masked(kind) if padded else kind
+
+
+def masked(kind: Training) -> Training:
+    """The training where batches are padded: transformers hands PyTorch's attention a mask, which FlashAttention does not take and
+    cuDNN's kernel does (source: pytorch, `sdp_utils.cpp`, `check_for_attn_mask`)."""
+    kernels, taking = kind.kernels, {"fa1": "fa1", "fa2": "fa1", "cudnn": "cudnn"}
+    if not (kernels.written_mask and kernels.attention == "flash" and kernels.flash in taking):
+        return kind
+    return msgspec.structs.replace(
+        kind, kernels=msgspec.structs.replace(kernels, flash=taking[kernels.flash], masks=True)
+    )
 
 
 def determined(job: Job, kind: Training, card: Gpu | None) -> Training:

@@ -12,12 +12,16 @@ from typing import Any, Literal
 import msgspec
 
 from loadgauge.core.base import ConfigError, NotStated, read_table
-from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, gpu as card_named
+from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, Quantity, gpu as card_named
 
 MEASURED_BEST, PER_WATT, SHARE, HIGHEST = 0.85, 0.27, 0.70, 0.85
 """Of a GPU without measured products: what the best one ever found loses when it is any, and runs long; the power of the watts
 for each FLOP/s with which the share of chips of one kind goes; the share where nothing is known; and the highest that any rule
 gives."""
+PLAIN, PER_PLAIN_WATT, HIGHEST_PLAIN = 0.191, 0.548, 0.935
+"""Share of float32's peak that products without tensor cores reach at 1 W for each of its TFLOP/s, the power of the watts, and the
+highest one found: of five GPUs from 2 W (L4) to 18 W (V100), each within 2 to 11 % of what the other four say (`fit_plain` of
+`operators.left_out`)."""
 WHOLE = {"7": 1.81e12, "8.6": 1.84e12, "8.9": 2.64e12, "9": 7.49e12, "12": 2.49e12}
 HELD_BACK = 1.5
 """16-bit FLOP/s of a multiprocessor of the fastest card of each chip. A card with that many times fewer is held back by design
@@ -60,6 +64,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Matrix products take ((arithmetic)^3 + (traffic)^3)^(1/3) + launch:
     matmul, fp8_matmul, fp8_block_matmul, fp4_matmul: share of the peak of the format that a large product reaches while the
         chip is cool; `block`: with a scale for each block of an operand
+    float32: share of the float32 peak that a large product without tensor cores reaches (`PLAIN`)
     throttle: what is left of the tensor cores' rate, in products and attention, when they are busy all the time: it depends on
         cooling and power limits, so it belongs to the machine (0.7 to 1) and not to the kind of GPU
     small_k, fp8_small_k, fp8_block_small_k, fp4_small_k: inner width at which a product reaches half of its share [elements]
@@ -141,6 +146,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     basis: Literal["measured", "assumed"]
     how: str = ""
     date: str = ""
+    float32: float = 0.75
     figures: dict[str, Figure] = {}
 
 
@@ -242,7 +248,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
     spare = 1.0 if card is None else _held_back(card)
     if card is not None:
         how = f"no measurement of {card.name}"
-        watts = _watts_per_teraflop(card)
+        watts = _watts_per_teraflop(card, card.peaks.bf16 or card.peaks.fp16)
         if kind in chips and watts is not None:
             share = spare * chip.per_watt * (watts / spare) ** PER_WATT
             how += f": as {', '.join(chip.gpus)}, by its watts"
@@ -260,6 +266,7 @@ def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[
         "fp8_block_matmul": min(HIGHEST, chip.fp8_block * short),
         "fp4_matmul": min(HIGHEST, chip.fp4 * short / _four_bits(card)),
         "throttle": throttle,
+        "float32": _plain(card, short),
         "attention": {
             name: [min(HIGHEST, way.forward * short), min(HIGHEST, way.backward * short)]
             for name, way in {**every.attention, **chip.attention}.items()
@@ -298,9 +305,15 @@ def _over_pcie(card: Gpu | None) -> bool:
     )
 
 
-def _watts_per_teraflop(card: Gpu) -> float | None:
-    """Watts for each TFLOP/s of the 16-bit peak, where both are stated."""
-    peak = card.peaks.bf16 or card.peaks.fp16
+def _plain(card: Gpu | None, usual: float) -> float:
+    """The share of float32's peak by the watts for it; that of 16-bit products where they are not stated, or where matrix cores
+    compute float32 too (whatever is not NVIDIA's)."""
+    watts = _watts_per_teraflop(card, card.peaks.fp32) if card is not None and card.vendor == "nvidia" else None
+    return usual if watts is None else min(HIGHEST_PLAIN, PLAIN * watts**PER_PLAIN_WATT)
+
+
+def _watts_per_teraflop(card: Gpu, peak: Quantity | None) -> float | None:
+    """Watts for each TFLOP/s of a peak, where both are stated."""
     if peak is None or card.power.tdp is None:
         return None
     with suppress(NotStated):

@@ -123,9 +123,9 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         metavar="FILE")] = None  # fmt: skip
     padding: Annotated[str | None, _field(
         "choice", "batch",
-        "How --lengths are put in a micro-batch: free (no padding), dynamic (to its longest), max-length (to the"
-        " longest of all).",
-        choices=get_args(Padding), needs="lengths")] = None  # fmt: skip
+        "How sequences are put in a micro-batch: of --lengths free (no padding) or dynamic (to its longest), max-length"
+        " (to the longest of all, or --seq-len).",
+        choices=get_args(Padding))] = None  # fmt: skip
     dynamic_cp: Annotated[
         int | None,
         _field(

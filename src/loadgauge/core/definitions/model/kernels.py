@@ -79,6 +79,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     flash: which kernel `flash` is (`attention_kernels.FLASH_KERNELS`), which decides time; empty: the framework's own choice.
     sums_over: multiprocessors that FlashAttention-2's deterministic backward spreads the queries' gradient over, each with sums of
         its own; 0: it is not deterministic
+    masks: PyTorch's fused kernel is given a mask, as batches are padded: it computes all pairs, and wants a key for each query
     flash_dropout: whether the flash kernel drops probabilities itself, keeping only a random state; where it cannot
         (PyTorch on CPU), attention with dropout is written out.
     norm: `fused` keeps its input and one or two statistics per token; `upcast` is Hugging Face's RMSNorm module, which
@@ -140,6 +141,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     flash_dropout: bool = True
     flash: str = ""
     sums_over: int = 0
+    masks: bool = False
     norm: Literal["fused", "upcast"] = "fused"
     norm_kernel: Literal["fused", "compiled", "eager", "written"] = "eager"
     activation: Literal["fused", "unfused"] = "unfused"

@@ -71,6 +71,22 @@ def updated(memory: MemoryModel, weights: RankWeights, field: Literal["trainable
     return spread(dense, memory.layout.zero_ranks) + spread(expert, memory.layout.expert_zero_ranks)
 
 
+def summed(memory: MemoryModel, stage: Stage) -> Size:
+    """Return the bytes that move where gradients of a step's micro-batches are added to those before: both read, one written.
+
+    Buffers that exist from the start are added to inside the product. FSDP adds shards, after their reduction, where it does not
+    wait for the last micro-batch with that (source: pytorch, `AccumulateGrad`, and `foreach_reduce` of FSDP2).
+    """
+    training, layout, weights = memory.training, memory.layout, memory.weighed(stage)[1]
+    framework = training.framework
+    if framework.gradients_persist:
+        return 0
+    elements = weights.dense.trainable + weights.expert.trainable
+    if framework.fully_shards and layout.zero >= 2 and not framework.reduces_once:
+        elements = updated(memory, weights)
+    return 3 * training.precision.gradient * elements * (layout.num_microbatches - 1)
+
+
 def largest_updated(memory: MemoryModel, stage: Stage, *, wide: bool) -> Size:
     """Return the elements of the largest tensor that this rank updates, of the layers of a stage and of its ends.
 

@@ -87,7 +87,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     host: float = 0.0
     """Seconds in which the host launches an operation, in each direction (`core/definitions/training/software.py`)."""
     plain: bool = False
-    """True where products run without tensor cores (float32), which no power limit slows down."""
+    """True where products run without tensor cores (float32), at a share of their own."""
     tf32: float = 0.0
     """Peak of convolutions in float32 over that of products, where tensor cores run them; 0: they do not."""
     single: float = 1.0
@@ -121,10 +121,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def usual(self) -> Rate:
         """Return the rate of products in the usual format."""
         rates = self.efficiencies
-        throttle = 1.0 if self.plain else rates.throttle
-        return Rate(
-            self.peak * rates.matmul * throttle / self.software, rates.small_k, *((4, 4) if self.plain else (2, 2))
-        )
+        share = rates.float32 if self.plain else rates.matmul * rates.throttle
+        return Rate(self.peak * share / self.software, rates.small_k, *((4, 4) if self.plain else (2, 2)))
 
     @cached_property
     def few_bits(self) -> Rate:
@@ -141,9 +139,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def fused_attention(self) -> Both:
-        """FLOP/s that the attention kernel reaches in forward and backward, of heads 128 wide and long sequences."""
-        shares = self.efficiencies.attention[self.attention]
-        rate = self.peak * self.efficiencies.throttle / self.software
+        """FLOP/s that the attention kernel reaches in forward and backward, of heads 128 wide and long sequences.
+
+        In float32 it is the memory-efficient one, which makes a product of three in TF32 where there are tensor cores for it
+        (source: pytorch, `mem_eff_attention/gemm_kernel_utils.h`, `OpMultiplyAddFastF32`).
+        """
+        shares = self.efficiencies.attention["fa1" if self.plain and self.tf32 else self.attention]
+        peak = self.peak * max(1.0, self.tf32 / 3) if self.plain else self.peak
+        rate = peak * self.efficiencies.throttle / self.software
         return Both(rate * shares.forward, rate * shares.backward)
 
     def memory(self, family: str) -> Both:
@@ -410,7 +413,10 @@ def _convolved(operation: Operation, product: Gemm, machine: Machine) -> Operati
         seconds = machine.software * (arithmetic + ahead / (rates.memory * machine.bandwidth))
         return OperationTime(seconds + machine.launch, again / 2 * rates.backward * seconds + again * machine.launch, 0)
     on_tensor_cores = machine.tf32 > 0 or not machine.plain
-    arithmetic = product_parts(product, machine)[0] / ((machine.plain and machine.tf32) or 1.0)
+    efficiency, faster = machine.efficiencies, 1.0
+    if machine.plain and machine.tf32:
+        faster = machine.tf32 * efficiency.matmul / efficiency.float32
+    arithmetic = product_parts(product, machine)[0] / faster
     copies = 3 if operation.strided and on_tensor_cores else 1
     rate = machine.memory("elementwise")
     forward = both_count(arithmetic, copies * ahead / rate.forward) + machine.launch

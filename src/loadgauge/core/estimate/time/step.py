@@ -21,7 +21,7 @@ from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
-from loadgauge.core.estimate.states.optimizer_step import staying
+from loadgauge.core.estimate.states.optimizer_step import staying, summed, updated
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
@@ -442,10 +442,7 @@ class StepModel:
 
     def updated(self, stage: Stage) -> Size:
         """Return the elements that one rank of a stage updates."""
-        weights = self.memory.weights(self.memory.counts(stage, stage.start, stage.stop)) + self.memory.ends(stage)
-        sharded = self.layout.zero >= 1
-        elements = weights.dense.trainable / (self.layout.zero_ranks if sharded else 1)
-        return elements + weights.expert.trainable / (self.layout.expert_zero_ranks if sharded else 1)
+        return updated(self.memory, self.memory.weighed(stage)[1])
 
     def optimizer(self, stage: Stage) -> Size:
         """Return the seconds of the update, bound by memory bandwidth, or by host and PCIe where it is offloaded.
@@ -521,6 +518,8 @@ class StepModel:
                 parts[lane] = parts[lane] + passes * value
         for lane, value in self.once(rows, stages[slowest], micro).items():
             parts[lane] = parts[lane] + value
+        added = summed(self.memory, stages[slowest]) / self.machine.memory("elementwise").forward
+        parts["backward"] = parts["backward"] + added
         parts["pp"] = parts["pp"] + sent
         parts.update(bubble=waiting - sent, optimizer=self.optimizer(stages[slowest]))
         return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))

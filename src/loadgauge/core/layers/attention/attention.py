@@ -51,7 +51,7 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
     heads = shard(spec.num_attention_heads, view.tp, "num_attention_heads")
     kv_heads = spread(spec.num_key_value_heads, view.tp)
     query, key, value, gate = _project(build, x, spec, hidden_size, heads, kv_heads)
-    masked = spec.masked and build.kernels.written_mask and build.kernels.attention == "flash"
+    masked = _given_mask(build, spec) and build.kernels.attention == "flash"
     if build.kernels.repeat_kv and (spec.repeats_kv or (masked and not same(heads, kv_heads))):
         full = tokens * heads * spec.head_dim
         key, value = (
@@ -353,10 +353,15 @@ def _flash(
     return context
 
 
+def _given_mask(build: Builder, spec: Attention) -> bool:
+    """Return whether transformers gives PyTorch's fused kernel a mask: of the model's, or of a padded batch."""
+    return build.kernels.masks or (spec.masked and build.kernels.written_mask)
+
+
 def _masks(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
     """The mask that PyTorch makes of one of booleans in each call, as wide as queries; its kernel computes all pairs and keeps it
     (source: pytorch, `transformers/attention.cpp`, `convert_boolean_attn_mask`)."""
-    if not (spec.masked and build.kernels.written_mask):
+    if not _given_mask(build, spec):
         return ()
     mask = build.tensor("attention.mask", build.view.pairs)
     build.operations.append(Operation(mask.name, "elementwise", (), (mask,)))
