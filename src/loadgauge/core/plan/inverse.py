@@ -248,24 +248,37 @@ def sizes(most: int, node: int) -> Iterator[int]:
     yield from range(2 * node, most + 1, node)
 
 
-def fewest_gpus(case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet) -> Answer:
-    """Find the fewest GPUs on which a layout fits, at most those of the case. Raises `NothingFits`."""
-    return surest(lambda end: _fewest_gpus(case, objective, margin, progress, end))
+def fewest_gpus(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet, any_batch: bool = False
+) -> Answer:
+    """Find the fewest GPUs on which a layout fits, at most those of the case, and whether fewer are TIGHT. Raises `NothingFits`.
 
-
-def _fewest_gpus(case: Case, objective: Objective, margin: float, progress: Progress, end: End) -> Answer:
+    any_batch: no global batch is said, so that each number has the multiple of it nearest to the case's
+    """
+    limit, batch = case.cluster.gpu.capacity - margin, case.space.global_batch
+    tight: tuple[int, Case] | None = None
+    best, said = None, ""
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
         try:
-            fewer = reopen(case, gpus=size)
+            fewer = reopen(case, gpus=size, global_batch=max(1, round(batch / size)) * size if any_batch else None)
         except Error:
             continue
-        if leanest(fewer, end)[0] > case.cluster.gpu.capacity - margin:
-            continue
-        best = best_of(fewer, objective, margin)
+        if leanest(fewer)[0] <= limit:
+            best = best_of(fewer, objective, margin)
+        elif tight is None and leanest(fewer, "total")[0] <= limit:
+            tight = size, fewer
         if best is not None:
-            return Answer(f"the fewest GPUs on which it {_fits(best)}: {size}", size, best)
-    raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
+            said = "" if tight is None else f"; on {tight[0]:,} it is TIGHT"
+            break
+    if best is None and tight is not None:
+        best = best_of(tight[1], objective, margin)
+    if best is None:
+        raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
+    size = best.layout.gpus
+    if any_batch:
+        said += f"; with a global batch of {best.layout.global_batch:,}, as none is said"
+    return Answer(f"the fewest GPUs on which it {_fits(best)}: {size:,}{said}", size, best)
 
 
 def smallest_nic(
@@ -331,6 +344,9 @@ def smallest_batch(
     """Find the smallest global batch, of powers of two times the GPUs' divisors, that keeps exposed communication and idle time
     under `share` of the step. Raises `NothingFits` where none does, with the cause."""
     gpus, best, batch = case.space.gpus, None, 1
+    if gpus == 1:
+        answer = largest_micro_batch(case, objective, margin, progress)
+        return answer._replace(text=f"one GPU waits for no other, so any global batch will do; {answer.text}")
     odd = gpus // (gpus & -gpus)
     while batch <= MOST_BATCH:
         for size in sorted({batch, batch * odd}):
@@ -341,7 +357,7 @@ def smallest_batch(
             best = choice
             lost = _lost(choice)
             if lost <= share:
-                words = f"{size:,} sequences: {lost:.1%} of the step is communication in the open, or waiting"
+                words = f"{size:,} sequence{'s' * (size > 1)}: {lost:.1%} of the step is communication in the open, or waiting"
                 return Answer(f"the smallest global batch: {words}", size, choice)
         batch *= 2
     if best is None:

@@ -132,9 +132,15 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[inverse.Answer], tu
         return [tokens_of(case, request.days, pace, objective, margin)], ()
     assert tokens is not None
     most = case.space.gpus if request.gpus else 10**6
-    free = request.job.global_batch is None and not asks_for_files(request.job)
-    by_date = gpus_by_date(case, tokens, request.days, pace, objective, margin, say, most, any_batch=free)
+    by_date = gpus_by_date(
+        case, tokens, request.days, pace, objective, margin, say, most, any_batch=_any_batch(request)
+    )
     return [by_date.answer], by_date.beside
+
+
+def _any_batch(request: PlanRequest) -> bool:
+    """Return whether no global batch is said."""
+    return request.job.global_batch is None and not asks_for_files(request.job)
 
 
 def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
@@ -144,7 +150,7 @@ def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
     if request.find == "micro-batch":
         return inverse.largest_micro_batch(case, objective, margin, say, setup.job.global_batch)
     if request.find == "gpus":
-        return inverse.fewest_gpus(case, objective, margin, say)
+        return inverse.fewest_gpus(case, objective, margin, say, _any_batch(request))
     if request.find == "nic":
         return inverse.smallest_nic(case, request.exposed or SHARE, objective, margin, say)
     if request.find == "link":
