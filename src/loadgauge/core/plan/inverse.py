@@ -472,11 +472,13 @@ def cheapest_gpu(
     margin: float = 0.0,
     progress: Progress = quiet,
     timely: Callable[[Sequence[Case]], Estimate] | None = None,
+    tokens: float | None = None,
 ) -> tuple[list[Answer], list[str]]:
     """Rank kinds of GPU by the cost of a billion tokens, those that fit first, each on the best number of GPUs of its cases.
 
     on: the cases on a kind of GPU, which has kernels of its own; prices: of one GPU-hour, by GPU; timely: the best that meets a
-    date. Returns the answers, and for kinds without one the reason. Raises `NothingFits`.
+    date; tokens: of the whole run, whose days and cost are said with it. Returns the answers, and for kinds
+    without one the reason. Raises `NothingFits`.
     """
     answers, rest = [], []
     for name, price in prices.items():
@@ -493,9 +495,10 @@ def cheapest_gpu(
             continue
         cost = cost_per_billion_tokens(price, best)
         many = "" if timely is None else f"{best.layout.gpus:,} x "
-        answers.append(
-            Answer(f"{many}{card.name} at {price:g} a GPU-hour: {cost:,.2f} for a billion tokens", cost, best)
-        )
+        words = f"{cost:,.2f} for a billion tokens"
+        if tokens is not None:
+            words += f", {cost * tokens / 1e9:,.0f} for all, in {days_words(days_for(best, tokens))}"
+        answers.append(Answer(f"{many}{card.name} at {price:g} a GPU-hour: {words}", cost, best))
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
     return sorted(answers, key=lambda answer: (RANK[answer.best.memory.verdict], answer.value)), rest

@@ -40,12 +40,13 @@ def found(request: PlanRequest) -> Answer:
             def timely(there: Sequence[Case]) -> Estimate:
                 if not request.gpus:
                     return _by_date(request, there[-1])[0][0].best
-                assert request.tokens is not None
+                assert tokens is not None
                 assert request.days is not None
-                return inverse.in_time(there, parse_count(request.tokens, "tokens"), request.days, request.margin_bytes)
+                return inverse.in_time(there, tokens, request.days, request.margin_bytes)
 
+            tokens = None if request.tokens is None else parse_count(request.tokens, "tokens")
             dated = timely if request.dated else None
-            answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say, dated)
+            answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say, dated, tokens)
         elif request.dated:
             answers, beside = _by_date(request, cases[-1])
         else:
