@@ -257,7 +257,7 @@ def fewest_gpus(
     """
     limit, batch = case.cluster.gpu.capacity - margin, case.space.global_batch
     tight: tuple[int, Case] | None = None
-    best, said = None, ""
+    best, beside = None, ""
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
         try:
@@ -269,7 +269,7 @@ def fewest_gpus(
         elif tight is None and leanest(fewer, "total")[0] <= limit:
             tight = size, fewer
         if best is not None:
-            said = "" if tight is None else f"; on {tight[0]:,} it is TIGHT"
+            beside = "" if tight is None else f"; on {tight[0]:,} it is TIGHT"
             break
     if best is None and tight is not None:
         best = best_of(tight[1], objective, margin)
@@ -277,8 +277,8 @@ def fewest_gpus(
         raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
     size = best.layout.gpus
     if any_batch:
-        said += f"; with a global batch of {best.layout.global_batch:,}, as none is said"
-    return Answer(f"the fewest GPUs on which it {_fits(best)}: {size:,}{said}", size, best)
+        beside += f"; with a global batch of {best.layout.global_batch:,}, as none is said"
+    return Answer(f"the fewest GPUs on which it {_fits(best)}: {size:,}{beside}", size, best)
 
 
 def smallest_nic(

@@ -56,9 +56,9 @@ class Spoken(click.Command):
         try:
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
-            from loadgauge.core.command_line.plan import command  # only on the way to an error
-
-            if not any(error.option_name in each.opts for each in command.params):
+            group = ctx.parent and ctx.parent.command
+            planning = group.get_command(ctx, "plan") if isinstance(group, click.Group) else None
+            if planning is None or not any(error.option_name in each.opts for each in planning.params):
                 raise
             raise click.UsageError(f"no such option {error.option_name!r} here; `loadgauge plan` has it", ctx) from None
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
