@@ -281,7 +281,7 @@ def _utilisation() -> list[Part]:
 
 
 def _partitioned() -> list[Part]:
-    l, b, s, h, t = _letters("l b s h t")
+    l, b, s, h, t = letters("l b s h t")
     inputs = 2 * l * b * s * h
     part = (t - 1) / t  # what one rank lacks of a tensor that is shared out
     return [
