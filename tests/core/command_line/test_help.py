@@ -126,7 +126,8 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--load-in-8bit", "--base"), ("--packing", "--seq-len"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
         ("--gpu-memory-utilization 0.9", "--server"), ("-ngl 20", "--offload experts"), ("--label_smoothing_factor 0.1", "in trl"),
         ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
-        ("--mciro-batch 4", "no such option"), ("--deepspeed none-such.json", "no such file"),
+        ("--mciro-batch 4", "no such option"),
+        ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
     ],
 )  # fmt: skip
 def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:

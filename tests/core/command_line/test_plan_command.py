@@ -119,6 +119,7 @@ FIND = "plan llama-3.1-8b --gpu h100-sxm5-80gb --global-batch 8 --pp 1 --cp 1 --
         (f"{FIND} --gpus 8 --find gpus", "fewest GPUs on which it fits: "),
         (f"{FIND} --gpus 16 --global-batch 64 --find nic --exposed 0.9", "smallest adapter: "),
         (f"{FIND} --gpus 8 --find gpu --prices h100-sxm5-80gb=2,a100-sxm4-80gb=1", "for a billion tokens"),
+        (f"{FIND} --gpus 8 --find gpu --prices h100-sxm5-80gb=2 --tokens 1B --days 30", "for all, in"),
         (
             f"{FIND.replace(' --gpu h100-sxm5-80gb', '')} --gpus 8 --prices h100=2,a100=1",
             "A100 SXM4 80GB at 1 a GPU-hour: ",

@@ -14,6 +14,7 @@ from loadgauge.core.definitions.hardware.hardware import with_memory
 from loadgauge.core.plan import inverse as questions
 from loadgauge.core.plan.batch.best import SLOWEST, Best
 from loadgauge.core.plan.reopen import reopen
+from loadgauge.core.plan.request import PlanRequest, cases
 from loadgauge.core.plan.search import OBJECTIVES, carried, search
 from spaces import alone, case, ends, every_layout
 
@@ -213,3 +214,24 @@ def test_fewer_gpus_do_not_hold_it() -> None:
     assert smaller
     tries = [questions.best_of(reopen(given, gpus=size), "time", 0) for size in smaller]
     assert all(best is None or best.memory.verdict == "tight" for best in tries)
+    tight = [size for size, best in zip(smaller, tries, strict=True) if best is not None]
+    assert (f"on {tight[0]} it is TIGHT" if tight else "") in answer.text
+
+
+def test_a_batch_that_is_said_is_kept_and_one_that_is_not_is_told() -> None:
+    """Neither the most GPUs that are tried nor ranks without tp, pp and cp round it."""
+    asked = {"gpu": "h100-sxm5-80gb", "seq_len": "8192", "find": "gpus"}
+    for batch in ("100", "64"):
+        _, cases_of = cases(PlanRequest.of("llama-3.1-8b", asked | {"global_batch": batch}))
+        assert questions.fewest_gpus(cases_of[-1]).best.layout.global_batch == int(batch)
+    _, cases_of = cases(PlanRequest.of("llama-3.1-8b", asked))
+    told = questions.fewest_gpus(cases_of[-1], any_batch=True)
+    assert f"a global batch of {told.best.layout.global_batch:,}, as none is said" in told.text
+    few = {"gpu": "h100-sxm5-80gb", "gpus": "64", "global_batch": "16"}
+    assert cases(PlanRequest.of("llama-3.1-8b", few))[1][0].space.global_batch == 16
+
+
+def test_one_gpu_is_asked_for_the_largest_batch() -> None:
+    given = case("llama-3.2-1b", 1, 1)
+    answer = questions.smallest_batch(given, 0.1)
+    assert answer.value == questions.largest_micro_batch(given).value > 1

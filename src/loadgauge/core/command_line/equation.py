@@ -62,7 +62,7 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     model-flops                          FLOPs of the model
     activations                          bytes a layer keeps for backward
     wire                                 bytes a rank sends for a layer
-    states                               model states, bytes a parameter
+    states, partitioned                  model states, bytes a parameter; ZeRO-R's inputs of layers
     bandwidth, traffic, collectives      what tensor, pipeline, data, context and expert parallelism need, and send
     bubble, checkpoints, amdahl          of a pipeline, the best number of, and the limit to speed
     duration, gpus, utilisation, gamma   of a run; with a share of the layers run again
@@ -132,7 +132,7 @@ SUBJECTS = {
         "checkpoints",
         "kv-cache",
     ),
-    "Model states (article 2)": ("states",),
+    "Model states (article 2)": ("states", "partitioned"),
     "A cluster (article 3)": (
         "duration",
         "gpus",
@@ -168,6 +168,7 @@ _APPLY = {
 
 MEANT = {
     **dict.fromkeys(("zero", "zero-1", "zero-2", "zero-3", "fsdp", "ddp", "optimizer", "gradients"), "states"),
+    **dict.fromkeys(("zero-r", "partition-activations", "partitioned-activations"), "partitioned"),
     **dict.fromkeys(("mfu", "hfu", "utilization"), "utilisation"), "flops": "training-flops",
     **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "busbw", "algbw",
                      "parameter-server", "parameter-servers"), "collectives"),

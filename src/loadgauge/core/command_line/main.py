@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import re
@@ -245,6 +246,9 @@ def say(text: str, code: int) -> int:
 
 def main() -> NoReturn:
     """The entry point of the command `loadgauge`."""
+    gc.set_threshold(
+        100_000, 50, 50
+    )  # many objects are made and few are thrown away: a search looks for garbage for long
     streams = [stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")]
     for stream in streams:
         stream.reconfigure(errors="backslashreplace")

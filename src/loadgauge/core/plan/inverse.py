@@ -248,24 +248,37 @@ def sizes(most: int, node: int) -> Iterator[int]:
     yield from range(2 * node, most + 1, node)
 
 
-def fewest_gpus(case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet) -> Answer:
-    """Find the fewest GPUs on which a layout fits, at most those of the case. Raises `NothingFits`."""
-    return surest(lambda end: _fewest_gpus(case, objective, margin, progress, end))
+def fewest_gpus(
+    case: Case, objective: Objective = "time", margin: float = 0.0, progress: Progress = quiet, any_batch: bool = False
+) -> Answer:
+    """Find the fewest GPUs on which a layout fits, at most those of the case, and whether fewer are TIGHT. Raises `NothingFits`.
 
-
-def _fewest_gpus(case: Case, objective: Objective, margin: float, progress: Progress, end: End) -> Answer:
+    any_batch: no global batch is said, so that each number has the multiple of it nearest to the case's
+    """
+    limit, batch = case.cluster.gpu.capacity - margin, case.space.global_batch
+    tight: tuple[int, Case] | None = None
+    best, beside = None, ""
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
         try:
-            fewer = reopen(case, gpus=size)
+            fewer = reopen(case, gpus=size, global_batch=max(1, round(batch / size)) * size if any_batch else None)
         except Error:
             continue
-        if leanest(fewer, end)[0] > case.cluster.gpu.capacity - margin:
-            continue
-        best = best_of(fewer, objective, margin)
+        if leanest(fewer)[0] <= limit:
+            best = best_of(fewer, objective, margin)
+        elif tight is None and leanest(fewer, "total")[0] <= limit:
+            tight = size, fewer
         if best is not None:
-            return Answer(f"the fewest GPUs on which it {_fits(best)}: {size}", size, best)
-    raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
+            beside = "" if tight is None else f"; on {tight[0]:,} it is TIGHT"
+            break
+    if best is None and tight is not None:
+        best = best_of(tight[1], objective, margin)
+    if best is None:
+        raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
+    size = best.layout.gpus
+    if any_batch:
+        beside += f"; with a global batch of {best.layout.global_batch:,}, as none is said"
+    return Answer(f"the fewest GPUs on which it {_fits(best)}: {size:,}{beside}", size, best)
 
 
 def smallest_nic(
@@ -331,6 +344,9 @@ def smallest_batch(
     """Find the smallest global batch, of powers of two times the GPUs' divisors, that keeps exposed communication and idle time
     under `share` of the step. Raises `NothingFits` where none does, with the cause."""
     gpus, best, batch = case.space.gpus, None, 1
+    if gpus == 1:
+        answer = largest_micro_batch(case, objective, margin, progress)
+        return answer._replace(text=f"one GPU waits for no other, so any global batch will do; {answer.text}")
     odd = gpus // (gpus & -gpus)
     while batch <= MOST_BATCH:
         for size in sorted({batch, batch * odd}):
@@ -341,7 +357,7 @@ def smallest_batch(
             best = choice
             lost = _lost(choice)
             if lost <= share:
-                words = f"{size:,} sequences: {lost:.1%} of the step is communication in the open, or waiting"
+                words = f"{size:,} sequence{'s' * (size > 1)}: {lost:.1%} of the step is communication in the open, or waiting"
                 return Answer(f"the smallest global batch: {words}", size, choice)
         batch *= 2
     if best is None:
@@ -456,11 +472,13 @@ def cheapest_gpu(
     margin: float = 0.0,
     progress: Progress = quiet,
     timely: Callable[[Sequence[Case]], Estimate] | None = None,
+    tokens: float | None = None,
 ) -> tuple[list[Answer], list[str]]:
     """Rank kinds of GPU by the cost of a billion tokens, those that fit first, each on the best number of GPUs of its cases.
 
     on: the cases on a kind of GPU, which has kernels of its own; prices: of one GPU-hour, by GPU; timely: the best that meets a
-    date. Returns the answers, and for kinds without one the reason. Raises `NothingFits`.
+    date; tokens: of the whole run, whose days and cost are said with it. Returns the answers, and for kinds
+    without one the reason. Raises `NothingFits`.
     """
     answers, rest = [], []
     for name, price in prices.items():
@@ -477,9 +495,10 @@ def cheapest_gpu(
             continue
         cost = cost_per_billion_tokens(price, best)
         many = "" if timely is None else f"{best.layout.gpus:,} x "
-        answers.append(
-            Answer(f"{many}{card.name} at {price:g} a GPU-hour: {cost:,.2f} for a billion tokens", cost, best)
-        )
+        words = f"{cost:,.2f} for a billion tokens"
+        if tokens is not None:
+            words += f", {cost * tokens / 1e9:,.0f} for all, in {days_words(days_for(best, tokens))}"
+        answers.append(Answer(f"{many}{card.name} at {price:g} a GPU-hour: {words}", cost, best))
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
     return sorted(answers, key=lambda answer: (RANK[answer.best.memory.verdict], answer.value)), rest

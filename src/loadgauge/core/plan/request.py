@@ -7,7 +7,7 @@ values narrow it down. The questions of a plan are fields of `PlanRequest`, with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -362,18 +362,24 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
             setup = msgspec.structs.replace(setup, layout=msgspec.structs.replace(setup.layout, cp_comm=job.cp_comm))
         if setup.cluster is None:
             raise NotStated(setup.untimed)
-        space = space_for(
+        of_batch = partial(
+            space_for,
             setup.model,
             setup.training,
             gpus,
-            setup.layout.global_batch,
-            setup.layout.seq_len,
+            seq_len=setup.layout.seq_len,
             locks=locks,
             stage_layers=None if own is not None and layers is None else setup.layout.stage_layers,
             lengths=None if setup.layout.tokens is None else setup.lengths,
             padded=setup.padded,
             base=setup.layout,
         )
+        space = of_batch(setup.layout.global_batch)
+        # Fewer sequences than ranks are for layouts with tp, pp and cp, where the job's own one has none; and where the number
+        # of GPUs is sought, the most of them do not round the batch.
+        few = job.global_batch or setup.layout.global_batch
+        if request.find == "gpus" or few < setup.layout.dp <= few * max(space.tp) * max(space.pp) * max(space.cp):
+            space = of_batch(few)
         searches.append(
             Case(
                 space=space,
@@ -391,8 +397,11 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         searches += [other for case in searches for other in _offloaded(case)]
     assert setup is not None
     hidden = {f"--{name.replace('_', '-')}" for name in OPEN_AXES}
-    hidden |= {"seq-len": {"--seq-len"}, "micro-batch": {"--global-batch"}}.get(request.find or "", set())
+    batch = {"--global-batch"}
+    hidden |= {"seq-len": {"--seq-len"}, "micro-batch": batch, "batch": batch}.get(request.find or "", set())
     assumed = {flag: value for flag, value in setup.assumed.items() if flag not in hidden}
+    if request.find == "gpus" and "--global-batch" in assumed:
+        usual_batch = usual_batch or f"the multiple of the GPUs nearest to {searches[-1].space.global_batch:,}"
     if usual_batch:
         assumed["--global-batch"] = usual_batch
     if assumed_framework is not None:

@@ -24,11 +24,10 @@ from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.unsaid import overlap_ends, with_unsaid
 from loadgauge.core.plan.batch.best import Best, Estimates, Rank, Ranked, Row
-from loadgauge.core.plan.batch.bounds import May
 from loadgauge.core.plan.batch.evaluate import BatchEvaluator
 from loadgauge.core.plan.batch.kept import Kept
 from loadgauge.core.plan.batch.memo import Memo
-from loadgauge.core.plan.batch.types import Batch, Wanted, untimed
+from loadgauge.core.plan.batch.types import Batch, May, Wanted, untimed
 from loadgauge.core.plan.sample import Sampler
 from loadgauge.core.plan.space.constraints import Constraints
 from loadgauge.core.plan.space.space import SIZES, Space

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command_line import document, typed
-from loadgauge.core.answers.equations.equation import QUANTITIES
+from loadgauge.core.answers.equations.equation import QUANTITIES, equations
 from loadgauge.core.answers.equations.run_forms import FORMS, run_forms
 from loadgauge.core.estimate.memory.recompute import checkpointed
 from loadgauge.core.estimate.schedule.simulate import simulate
@@ -75,6 +75,18 @@ def test_other_worked_cases() -> None:
     cache = value("kv-cache", l=i["l"], b=i["b"], s=i["s"] + i["n"], k=1, w=i["h"])
     assert cache == CASES["S-ZHIHU-KV"]["computed"]
     assert value("utilisation", F=312e12, S=2, n=1, X=312e12) == 0.5
+
+
+def test_partitioned_inputs_cost_a_twelfth_of_what_the_layers_send() -> None:
+    """Rajbhandari et al., section 8: 12 x sequence x hidden a block of Megatron-LM, and one all-gather more."""
+    (wire,) = equations("wire", layer="gpt", tp="t", recompute="full")[:1]
+    t, b, s, h = 16, 8, 1024, 8192
+    sent = float(
+        wire.expression.subs({letter(name): number for name, number in (("t", t), ("b", b), ("s", s), ("h", h))})
+    )
+    gathered = value("partitioned", 2, l=1, b=b, s=s, h=h, t=t)
+    assert gathered / sent == pytest.approx(value("partitioned", 3)) == pytest.approx(1 / 12)
+    assert value("partitioned", l=1, b=b, s=s, h=h, t=t) * t == value("partitioned", 1, l=1, b=b, s=s, h=h)
 
 
 @pytest.mark.parametrize("quantity", FORMS)

@@ -280,6 +280,26 @@ def _utilisation() -> list[Part]:
     ]
 
 
+def _partitioned() -> list[Part]:
+    l, b, s, h, t = letters("l b s h t")
+    inputs = 2 * l * b * s * h
+    part = (t - 1) / t  # what one rank lacks of a tensor that is shared out
+    return [
+        (
+            "inputs of layers that run again, in 16 bits, each rank of t with its part of them (ZeRO-R)",
+            inputs / t,
+            "byte",
+        ),
+        ("the same where every rank keeps them whole", inputs, "byte"),
+        ("bytes that one rank receives to have them whole again, one micro-batch", inputs * part, "byte"),
+        (
+            "that over what 6 all-reduces a layer send with all layers run again",
+            inputs * part / (6 * 2 * inputs * part),
+            "share",
+        ),
+    ]
+
+
 def _kv_cache() -> list[Part]:
     l, b, s, k, w = letters("l b s k w")
     return [("keys and values kept to generate with, in 16 bits", 2 * 2 * l * b * s * k * w, "byte")]
@@ -319,6 +339,10 @@ FORMS: dict[str, tuple[Callable[[], list[Part]], tuple[str, ...], tuple[str, ...
     "gpus": (_gpus, (_BY_PARAMETERS,), ("narayanan2021",)),
     "amdahl": (_amdahl, (), ("amdahl1967",)),
     "utilisation": (_utilisation, (), ("korthikanti2022",)),
+    "partitioned": (
+        _partitioned, ("layers that all run again; with sequence parallelism the inputs are in parts already",),
+        ("rajbhandari2019",),
+    ),
     "kv-cache": (_kv_cache, ("attention with keys and values of its own, no window",), ("transformers",)),
 }  # fmt: skip
 """What can be asked for of a run: its parts, what they hold for, the works they are from."""

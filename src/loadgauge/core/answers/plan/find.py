@@ -38,12 +38,13 @@ def found(request: PlanRequest) -> Answer:
             def timely(there: Sequence[Case]) -> Estimate:
                 if not request.gpus:
                     return _by_date(request, there[-1])[0][0].best
-                assert request.tokens is not None
+                assert tokens is not None
                 assert request.days is not None
-                return inverse.in_time(there, parse_count(request.tokens, "tokens"), request.days, request.margin_bytes)
+                return inverse.in_time(there, tokens, request.days, request.margin_bytes)
 
+            tokens = None if request.tokens is None else parse_count(request.tokens, "tokens")
             dated = timely if request.dated else None
-            answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say, dated)
+            answers, left_out = inverse.cheapest_gpu(on, request.gpu_prices, request.margin_bytes, say, dated, tokens)
         elif request.dated:
             answers, beside = _by_date(request, cases[-1])
         else:
@@ -130,9 +131,15 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[inverse.Answer], tu
         return [tokens_of(case, request.days, pace, objective, margin)], ()
     assert tokens is not None
     most = case.space.gpus if request.gpus else 10**6
-    free = request.job.global_batch is None and not asks_for_files(request.job)
-    by_date = gpus_by_date(case, tokens, request.days, pace, objective, margin, say, most, any_batch=free)
+    by_date = gpus_by_date(
+        case, tokens, request.days, pace, objective, margin, say, most, any_batch=_any_batch(request)
+    )
     return [by_date.answer], by_date.beside
+
+
+def _any_batch(request: PlanRequest) -> bool:
+    """Return whether no global batch is said."""
+    return request.job.global_batch is None and not asks_for_files(request.job)
 
 
 def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
@@ -145,6 +152,6 @@ def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
     if request.find == "micro-batch":
         return inverse.largest_micro_batch(case, objective, margin, say, setup.job.global_batch)
     if request.find == "gpus":
-        return inverse.fewest_gpus(case, objective, margin, say)
+        return inverse.fewest_gpus(case, objective, margin, say, _any_batch(request))
     models = [find_model(name) for name in models_named(request.job.model)]
     return inverse.largest_model(case, models, objective, margin, say)

@@ -53,7 +53,14 @@ class Spoken(click.Command):
         counts, args = _counts(args, options)
         bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None)
-        rest = super().parse_args(ctx, words)
+        try:
+            rest = super().parse_args(ctx, words)
+        except click.NoSuchOption as error:
+            group = ctx.parent and ctx.parent.command
+            planning = group.get_command(ctx, "plan") if isinstance(group, click.Group) else None
+            if planning is None or not any(error.option_name in each.opts for each in planning.params):
+                raise
+            raise click.UsageError(f"no such option {error.option_name!r} here; `loadgauge plan` has it", ctx) from None
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
         if notes:

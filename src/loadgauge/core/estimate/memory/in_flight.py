@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress
 from operator import ge
 from typing import NamedTuple, TypeVar
 
 from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import Layout
-from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, order_of_work
+from loadgauge.core.estimate.schedule.orders import BW, KINDS, PAIR_BW, PAIR_F, B, F, W, rows_of_stage
 from loadgauge.core.layers.operations.operations import Layer, Tensor
 
 T = TypeVar("T")
@@ -56,41 +55,7 @@ def works(layout: Layout, stage: int, put_off: tuple[int, ...] = ()) -> tuple[Wo
     if layout.schedule in ("1f1b", "gpipe"):
         flight = Flight((layout.in_flight(stage),), (0,))
         return Work(True, 0, False, flight), Work(False, 0, False, flight)
-    chunks = layout.vpp if layout.schedule == "interleaved" else None
-    return _works(layout.schedule, layout.pp, layout.played(4), chunks, stage, put_off)
-
-
-@lru_cache(maxsize=256)
-def _works(
-    schedule: str, stages: int, batches: int, chunks: int | None, stage: int, put_off: tuple[int, ...]
-) -> tuple[Work, ...]:
-    order = order_of_work(schedule, stages, batches, chunks, put_off)
-    flights_of: dict[tuple[bool, int, bool], set[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
-    # Of each row: its chunk, whether it is a forward, the flights it finds, and what it leaves in flight and waiting.
-    rows = []
-    for row in range(len(KINDS) * order.chunks):
-        kind, chunk = divmod(row, order.chunks)
-        forward, finds = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW)
-        flights = flights_of.setdefault((forward, chunk, kind == B), set()) if finds else None
-        rows.append((chunk, forward, flights, kind in (B, BW, PAIR_BW), (kind == B) - (kind == W)))
-    whole, waiting = [0] * order.chunks, [0] * order.chunks
-    waits = tuple(waiting)
-    for row in order.rows[stage]:
-        chunk, forward, flights, ends, more = rows[row]
-        if forward:
-            whole[chunk] += 1
-        if flights is not None:
-            flights.add((tuple(whole), waits))
-        if ends:
-            whole[chunk] -= 1
-        if more:
-            waiting[chunk] += more
-            waits = tuple(waiting)
-    return tuple(
-        Work(*key, Flight(*flight))
-        for key, flights in flights_of.items()
-        for flight in _not_exceeded((whole + waits, (whole, waits)) for whole, waits in flights)
-    )
+    return peak_candidates(layout, stage, tuple(range(layout.chunks)), put_off)
 
 
 AHEAD = {"zb-h1": 1, "zb-2p": 2}
@@ -166,12 +131,34 @@ def _peak_candidates(
     alike: tuple[int, ...],
     put_off: tuple[int, ...],
 ) -> tuple[Work, ...]:
+    size, order = rows_of_stage(schedule, stages, batches, chunks, stage, put_off)
+    names = max(alike) + 1
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
-    members = [[name == each for each in alike] for name in range(max(alike) + 1)]
-    for work in _works(schedule, stages, batches, chunks, stage, put_off):
-        totals = tuple(sum(compress(held, own)) for own in members for held in work.flight)
-        groups.setdefault((work.forward, alike[work.chunk], work.splits), {}).setdefault(totals, work)
-    return tuple(work for works_by_totals in groups.values() for work in _not_exceeded(works_by_totals.items()))
+    # Of each row: its chunk and name, its group where it finds something, and what it leaves in flight and waiting.
+    rows = []
+    for row in range(len(KINDS) * size):
+        kind, chunk = divmod(row, size)
+        forward, finds, splits = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW), kind == B
+        group = groups.setdefault((forward, alike[chunk], splits), {}) if finds else None
+        rows.append((chunk, alike[chunk], forward, splits, group, kind in (B, BW, PAIR_BW), splits - (kind == W)))
+    whole, waiting, totals = [0] * size, [0] * size, [0] * (2 * names)
+    for row in order:
+        chunk, name, forward, splits, group, ends, more = rows[row]
+        if forward:
+            whole[chunk] += 1
+            totals[name] += 1
+        if group is not None:
+            # Of works with equal totals, that of the first chunk.
+            before = group.get(key := tuple(totals))
+            if before is None or chunk < before.chunk:
+                group[key] = Work(forward, chunk, splits, Flight(tuple(whole), tuple(waiting)))
+        if ends:
+            whole[chunk] -= 1
+            totals[name] -= 1
+        if more:
+            waiting[chunk] += more
+            totals[names + name] += more
+    return tuple(work for by_totals in groups.values() for work in _not_exceeded(by_totals.items()))
 
 
 def pending_wgrad(layer: Layer) -> Size:

@@ -107,10 +107,28 @@ def order_of_work(
     >>> [f"{work.kind}{work.microbatch}.{work.chunk}" for work in order_of_work("interleaved", 2, 2, 2).work(1)]
     ['F0.0', 'F1.0', 'F0.1', 'BW0.1', 'F1.1', 'BW1.1', 'BW0.0', 'BW1.0']
     """
+    size = _chunks(schedule, stages, num_microbatches, chunks)
+    return _order(schedule, stages, num_microbatches, size, put_off)
+
+
+def rows_of_stage(
+    schedule: str, stages: int, num_microbatches: int, chunks: int | None, stage: int, put_off: tuple[int, ...] = ()
+) -> tuple[int, Sequence[int]]:
+    """Return how many chunks a stage has, and its `Order.rows`, without those of the other stages.
+
+    >>> size, rows = rows_of_stage("interleaved", 2, 2, 2, 1)
+    >>> size, tuple(rows) == order_of_work("interleaved", 2, 2, 2).rows[1]
+    (2, True)
+    """
+    size = _chunks(schedule, stages, num_microbatches, chunks)
+    return size, SCHEDULES[schedule].order(stage, stages, num_microbatches, size, put_off)[0]
+
+
+def _chunks(schedule: str, stages: int, num_microbatches: int, chunks: int | None) -> int:
     problem = violation(schedule, stages, num_microbatches, chunks)
     if problem:
         raise LayoutError(problem)
-    return _order(schedule, stages, num_microbatches, SCHEDULES[schedule].chunks or chunks or 1, put_off)
+    return SCHEDULES[schedule].chunks or chunks or 1
 
 
 def violation(schedule: str, stages: int, num_microbatches: int, chunks: int | None = None) -> str:

@@ -413,7 +413,7 @@ class StepModel:
                 continue
             once = same(row.calls_per_microbatch, 0)
             times = 1 if once else self.layout.num_microbatches
-            whole, times = self.read(row.seconds / times + self.bucket_latency(row)), self.read(times)
+            whole, times = self.read(self.of_call(row, times)), self.read(times)
             if row.hidden:
                 key = row.kind.in_forward, once
                 hidden[key] = hidden.get(key, (0, 0))[0] + whole, times
@@ -427,8 +427,8 @@ class StepModel:
             lanes["dp"] = lanes.get("dp", 0) + times * seen
         return lanes
 
-    def bucket_latency(self, row: Traffic) -> Size:
-        """Return the seconds that splitting a reduction (or gathering) into buckets adds: the latency of each but the first."""
+    def of_call(self, row: Traffic, times: Size) -> Size:
+        """Return the seconds of one of the `times` that a reduction (or gathering) comes in a step, in buckets."""
         group = self.groups[row.group]
         itemsize = self.training.precision.compute if row.kind.in_forward else self.reduced_bytes
         framework = self.training.framework
@@ -438,7 +438,7 @@ class StepModel:
         calls = ceil_div(row.payload, bucket * itemsize)
         if framework.reduces_by_layer and self.layout.zero:
             calls = self.memory.model.num_hidden_layers / self.layout.pp
-        return maximum(calls - 1, 0) * seconds(row.collective, 0, group, self.fabric)
+        return row.seconds / times + maximum(calls - 1, 0) * seconds(row.collective, 0, group, self.fabric)
 
     def updated(self, stage: Stage) -> Size:
         """Return the elements that one rank of a stage updates."""

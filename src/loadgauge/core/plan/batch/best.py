@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, overload
 
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.plan.batch.bounds import May
-from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.batch.types import Batch, May, Wanted
 from loadgauge.core.plan.space.space import Grid, Structure
 
 CLOSE = 1e-9

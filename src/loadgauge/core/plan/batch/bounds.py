@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,8 +29,6 @@ from loadgauge.core.layers.operations.operations import Layer
 from loadgauge.core.plan.batch.memory import STATES, ArrayMemory
 from loadgauge.core.plan.batch.step_time import ArrayStep
 
-May: TypeAlias = Callable[[Any, Any], Any]
-"""From lower bounds of memory [bytes] and step time [s] to a mask: which layouts may be among those that are sought."""
 ROUNDING = 1 - 1e-9
 
 

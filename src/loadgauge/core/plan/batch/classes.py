@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from loadgauge.core.base.algebra import maximum
 from loadgauge.core.estimate.memory.counters import Margins
 from loadgauge.core.estimate.schedule.stages import Stage
-from loadgauge.core.plan.batch.bounds import Filling, May
+from loadgauge.core.plan.batch.bounds import Filling
 from loadgauge.core.plan.batch.memory import weights_key
+from loadgauge.core.plan.batch.types import May
 from loadgauge.core.plan.space.space import COMBINED, Grid, Structure
 
 Key = tuple[object, ...]
@@ -138,6 +139,13 @@ class Classes:
                 stages.setdefault((weights_key(stage), *again.items(), *last_keys), stage)
             lines[key_of(structure)] = mine._replace(filling=own and own.least(mine.filling))
         return lines
+
+    def low(self, structure: Structure) -> Any:
+        """The bound of memory of a structure's class at each combination [bytes]; infinite where it has none there."""
+        own = self.of[key_of(structure)]
+        low = self.numpy.full(len(self.columns["tp"]), self.numpy.inf)
+        low[own.rows] = own.low
+        return low
 
     def kept(self, may: May) -> Classes:
         """Return the classes without combinations that bounds rule out."""

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.hardware.calibration import Efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster
@@ -24,60 +23,28 @@ from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.estimate.memory.counters import Margins
-from loadgauge.core.estimate.memory.in_flight import works
 from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory, workspaces
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import StepModel
-from loadgauge.core.estimate.time.traffic import layout_groups
-from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, May, Work, least_bytes, least_kept
+from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, Work, least_bytes, least_kept
 from loadgauge.core.plan.batch.classes import Bounded, Classes, Lines, key_of, promising, steps_between
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, Peak, SomeBatches, fullest, joined, peaks, without_layers
-from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, finish
-from loadgauge.core.plan.batch.types import Batch, Wanted, untimed
+from loadgauge.core.plan.batch.step_time import ArrayStep, PipelineTimes, Step, finish, known_groups
+from loadgauge.core.plan.batch.types import Batch, May, Wanted, untimed
 from loadgauge.core.plan.space.constraints import Constraints, Places
 from loadgauge.core.plan.space.space import Grid, Space, Structure
 
 Pipeline: TypeAlias = "tuple[Any, ...]"
-ROUNDS, FEW = 2, 400
+ROUNDS, FEW = 2, 1000
 """Most trials of combinations that look good, and the least number of combinations."""
 MANY = 2000
 """Combinations, above which each number of stages has a grid of its own."""
 Families: TypeAlias = dict[bool, dict[int, dict[Pipeline, list[Structure]]]]
 """Structures by sequence parallelism, stages and pipeline."""
-
-
-class KnownGroup(Group, frozen=True, dict=True):
-    """A group of ranks that remembers its place on the cluster."""
-
-    def members(self, domain: int) -> Size:
-        """Return the value of `Group`, computed once for a domain."""
-        return self._once("members", domain)
-
-    def domains(self, domain: int) -> Size:
-        """Return the value of `Group`, computed once for a domain."""
-        return self._once("domains", domain)
-
-    def aligned(self, domain: int) -> Any:
-        """Return the value of `Group`, computed once for a domain."""
-        return self._once("aligned", domain)
-
-    def _once(self, name: str, domain: int) -> Any:
-        key = f"{name} {domain}"
-        if key not in self.__dict__:
-            self.__dict__[key] = getattr(Group, name)(self, domain)
-        return self.__dict__[key]
-
-
-def known_groups(layout: Layout) -> dict[str, Group]:
-    """The groups of ranks that communicate, by name."""
-    return {
-        name: KnownGroup(**{field: getattr(group, field) for field in Group.__struct_fields__})
-        for name, group in layout_groups(layout).items()
-    }
 
 
 class BatchEvaluator:
@@ -176,15 +143,16 @@ class BatchEvaluator:
                 }
                 for values in self.space.alike():
                     grid = Grid(self.space, values, spread)
-                    each, valid = [], dict.fromkeys(itertools.chain.from_iterable(structures.values()), 0)
-                    for part in grid.parts():
+                    marks, valid = [], dict.fromkeys(itertools.chain.from_iterable(structures.values()), 0)
+                    for part in (parts := list(grid.parts())):
                         for structure, count in Constraints(part).numbers(structures):
                             valid[structure] += count
                         least = LeastEvaluator(self, part).least(valid)
                         mark = may(self.numpy.zeros(len(least)), least)
                         mark[least.argmin()] = True  # for those that are only counted
-                        each.append((some := part.among(mark), LeastEvaluator(self, some)))
-                    if each:
+                        marks.append(mark)
+                    if parts:
+                        each = [(some, LeastEvaluator(self, some)) for some in Grid.marked(parts, marks)]
                         pools.append((spread, Classes(grid, each, structures, valid, self.stages)))
             left = [(spread, classes.kept(may)) for spread, classes in pools]
             for _ in range(ROUNDS):
@@ -283,24 +251,39 @@ class GridEvaluator:
             structure.recompute: [p for s, _, _, p in left if s.recompute == structure.recompute]
             for structure, *_ in left
         }
-        steps: list[Step | Batch] = []
+        results: list[Step | Batch] = []
+        looked: list[tuple[Structure, ArrayMemory, Places, int, Step | None]] = []
         for structure, layout, valid, places in left:
-            if layout is None or not len(places):
-                none, nothing = self.numpy.zeros(0, dtype="int64"), self.numpy.zeros(0)
-                steps.append(Batch(structure, self.grid, none, nothing, nothing, nothing, valid))
-                continue
-            memory = self.memory(structure, layout)
-            ends = self.nbytes(structure, memory, places)
-            if wanted is untimed:
-                never = self.numpy.full(len(places), self.numpy.inf)
-                steps.append(Batch(structure, self.grid, places.flat, *ends, never, valid))
+            step = None
+            if layout is not None and len(places):
+                memory = self.memory(structure, layout)
+                if wanted is not untimed:
+                    times = self.times(structure, memory, places)
+                    step = Step(times, structure, self.grid, memory, places, valid)
+                    if may is not None and classes is not None:
+                        step.shorten(may, classes.low(structure)[places.combinations], self.same_places)
+                    places = step.places
+                if len(places):
+                    looked.append((structure, memory, places, valid, step))
+                    continue
+            nothing = self.numpy.zeros(0)
+            results.append(Batch(structure, self.grid, nothing.astype("int64"), nothing, nothing, nothing, valid))
+        self.in_flight: dict[object, list[Places]] = {}
+        for structure, _, places, *_ in looked:
+            self.in_flight.setdefault(structure.recompute, []).append(places)
+        for structure, memory, places, valid, step in looked:
+            nbytes = self.nbytes(structure, memory, places)
+            if step is not None:
+                step.narrow(nbytes, wanted)
+                results.append(step)
             else:
-                times = self.times(structure, memory, places)
-                steps.append(Step(times, structure, self.grid, memory, places, ends, valid))
-        for step in steps:
-            if isinstance(step, Step):
-                step.narrow(wanted)
-        return steps
+                never = self.numpy.full(len(places), self.numpy.inf)
+                results.append(Batch(structure, self.grid, places.flat, *nbytes, never, valid))
+        return results
+
+    def same_places(self, flat: Any) -> Places:
+        """Places of the grid, the same object for the same ones."""
+        return self.of_pp.once(("places", flat.tobytes()), lambda: Places(flat, self.grid.dims))
 
     # -- bounds ---------------------------------------------------------------------------------------------------------
 
@@ -397,7 +380,8 @@ class GridEvaluator:
             numpy = self.numpy
             short = numpy.minimum(memory.layout.num_microbatches, 4 * structure.pp)
             by_group: dict[object, Peak] = {}
-            numbers = tuple(map(int, numpy.unique(self.points(structure).of(short))))
+            counts = [places.of(short) for places in dict.fromkeys(self.in_flight[structure.recompute])]
+            numbers = tuple(map(int, numpy.unique(numpy.concatenate(counts))))
             for some, kept in self.classes(structure, left, numbers):
                 more = peaks(left.under(SomeBatches.of(left.layout, max(some))), kept)
                 by_group = joined(by_group, more, numpy.isin(short, some)) if len(some) < len(numbers) else more
@@ -423,7 +407,7 @@ class GridEvaluator:
             for number in numbers:
                 some = memory.under(SomeBatches.of(memory.layout, number))
                 kept = fullest(some, each)
-                held = tuple((stage.index, works(some.layout, stage.index, some.put_off)) for stage in kept)
+                held = tuple((stage.index, some.alike(stage)) for stage in kept)
                 alike.setdefault((held, number > 1), ([], kept))[0].append(number)
             self.whole.classes[key] = [(tuple(some), kept) for some, kept in alike.values()]
         return self.whole.classes[key]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from loadgauge.core.base.algebra import Size
+from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.states import RankWeights
@@ -15,14 +16,44 @@ from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added
 from loadgauge.core.estimate.time.roofline import Machine, OperationTime
 from loadgauge.core.estimate.time.step import ROUNDS, MicroBatch, StepModel
-from loadgauge.core.estimate.time.traffic import weight_traffic
+from loadgauge.core.estimate.time.traffic import layout_groups, weight_traffic
 from loadgauge.core.layers.operations.operations import Layer, Recompute
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
 from loadgauge.core.plan.batch.memory import ArrayMemory, weights_key
 from loadgauge.core.plan.batch.schedule import least, play
-from loadgauge.core.plan.batch.types import Batch, Wanted
+from loadgauge.core.plan.batch.types import Batch, May, Wanted
 from loadgauge.core.plan.space.constraints import Places
 from loadgauge.core.plan.space.space import Grid, Structure
+
+
+class KnownGroup(Group, frozen=True, dict=True):
+    """A group of ranks that remembers its place on the cluster."""
+
+    def members(self, domain: int) -> Size:
+        """Return the value of `Group`, computed once for a domain."""
+        return self._once("members", domain)
+
+    def domains(self, domain: int) -> Size:
+        """Return the value of `Group`, computed once for a domain."""
+        return self._once("domains", domain)
+
+    def aligned(self, domain: int) -> Any:
+        """Return the value of `Group`, computed once for a domain."""
+        return self._once("aligned", domain)
+
+    def _once(self, name: str, domain: int) -> Any:
+        key = f"{name} {domain}"
+        if key not in self.__dict__:
+            self.__dict__[key] = getattr(Group, name)(self, domain)
+        return self.__dict__[key]
+
+
+def known_groups(layout: Layout) -> dict[str, Group]:
+    """The groups of ranks that communicate, by name."""
+    return {
+        name: KnownGroup(**{field: getattr(group, field) for field in Group.__struct_fields__})
+        for name, group in layout_groups(layout).items()
+    }
 
 
 class ArrayStep(StepModel):
@@ -85,6 +116,10 @@ class ArrayStep(StepModel):
             ByIdentity(weights), lambda: super(ArrayStep, open_arrays).zero_seconds(weights)
         )
         return self._read_once(gather), self._read_once(scatter)
+
+    def of_call(self, row: Any, times: Size) -> Size:
+        """The seconds of one call of some traffic, in open arrays."""
+        return self.gathers.once(("call", ByIdentity(row)), super().of_call, row, times)
 
     def _read_once(self, value: Size) -> Any:
         return value if self.places is None else self.places.read_once(value)
@@ -217,9 +252,13 @@ class PipelineTimes:
 class Step:
     """The time of the layouts of one structure, as `StepModel.step` adds it up.
 
-    nbytes: the memory of each and its upper end; valid: layouts of the structure, with those that a bound ruled out
+    nbytes: the memory of each and its upper end, once `narrow` has it; valid: layouts of the structure, with those that a bound
+    ruled out
     first: the least bound of those that are to be timed [s]; infinite where there is none
     """
+
+    nbytes: tuple[Any, Any]
+    ends: Any = None
 
     def __init__(
         self,
@@ -228,31 +267,49 @@ class Step:
         grid: Grid,
         memory: ArrayMemory,
         places: Places,
-        nbytes: tuple[Any, Any],
         valid: int,
     ) -> None:
-        self.times, self.structure, self.places, self.nbytes, self.valid = times, structure, places, nbytes, valid
+        self.times, self.structure, self.places, self.valid = times, structure, places, valid
         self.grid = grid
         self.memory, self.numpy, self.back = memory, times.numpy, times.back(places)
         self.some, self.chosen = places, None
+        self.least = self.spread(times.least)
         self.first = float("inf")
 
-    def narrow(self, wanted: Wanted | None) -> None:
+    def shorten(self, may: May, low: Any, places: Callable[[Any], Places]) -> None:
+        """Leave out layouts that the bound of their pipeline rules out, first without what comes once a step.
+
+        low: bounds of the memory of each [bytes]; places: from those of the grid, the same object for the same ones
+        """
+        for with_ends in (False, True):
+            if with_ends and len(low):
+                self.ends = self._ends()
+                self.least = self.least + self.ends
+            mark = may(low, self.least)
+            if not mark.all():
+                low, self.least = low[mark], self.least[mark]
+                self.ends = None if self.ends is None else self.ends[mark]
+                self.places = self.some = places(self.places.flat[mark])
+                self.back = self.numpy.flatnonzero(mark) if self.back is None else self.back[mark]
+
+    def narrow(self, nbytes: tuple[Any, Any], wanted: Wanted | None) -> None:
         """Choose the layouts to time, those for which `wanted` is true (None: all), and mark the points to simulate."""
-        least, numpy = self.spread(self.times.least), self.numpy
+        self.nbytes = nbytes
+        least, numpy = self.least, self.numpy
         if wanted is not None:
             # First without what comes once a step, which takes long to work out.
             chosen = numpy.flatnonzero(wanted(*self.nbytes, least))
             if len(chosen) < len(least):
-                self.chosen, self.some, least = (
+                self.chosen, self.some, self.least = (
                     chosen,
                     Places(self.places.flat[chosen], self.places.dims),
                     least[chosen],
                 )
                 self.back = chosen if self.back is None else self.back[chosen]
-        if len(least):
+                self.ends = None if self.ends is None else self.ends[chosen]
+        if self.ends is None and len(self.least):
             self.ends = self._ends()
-        self.least = least + self.ends if len(least) else least
+            self.least = self.least + self.ends
         self.need(wanted)
 
     def need(self, wanted: Wanted | None) -> None:

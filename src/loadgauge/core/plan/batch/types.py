@@ -10,6 +10,9 @@ from loadgauge.core.plan.space.space import Grid, Structure
 Wanted: TypeAlias = Callable[[Any, Any, Any], Any]
 """From memory, its upper end [bytes] and lower bounds of the step time [s] to a mask: whose exact time matters."""
 
+May: TypeAlias = Callable[[Any, Any], Any]
+"""From lower bounds of memory [bytes] and step time [s] to a mask: which layouts may be among those that are sought."""
+
 
 class Batch(NamedTuple):
     """Layouts of one structure: places in a grid, memory of the worst rank and the upper end of its range [bytes], step time [s].

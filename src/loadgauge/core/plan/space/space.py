@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -132,11 +133,21 @@ class Grid:
             part._arrays()
             yield part
 
-    def among(self, mark: Any) -> Grid:
-        """A grid of some combinations of its rows and micro-batches, listed; itself where these are most of them."""
-        if 2 * mark.sum() > len(mark):
-            return self
-        return Grid.listed(self.space, {name: column[mark] for name, column in self.columns.items()}, self.replicas)
+    @classmethod
+    def marked(cls, parts: Sequence[Grid], marks: Sequence[Any]) -> list[Grid]:
+        """Grids of the combinations of rows and micro-batches that are marked in the parts of a grid, as few as there can be.
+
+        They are listed; a part alone is left as it is where most of it is marked.
+        """
+        first, numpy = parts[0], parts[0].numpy
+        if len(parts) == 1 and 2 * marks[0].sum() > len(marks[0]):
+            return [first]
+        several = [part.columns for part in parts]
+        columns = {
+            name: numpy.concatenate([each[name][mark] for each, mark in zip(several, marks, strict=True)])
+            for name in COMBINED
+        }
+        return list(cls.listed(first.space, columns, first.replicas).parts())
 
     def unreplicated(self) -> Grid:
         """The same rows and micro-batches without replicas, where a layout that is valid with some is valid and needs least."""
@@ -184,7 +195,7 @@ class Grid:
         return math.prod(self.dims)
 
 
-class Space(msgspec.Struct, frozen=True, kw_only=True):
+class Space(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All layouts of a model on a number of GPUs: the values that each axis may have.
 
     lengths: a histogram of sequence lengths (padding-free batches) instead of `seq_len` alike ones
@@ -266,7 +277,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     # -- sizes ----------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of combinations of all axes, valid or not."""
         return len(list(self.structures())) * math.prod(len(getattr(self, name)) for name in SIZES)
