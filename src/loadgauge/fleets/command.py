@@ -1,7 +1,5 @@
 """`loadgauge fleet`: a whole run on a fleet: failures, spares, checkpoints, sites, and other runs beside it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -4,8 +4,6 @@ A rate is counted (so many in so many days on so many GPUs) or a range between p
 draws its own. Times of recovery are ranges too: they belong to whoever runs the fleet.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Literal
@@ -54,6 +52,11 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
         """Return the share of interruptions that nobody planned."""
         planned = sum(part.count for part in self.parts if part.needs == "maintenance")
         return 1 - planned / sum(part.count for part in self.parts) if self.parts else 1.0
+
+    @property
+    def of_hosts(self) -> float:
+        """Share of the failures after which another host is needed."""
+        return sum(self.share(part) for part in self.parts if part.needs == "host")
 
     def share(self, part: Part) -> float:
         """Return the share of interruptions that a part causes."""

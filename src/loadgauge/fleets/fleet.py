@@ -104,21 +104,26 @@ def slowest(sigma: float, hosts: int) -> tuple[float, float]:
     return low, high
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Case(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A run on a fleet before it is simulated."""
+
+    run: Run
+    tokens: float
+    failures: Failures
+    checkpoint: Checkpoint
+    nbytes: float
+    storage: float
+    watts: float | None
+    assumed: dict[str, str]
+
+
+class Fleet(Case, frozen=True, kw_only=True):
     """A run on a fleet, and what its simulations say."""
 
     estimate: Estimate
     options: Options
-    failures: Failures
-    checkpoint: Checkpoint
-    run: Run
     outcome: Outcome
-    tokens: float
-    nbytes: float
-    storage: float
     price: float | None = None
-    watts: float | None = None
-    assumed: dict[str, str] = {}
 
     @property
     def gpus(self) -> int:
@@ -133,14 +138,12 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def days(self) -> tuple[float, float, float]:
         """Days of the run at 10, 50 and 90 % of the simulated runs."""
-        low, middle, high = self.outcome.quantiles(self.outcome.seconds / DAY)
-        return low, middle, high
+        return self.outcome.quantiles(self.outcome.seconds / DAY)
 
     @property
     def goodput(self) -> tuple[float, float, float]:
         """Share of the time that is progress, at 10, 50 and 90 %."""
-        low, middle, high = self.outcome.quantiles(self.outcome.goodput)
-        return low, middle, high
+        return self.outcome.quantiles(self.outcome.goodput)
 
     @property
     def names(self) -> dict[str, float]:
@@ -166,8 +169,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def interruptions(self) -> tuple[float, float, float]:
         """Unplanned interruptions of the run, at 10, 50 and 90 %."""
-        low, middle, high = self.outcome.quantiles(self.outcome.interruptions)
-        return low, middle, high
+        return self.outcome.quantiles(self.outcome.interruptions)
 
     @property
     def load(self) -> tuple[Load, ...]:
@@ -228,19 +230,6 @@ NOT_COUNTED = (
     "failures of spare hosts, and of two parts together except those that a switch takes",
     "other jobs on the same network, but for the `congestion` of a tier",
 )
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A run on a fleet before it is simulated."""
-
-    run: Run
-    tokens: float
-    failures: Failures
-    checkpoint: Checkpoint
-    nbytes: float
-    storage: float
-    watts: float | None
-    assumed: dict[str, str]
 
 
 def case(result: Estimate, tokens: str | float, options: Options) -> Case:
@@ -306,14 +295,19 @@ def _recovery(result: Estimate, options: Options) -> Recovery:
     return recovery
 
 
-def steady(result: Estimate, options: Options) -> float:
-    """Return the tokens of progress a second by the closed form, without simulating: to rank layouts by."""
+USUAL = Options(recover="elastic")
+"""The fleet that a plan assumes."""
+
+
+def steady(result: Estimate, options: Options | None) -> float:
+    """Return the tokens of progress a second by the closed form, without simulating: to rank layouts by. None: `USUAL`"""
     long = 1000 * DAY / result.timing.step * result.timing.tokens
-    return closed_form(case(result, long, options).run) * result.timing.tokens / result.timing.step
+    return closed_form(case(result, long, options or USUAL).run) * result.timing.tokens / result.timing.step
 
 
-def replicas_left(options: Options, gpus: int, node: int) -> Callable[[Size], Size]:
-    """Return a function from the GPUs of a replica to the mean share of replicas that work; it takes arrays."""
+def replicas_left(options: Options | None, gpus: int, node: int) -> Callable[[Size], Size]:
+    """Return a function from the GPUs of a replica to the mean share of replicas that work; it takes arrays. None: `USUAL`"""
+    options = options or USUAL
     run = Run(
         work=1.0,
         gpus=gpus,
@@ -338,20 +332,8 @@ def fleet(result: Estimate, tokens: str | float, options: Options, *, price: flo
     True
     """
     simulated = case(result, tokens, options)
-    return Fleet(
-        estimate=result,
-        options=options,
-        failures=simulated.failures,
-        checkpoint=simulated.checkpoint,
-        run=simulated.run,
-        outcome=simulate(simulated.run, options.runs, options.seed),
-        tokens=simulated.tokens,
-        nbytes=simulated.nbytes,
-        storage=simulated.storage,
-        price=price,
-        watts=simulated.watts,
-        assumed=simulated.assumed,
-    )
+    outcome = simulate(simulated.run, options.runs, options.seed)
+    return Fleet(**msgspec.structs.asdict(simulated), estimate=result, options=options, outcome=outcome, price=price)
 
 
 def _saving(result: Estimate, saved: Checkpoint, nbytes: float, storage: float) -> tuple[float, float, float]:

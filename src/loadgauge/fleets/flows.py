@@ -1,7 +1,5 @@
 """Collectives that share links at the same time: max-min fair shares, and when each is done (source: bertsekas1992)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

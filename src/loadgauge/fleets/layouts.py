@@ -1,7 +1,5 @@
 """The layout of a fleet's run: the one that a job states, or the one with the most goodput."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Load of each tier of a network in a step, and how long its collectives take where they share it."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.base.by_key import sums

@@ -1,17 +1,10 @@
-"""The fleet of a plan: its options as `--fleet` writes them, and how much of its time is progress."""
-
-from __future__ import annotations
+"""The fleet of a plan: its options as `--fleet` writes them."""
 
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.estimate.result import Estimate
-from loadgauge.fleets import fleet
 from loadgauge.fleets.fleet import Options
 from loadgauge.fleets.sites import OPTIONS as SITES
-
-USUAL = Options(recover="elastic")
-"""The fleet that a plan assumes."""
 
 
 def options(fields: dict[str, str], find: str | None = None) -> tuple[Options, dict[str, str]]:
@@ -28,13 +21,3 @@ def options(fields: dict[str, str], find: str | None = None) -> tuple[Options, d
     if unknown:
         raise ConfigError(f"has nothing called {unknown[0]!r}", key="fleet")
     return Options(**{"recover": "elastic", **own}), sites
-
-
-def steady(estimate: Estimate, fleet_of: Options | None) -> float:
-    """Return progress in tokens/s of a run on a fleet; None: the usual one."""
-    return fleet.steady(estimate, fleet_of or USUAL)
-
-
-def replicas_left(fleet_of: Options | None, *sizes: Any) -> Any:
-    """Return `fleet.replicas_left` of a fleet; None: the usual one."""
-    return fleet.replicas_left(fleet_of or USUAL, *sizes)

@@ -5,8 +5,6 @@ many GPUs as it asks for are free; a later one may start before it on GPUs that 
 enough for it (backfilling, source: lifka1995). A run keeps its GPUs until it ends, and is never stopped for another.
 """
 
-from __future__ import annotations
-
 import heapq
 import tomllib
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ Every second that passes gets one of `NAMES`, for each GPU of the fleet.
 The generator is numpy's PCG64; its exponentials come from integers and tables, so that a seed gives the same runs again.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -23,6 +21,8 @@ NAMES = (
     "waiting for a host", "restarting", "warming up", "maintenance", "idle spares",
 )  # fmt: skip
 """Uses of a GPU-second."""
+SUMS = (*NAMES, "seconds", "done", "interruptions")
+"""Figures of each run that are added up from failure to failure."""
 MOST_FAILURES = 8000
 """Of one run, on average: of a longer one a part is simulated, and the rest goes on as that part did."""
 MOST_TURNS = 10 * MOST_FAILURES
@@ -91,11 +91,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         """Share of the time that is progress, of each run; spares count as part of no run."""
         return self.work / self.seconds
 
-    def quantiles(self, values: Any, shares: tuple[float, ...] = (0.1, 0.5, 0.9)) -> tuple[float, ...]:
-        """Return quantiles over the runs."""
+    def quantiles(self, values: Any) -> tuple[float, float, float]:
+        """Return what 10, 50 and 90 % of the runs do not exceed."""
         import numpy
 
-        return tuple(float(value) for value in numpy.quantile(values, shares))
+        low, middle, high = map(float, numpy.quantile(values, (0.1, 0.5, 0.9)))
+        return low, middle, high
 
 
 class _Classes(NamedTuple):
@@ -129,8 +130,7 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
 
 def broken(run: Run) -> float:
     """Return the mean number of broken hosts, while the job runs: those that break in the time of a repair."""
-    share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
-    return run.gpus * run.failures.rate * share * run.recovery.repair
+    return run.gpus * run.failures.rate * run.failures.of_hosts * run.recovery.repair
 
 
 def away(run: Run) -> float:
@@ -194,7 +194,7 @@ def closed_form(run: Run) -> float:
     if recovery.way == "restart":
         spans = (recovery.detect, recovery.diagnose, recovery.swap, recovery.restart, recovery.warm)
         down = sum(span.middle for span in spans) + run.reload
-        hosts = sum(whole.share(part) for part in whole.parts if part.needs == "host") * run.gpus * whole.rate
+        hosts = whole.of_hosts * run.gpus * whole.rate
         if hosts:
             kept /= 1 + hosts * without_a_spare(broken(run), run.spares) * recovery.repair / (run.spares + 1)
     else:
@@ -248,18 +248,11 @@ class _Simulation:
         self.warm = of(recovery.warm, 5)
         self.maintenance = of(recovery.maintenance, 6)
         self.slow = 1 / (1 + run.slow[0] + (run.slow[1] - run.slow[0]) * drawn[7])
-        self.total = {name: numpy.zeros(runs) for name in NAMES}
-        self.interruptions = numpy.zeros(runs)
-        self.done = numpy.zeros(runs)
-        self.seconds = numpy.zeros(runs)
+        self.total = {name: numpy.zeros(runs) for name in SUMS}
         self.events: list[Event] = []
         # Few hosts are ever away at once where failures are rare; then nobody counts them.
-        classes = _classes(numpy, run.failures) if run.failures.parts else None
-        self.classes = classes
-        hosts = 0.0
-        if classes is not None:
-            share = sum(run.failures.share(part) for part in run.failures.parts if part.needs == "host")
-            hosts = run.gpus * run.failures.high * share * recovery.repair
+        self.classes = _classes(numpy, run.failures) if run.failures.parts else None
+        hosts = run.gpus * run.failures.high * run.failures.of_hosts * recovery.repair
         self.counts_hosts = run.spares < hosts + 8 * math.sqrt(hosts) + 8 and hosts > 0
 
     def go(self, part: float) -> Outcome:
@@ -281,10 +274,8 @@ class _Simulation:
             saved = np.floor(self.horizon / cycle) * run.stall + np.zeros(self.runs)
             wall = self.horizon - saved
             work = wall * self.slow
-        self.done, self.seconds = work, wall + saved
-        self.total["progress"] = work
-        self.total["slow machines"] = wall - work
-        self.total["checkpoints"] = saved
+        self.total |= {"progress": work, "slow machines": wall - work, "checkpoints": saved}
+        self.total |= {"done": work, "seconds": wall + saved}
 
     def _loop(self) -> None:
         run, np, rng, classes = self.run, self.np, self.rng, self.classes
@@ -302,7 +293,7 @@ class _Simulation:
         kind = np.zeros(self.runs, dtype=np.intp)
         out = np.zeros(self.runs)
         capacity = np.ones(self.runs)
-        sums = {name: np.zeros(self.runs) for name in (*NAMES, "seconds", "done", "interruptions")}
+        sums = {name: np.zeros(self.runs) for name in SUMS}
         for _ in range(MOST_TURNS):
             wait = rng.standard_exponential(len(live)) / mine["rate"]
             ends = None
@@ -452,22 +443,19 @@ class _Simulation:
         self.events.append(Event(float(sums["seconds"][0]), cause, float(lost), float(down)))
 
     def _finish(self, sums: dict[str, Any], rows: Any, gone: Any) -> None:
-        for name in NAMES:
+        for name in SUMS:
             self.total[name][rows] = sums[name][gone]
-        self.seconds[rows] = sums["seconds"][gone]
-        self.done[rows] = sums["done"][gone]
-        self.interruptions[rows] = sums["interruptions"][gone]
 
     def _outcome(self, part: float) -> Outcome:
         run = self.run
         spare = run.spares * run.node / run.gpus
         whole = 1 + spare
-        names = {name: part * values / whole for name, values in self.total.items()}
-        names["idle spares"] = part * self.seconds * spare / whole
+        names = {name: part * self.total[name] / whole for name in NAMES}
+        names["idle spares"] = part * self.total["seconds"] * spare / whole
         return Outcome(
-            seconds=part * self.seconds,
+            seconds=part * self.total["seconds"],
             names=names,
-            interruptions=part * self.interruptions,
-            work=part * self.done,
+            interruptions=part * self.total["interruptions"],
+            work=part * self.total["done"],
             events=tuple(self.events),
         )

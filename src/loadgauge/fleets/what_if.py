@@ -1,10 +1,7 @@
 """The same run with one thing changed at a time, and the inverse questions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -29,44 +26,35 @@ class Change(msgspec.Struct, frozen=True):
 
 def changed(base: Fleet) -> Iterator[Change]:
     """Yield the run with one thing changed at a time; those that cannot be are left out."""
-    run, way = base.run, base.checkpoint.way
-    tries: list[tuple[dict[str, Any], str]] = []
-    if math.isfinite(run.every):
-        for factor, word in ((0.5, "twice as often"), (2, "half as often")):
-            seconds = factor * run.every
-            if seconds < run.work:
-                tries.append(({"checkpoint": f"{way}:{seconds:.0f}s"}, f"checkpoints {word}"))
-    if way != "memory":
-        tries.append(({"checkpoint": "memory"}, "checkpoints in the memory of peers"))
-    if way == "sync":
-        tries.append(({"checkpoint": "async"}, "checkpoints written beside the steps"))
-    tries.append(({"storage": f"{4 * base.storage / 1e9:.6g}GB/s"}, "storage four times as fast"))
-    if run.spares:
-        tries.append(({"spares": "0"}, "no spares"))
-    tries.append(
+    run, way, detect = base.run, base.checkpoint.way, base.run.recovery.detect
+    spares = 2 * run.spares or max(1, run.gpus // run.node // 100)
+    often, rarely = run.every / 2, 2 * run.every
+    # The option, its value, in words, and whether the run can be so and is not.
+    tries = (
+        ("checkpoint", f"{way}:{often:.0f}s", "checkpoints twice as often", often < run.work),
+        ("checkpoint", f"{way}:{rarely:.0f}s", "checkpoints half as often", rarely < run.work),
+        ("checkpoint", "memory", "checkpoints in the memory of peers", way != "memory"),
+        ("checkpoint", "async", "checkpoints written beside the steps", way == "sync"),
+        ("storage", f"{4 * base.storage / 1e9:.6g}GB/s", "storage four times as fast", way != "none"),
+        ("spares", "0", "no spares", run.spares > 0),
+        ("spares", str(spares), "twice the spares" if run.spares else "1 % spares", True),
+        ("recover", "elastic", "go on without a replica that lacks a host", run.recovery.way != "elastic"),
+        ("recover", "reroute", "peers of a dead stage take its work", run.recovery.way != "reroute"),
         (
-            {"spares": str(2 * run.spares or max(1, run.gpus // run.node // 100))},
-            "twice the spares" if run.spares else "1 % spares",
-        )
+            "detect",
+            f"{detect.low / 4:g}s..{detect.high / 4:g}s",
+            "failures noticed four times as fast",
+            detect.high > 60,
+        ),
     )
-    for recover, word in (
-        ("elastic", "go on without a replica that lacks a host"),
-        ("reroute", "peers of a dead stage take its work"),
-    ):
-        if run.recovery.way != recover:
-            tries.append(({"recover": recover}, word))
-    detect = run.recovery.detect
-    if detect.high > 60:
-        tries.append(({"detect": f"{detect.low / 4:g}s..{detect.high / 4:g}s"}, "failures noticed four times as fast"))
-    for options, title in tries:
-        if way == "none" and "storage" in options:
+    for name, value, title, possible in tries:
+        if not possible:
             continue
         try:
-            other = base.again(None, min(FEW, base.options.runs), **options)
+            other = base.again(None, min(FEW, base.options.runs), **{name: value})
         except Error:
             continue
-        flags = " ".join(f"--{name} {value}" for name, value in options.items())
-        yield Change(flags, title, other)
+        yield Change(f"--{name} {value}", title, other)
 
 
 def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:

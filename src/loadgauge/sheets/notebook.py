@@ -6,8 +6,6 @@
 Needs the extra `notebook`.
 """
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 from typing import Any

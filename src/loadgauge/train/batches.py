@@ -4,8 +4,6 @@ A budget of tokens is filled with sequences of mixed lengths; batches that run a
 nearly the same attention work (sum of squared lengths), so that no rank waits for another.
 """
 
-from __future__ import annotations
-
 import bisect
 import random
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ and the gradient of any output of one sequence with respect to another's input e
 on any model, enabled or not: what it tests is the call `model(**batch)` as the user makes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ LlamaForCausalLM: 2 attention layers (causal) on cpu_flash
 >>> model = disable(model)
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -5,8 +5,6 @@ arithmetic for memory. They run on every device and in every floating dtype, and
 kernel of a library fits (Liger, Apex, cuDNN), it is faster; these show what can be saved, and save it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

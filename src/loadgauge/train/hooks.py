@@ -5,8 +5,6 @@ pads its outputs again where they came padded. The one on the whole model is nee
 through to the backbone, or where a head expects one row a sequence.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +77,7 @@ def before_backbone(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         if where is None:
             return None
         marks = _flatten(call, where)
-    tokens = _tokens(call)
+    _, tokens = _shape(call)
     if not torch.compiler.is_compiling():
         wiring.flat_calls += 1
     for key in FLAT_KEYS:
@@ -287,10 +285,6 @@ def _shape(call: dict[str, Any]) -> tuple[int, int]:
     if tokens is None:
         raise ConfigError("a batch needs input_ids or inputs_embeds", key="input_ids")
     return tokens.shape[0], tokens.shape[1]
-
-
-def _tokens(call: dict[str, Any]) -> int:
-    return _shape(call)[1]
 
 
 def _device(call: dict[str, Any]) -> torch.device:

@@ -125,7 +125,8 @@ def look(model: PreTrainedModel, samples: tuple[Tensor, Tensor], stock: str, int
         if settable:
             model.set_attn_implementation(stock)
         with torch.no_grad():
-            alone = tuple(first_tensor(noted.run(name, model, ids)).detach() for name, ids in samples_by_run(samples))
+            runs = zip(("first", "second"), samples, strict=True)
+            alone = tuple(first_tensor(noted.run(name, model, ids)).detach() for name, ids in runs)
         mixers = noted.mixers(set(attention))
     finally:
         noted.remove()
@@ -172,11 +173,6 @@ def _probe(
     understood = all(note.arguments <= UNDERSTOOD for notes in called.values() for note in notes)
     reached = {module: reach for module, reach in attention.items() if reach is not None}
     return reached if understood and settable else {}, tuple(reaches)
-
-
-def samples_by_run(samples: tuple[Tensor, Tensor]) -> list[tuple[str, Tensor]]:
-    """Return both samples, token ids (1, length), each after the name under which its run is noted."""
-    return list(zip(("first", "second"), samples, strict=True))
 
 
 def _agreed(notes: list[Seen], read: dict[Any, Reach | None]) -> Reach | None:

@@ -1,7 +1,5 @@
 """The exact leak probe: no output of one sequence may depend on another, to the last bit."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

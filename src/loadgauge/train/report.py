@@ -4,8 +4,6 @@
 3 sequences: 16 tokens, 24 with padding to 8 (33 % padding); attention sees 98 pairs instead of 192
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bytes that a forward pass keeps for its backward, counted by PyTorch's own hooks, each storage once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

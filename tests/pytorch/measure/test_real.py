@@ -13,8 +13,8 @@ from torch import nn
 from command_line import typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.measure.benchmarks import FlopCounter
-from loadgauge.pytorch.measure.cpu_allocator import Event, Range, Use, live, uses
-from loadgauge.pytorch.measure.train_steps import Held, MeasuredSteps, ModuleUse, measure_steps
+from loadgauge.pytorch.measure.cpu_allocator import Event, ModuleUse, Range, live, uses
+from loadgauge.pytorch.measure.train_steps import Held, MeasuredSteps, measure_steps
 from loadgauge.pytorch.trace.programs.jobs import ConfigJob
 from loadgauge.pytorch.trace.programs.script import FunctionJob
 from loadgauge.pytorch.trace.trace import trace
@@ -135,7 +135,7 @@ def test_stretches_of_a_stream() -> None:
         return Event(time, address, change, "", "")
 
     stream = [event(1, 1, 10), event(2, 2, 7), event(3, 2, -7), event(4, 3, 2), event(6, 1, -10), event(7, 4, 1)]
-    assert uses(stream, [Range("a", 2, 4), Range("a", 4, 4), Range("b", 5, 9)]) == {"a": Use(7, 2), "b": Use(0, -9)}
+    assert uses(stream, [Range("a", 2, 4), Range("a", 4, 4), Range("b", 5, 9)]) == {"a": ModuleUse(7, 2), "b": ModuleUse(0, -9)}
     # What is there at the beginning of a stretch counts.
     assert [live(stream, since, until).peak for since, until in ((0, 9), (3, 9), (7, 9))] == [17, 17, 3]
 

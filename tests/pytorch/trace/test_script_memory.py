@@ -142,8 +142,7 @@ def test_counters_are_those_of_the_trace(script: Path) -> None:
     assert said[6][1] == first + 2 * weights + states
     assert said[-1][1] == first
     assert max(most for _, _, most in said) == trace.allocated  # the report's own
-    levels: list[int] = []
-    stream.walk(lambda event, number, live: levels.append(live), BLOCK)
+    levels = stream.levels(BLOCK)
     assert all(now in levels and most in levels for _, now, most in said)
 
 

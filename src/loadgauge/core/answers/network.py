@@ -1,7 +1,5 @@
 """The answers of `loadgauge network`: what each axis needs of the links, of one run or of several side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

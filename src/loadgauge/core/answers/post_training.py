@@ -1,7 +1,5 @@
 """The answer of `loadgauge estimate --task`: memory, time and remedies of a run after pre-training, and its document."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

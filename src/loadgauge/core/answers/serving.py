@@ -1,7 +1,5 @@
 """The answer of `loadgauge estimate --task generate` or `forward`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.answer import Answer, Pivot

@@ -5,8 +5,6 @@ number, an array of layouts or an equation. Neither NumPy nor SymPy is imported 
 symbol when its library is loaded already.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Sums and lists of what has the same key, in the order in which keys come first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -19,6 +17,15 @@ def sums(pairs: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
     for key, value in pairs:
         total[key] = total.get(key, 0) + value
     return total
+
+
+def largest_first(pairs: Iterable[tuple[Key, Any]]) -> dict[Key, Any]:
+    """Return the sum of the values of each key, the largest first.
+
+    >>> largest_first([("mm", 2), ("add", 4), ("mm", 3)])
+    {'mm': 5, 'add': 4}
+    """
+    return dict(sorted(sums(pairs).items(), key=lambda entry: -entry[1]))
 
 
 def lists(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:

@@ -9,8 +9,6 @@ Error
 └── NothingFits  (Error)                no layout fits; carries the nearest miss
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -100,6 +98,19 @@ def suggest(name: str, names: Iterable[str]) -> str:
     ('; did you mean megatron?', '')
     """
     return "".join(f"; did you mean {match}?" for match in closest(name, names))
+
+
+def refuse_fields(record: object, names: Iterable[str], why: str) -> None:
+    """Raise `ConfigError` with the name of the first of these fields of a record that is stated: that is not None.
+
+    >>> refuse_fields(NothingFits("none", nearest="a layout"), ["nearest"], "needs --tokens")
+    Traceback (most recent call last):
+        ...
+    loadgauge.core.base.errors.ConfigError: nearest: needs --tokens
+    """
+    for name in names:
+        if getattr(record, name) is not None:
+            raise ConfigError(why, key=name)
 
 
 class NotYet(Exception):

@@ -6,8 +6,6 @@ by beside time and cost), `FIGURES` (plots and sheets) and `HTML` (an estimate a
 own with it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import cache

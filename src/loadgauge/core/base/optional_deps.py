@@ -1,7 +1,5 @@
 """Optional dependencies: a clear error where a command needs one that is not installed."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from loadgauge.core.base.errors import ConfigError

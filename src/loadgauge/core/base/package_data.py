@@ -1,7 +1,5 @@
 """Reads the files of `data/`, which come with the package."""
 
-from __future__ import annotations
-
 import functools
 import os
 from typing import Any

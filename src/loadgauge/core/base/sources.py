@@ -1,7 +1,5 @@
 """Citation keys and the works they refer to, read from `data/sources.toml`."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 

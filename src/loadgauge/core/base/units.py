@@ -1,7 +1,5 @@
 """Units, read and printed. Memory is printed in GiB (2^30 bytes), links in GB/s (10^9 bytes per second)."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -9,8 +9,6 @@ A verdict compares the memory of a card with the 80 % range of what a run needs 
 - `unknown`: no card was given.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, Protocol
 
 from loadgauge.core.base.errors import NO, YES, ConfigError

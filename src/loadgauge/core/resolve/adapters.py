@@ -1,13 +1,11 @@
 """Resolving what a job asks of adapters: LoRA and its relatives on a frozen base."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse_fields
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import (
     ADAPTER_DTYPES,
@@ -45,9 +43,7 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
     if job.base is not None and not job.qlora:
         raise ConfigError("needs --qlora", key="base")
     if not job.adapts:
-        for name in ("lora_targets", "virtual_tokens", *ADAPTERS):
-            if getattr(job, name) is not None:
-                raise ConfigError("needs --lora-rank or --qlora", key=name)
+        refuse_fields(job, ("lora_targets", "virtual_tokens", *ADAPTERS), "needs --lora-rank or --qlora")
         return None
     stored = base_format(job.base or False)
     if stored is not None and stored.frameworks and framework not in stored.frameworks:

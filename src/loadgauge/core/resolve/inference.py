@@ -1,7 +1,5 @@
 """Resolving what is asked of a model that is only run forward, from a `Job` and the flags of inference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tells what a layout needs, and what runs of many GPUs have, where a job says nothing of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias

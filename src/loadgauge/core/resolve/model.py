@@ -1,7 +1,5 @@
 """The model of a job: by its family, or recorded from its code where no family reads it."""
 
-from __future__ import annotations
-
 from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.catalogue import Found, find

@@ -1,13 +1,12 @@
 """Resolving a `Job` with a task: its roles, each a model on the trainer's GPUs, its sequences, and the rollout's engine."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import msgspec
 
 from loadgauge.core.base import ConfigError, LayoutError, need
+from loadgauge.core.base.errors import refuse_fields
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job
@@ -202,11 +201,8 @@ def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
             if getattr(job, name) not in (None, False):
                 raise ConfigError("changes nothing: this run has no frozen model beside the trained one", key=name)
     if not any(each.does == "forward" and each.within is None for each in task.passes):
-        for name in ("logprob_batch", "logprob_tokens"):
-            if getattr(job, name) is not None:
-                raise ConfigError(
-                    f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)", key=name
-                )
+        why = f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)"
+        refuse_fields(job, ("logprob_batch", "logprob_tokens"), why)
 
 
 def _passes(job: Job, task: Task) -> Task:
@@ -279,15 +275,10 @@ def _widens(setup: Setup) -> bool:
 
 def _belongs(job: Job, task: Task) -> None:
     """Refuses fields that mean nothing to the task. Raises `ConfigError`."""
-    for name in OF_ROLLOUT:
-        if not task.rollout and getattr(job, name) is not None:
-            raise ConfigError(f"needs a task that generates its answers; {task.name} does not", key=name)
-    for name in (*AROUND, "measured"):
-        if getattr(job, name) is not None:
-            raise ConfigError(f"needs --task train; with {task.name} it is not counted", key=name)
-    for name in OF_WHOLE:
-        if getattr(job, name) is not None:
-            raise ConfigError(f"needs --task train; for {task.name} give --steps", key=name)
+    if not task.rollout:
+        refuse_fields(job, OF_ROLLOUT, f"needs a task that generates its answers; {task.name} does not")
+    refuse_fields(job, (*AROUND, "measured"), f"needs --task train; with {task.name} it is not counted")
+    refuse_fields(job, OF_WHOLE, f"needs --task train; for {task.name} give --steps")
     if job.price is not None and job.steps is None:
         raise ConfigError("needs --steps, the length of the whole run", key="price")
     fields = {role.field for role in task.roles}

@@ -1,7 +1,5 @@
 """Recompute policies whose operations depend on the model: how files say them and what they mean, both ways."""
 
-from __future__ import annotations
-
 from itertools import chain, combinations
 
 import msgspec

@@ -5,8 +5,6 @@ each value that follows from other flags (GPUs, batches, sequence length, schedu
 kinds of values are left out: constant defaults, and what the named framework decides (its precision, loss and overlap).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -140,11 +138,9 @@ def _complete(job: Job, result: Estimate, file: dict[str, Any] | None) -> Job:
     complete = msgspec.structs.replace(job, **values)  # what a result does not hold stays as it was given
     if job.measured is None or not is_run(job):
         return msgspec.structs.replace(complete, measured=job.measured)
-    return msgspec.structs.replace(complete, measured=_measured(job, result, _complete(_unmeasured(job), result, {})))
-
-
-def _unmeasured(job: Job) -> Job:
-    return msgspec.structs.replace(job, measured=None)
+    return msgspec.structs.replace(
+        complete, measured=_measured(job, result, _complete(job.replace(measured=None), result, {}))
+    )
 
 
 def _measured(job: Job, result: Estimate, here: Job) -> str:

@@ -1,14 +1,12 @@
 """Resolving a `Job` into a `Setup`: defaults are filled in and recorded, and what does not go together is refused."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated, refuse_fields
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.lengths import Lengths
@@ -110,9 +108,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         if not posttrain_flags and job.task is not None:
             job, beside = dialects.update_alone(job)
             uncounted = (*beside, *uncounted)
-    for name in POSTTRAIN:
-        if getattr(job, name) is not None:
-            raise ConfigError("is an option of `loadgauge estimate --task`", key=name)
+    refuse_fields(job, POSTTRAIN, "is an option of `loadgauge estimate --task`")
     card, assumed = named_card(job)
     chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
     if not file and job.framework in FRAMEWORKS and FRAMEWORKS[job.framework].unties and chosen.own.rewritten:
@@ -165,9 +161,9 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "stack": (stack := Stack.parse(job.version)),
     }
     kind = _with_engine(job, chosen, training(**recipe))
-    for name in ("end_units", "gradient_sync"):
-        if getattr(job, name) is not None and not kind.framework.fully_shards:
-            raise ConfigError(f"is an FSDP option, and {kind.framework.name} does not shard by FSDP", key=name)
+    if not kind.framework.fully_shards:
+        why = f"is an FSDP option, and {kind.framework.name} does not shard by FSDP"
+        refuse_fields(job, ("end_units", "gradient_sync"), why)
     if job.end_units is not None:
         kind = msgspec.structs.replace(kind, ends_apart=job.end_units == "apart")
     if job.gradient_sync is not None:
@@ -376,9 +372,8 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
     link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
     network = None
     if job.topology is not None:
-        for name in ("gpus_per_node", "link_bandwidth", "nic_bandwidth"):
-            if getattr(job, name) is not None:
-                raise ConfigError("is stated by --topology; give one of them", key=name)
+        beside = ("gpus_per_node", "link_bandwidth", "nic_bandwidth")
+        refuse_fields(job, beside, "is stated by --topology; give one of them")
         network = topology(job.topology)
     elif adapter is None and (usual := usual_network(card)) is not None:
         adapter = usual[0]
@@ -519,9 +514,8 @@ def _runs(kind: Training, layout: Layout) -> None:
 
 def _around(job: Job, stages: int) -> Around:
     """Return the evaluation and saving between the steps. Raises `ConfigError` or `NotModelled`."""
-    for name in ("eval_batches", "generate"):
-        if getattr(job, name) is not None and job.eval_batch is None:
-            raise ConfigError("needs --eval-batch", key=name)
+    if job.eval_batch is None:
+        refuse_fields(job, ("eval_batches", "generate"), "needs --eval-batch")
     if stages > 1 and (job.eval_batch is not None or job.save == "full"):
         raise NotModelled("evaluation, generation and full checkpoints over pipeline stages")
     return Around(

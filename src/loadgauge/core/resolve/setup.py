@@ -194,9 +194,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_uncounted(self, result: Estimate) -> Estimate:
         """Return an estimate of this run with its range widened by settings of a job file that are not counted."""
-        if self.uncounted:
-            return widened(self, result)
-        return result
+        return widened(self, result) if self.uncounted else result
 
     def changing(self, result: Estimate) -> tuple[Uncounted, ...]:
         """Return the settings of a job file that are not counted, those of kernels with how far these change the memory."""

@@ -1,7 +1,5 @@
 """Training a part of a model's own weights: which ones the words of `--train` name, and the model with the others frozen."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Defaults that depend on library releases: the assumed one, and its alternatives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of an article: printed values, from its data file, beside those that loadgauge computes."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What a small function leaves behind until backward, and the most it holds at once: article 5's cases, traced."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -5,8 +5,6 @@ vocabulary, s sequence length, b micro-batch, B global batch, t, p, d degrees of
 FLOP/s of a GPU, n GPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

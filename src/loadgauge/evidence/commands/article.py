@@ -1,7 +1,5 @@
 """`loadgauge article`: the tables of an article, as printed and as they are right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`loadgauge evidence`: a measured run beside its prediction, as a file that others may have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

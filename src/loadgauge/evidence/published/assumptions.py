@@ -3,8 +3,6 @@
 The rules follow what the framework itself does when nothing is said, and were fixed before any error was computed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from math import gcd

@@ -1,7 +1,5 @@
 """Counters of memory in sources' words."""
 
-from __future__ import annotations
-
 from loadgauge.evidence.published.models import Inexpressible
 from loadgauge.evidence.published.source_rows import SourceRow
 from loadgauge.evidence.validate.counters import Counter

@@ -5,8 +5,6 @@ leaves empty is a *knob*: the job has the value that the rule of `assumptions.py
 variant, one knob at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable

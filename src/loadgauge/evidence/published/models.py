@@ -4,8 +4,6 @@ What a row leaves out (norms, biases, activation, positions) is that of a model 
 all sizes are left out, the row must name a model of the catalogue.
 """
 
-from __future__ import annotations
-
 import re
 
 import msgspec

@@ -7,8 +7,6 @@ Read off torchtune 0.6.1, `recipes/configs`: full fine-tuning on one GPU runs `P
 A source that names its techniques one by one ("Baseline; + ...") runs those, and no other one.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.evidence.published.free_text import Flags

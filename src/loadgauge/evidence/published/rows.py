@@ -1,7 +1,5 @@
 """The row of the package for what a source's row means: fields of a `Job`, and what no field says as overrides."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which communication a published run hid, and whether CUDA graphs hid its launches: from its flags and its framework."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.definitions.training.training import Training

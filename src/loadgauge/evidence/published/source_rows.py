@@ -1,7 +1,5 @@
 """Published runs as their sources state them, read from a CSV: one measured run a row, each cell checked, nothing filled in."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

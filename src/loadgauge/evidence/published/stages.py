@@ -1,7 +1,5 @@
 """How many layers each pipeline stage of a published run has."""
 
-from __future__ import annotations
-
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training

@@ -1,7 +1,5 @@
 """Files with measured runs: one's own table, one in the words of its sources, the JSON of `make gpu`, or rows in JSON."""
 
-from __future__ import annotations
-
 import csv
 from itertools import groupby
 from pathlib import Path

@@ -5,8 +5,6 @@ published runs. A word that is missing here makes a row inexpressible, with the 
 that the source does not say; what is assumed then is in `expression.py`.
 """
 
-from __future__ import annotations
-
 import re
 
 UNNAMED = "-"

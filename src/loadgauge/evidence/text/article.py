@@ -1,7 +1,5 @@
 """An article as text: its tables with printed and right values, and what is wrong in it and why."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ The baseline: model FLOPs at one constant share of the 16-bit peak, times the 1F
 rows that it is judged by, for each kind of GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """The step time that a run measured, from whichever column it is printed in."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.base.errors import NotModelled, NotStated

@@ -4,8 +4,6 @@ The tables in `data/operators` hold measurements of single operations, each with
 modelled. `make operators` fits the figures of `data/calibration` to them, `validate --operators` scores them.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import gzip

@@ -3,8 +3,6 @@
 Changes name the fields of `ModelSpec`, `Layout` and `Training`, as deep as needed: `{"blocks": [{"mlp": {"gated": false}}]}`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints

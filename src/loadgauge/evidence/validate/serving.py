@@ -3,8 +3,6 @@
 Time of a token, and to the first one, of engines under a fixed number of requests at once (source: aiconfigurator).
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import gzip

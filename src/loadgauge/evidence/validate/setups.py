@@ -1,7 +1,5 @@
 """From a measured run to a `Setup`: its job is resolved, then its overrides are applied."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

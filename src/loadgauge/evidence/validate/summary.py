@@ -1,7 +1,5 @@
 """How large the errors are: weighted by configuration and by source, never by row."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

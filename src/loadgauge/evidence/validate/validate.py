@@ -1,7 +1,5 @@
 """Predictions compared with measured runs: a record for each number that was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 

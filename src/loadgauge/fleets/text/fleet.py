@@ -1,7 +1,5 @@
 """The text of `loadgauge fleet`: the verdict, the reason and the next step, then where the time goes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """`loadgauge fleet --jobs` and `--sweep`: several runs on one fleet, and one run on many fleets."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`loadgauge fleet --explain`: each number of a fleet's answer, as formulas with the run's numbers in them."""
 
-from __future__ import annotations
-
 import math
 
 from loadgauge.core.answers.why.reason import Line, Reason, line

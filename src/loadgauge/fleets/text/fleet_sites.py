@@ -1,7 +1,5 @@
 """The text of `loadgauge fleet --sites`: local training on several sites against one job on one site."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """`loadgauge anchor`: what this card measures, as a file that later predictions take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

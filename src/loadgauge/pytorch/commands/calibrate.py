@@ -1,7 +1,5 @@
 """`loadgauge calibrate`: this device's efficiencies, as a data file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

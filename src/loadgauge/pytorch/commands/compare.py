@@ -1,7 +1,5 @@
 """`loadgauge compare`: formula, trace and measurement side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`loadgauge measure`: what training steps that really run take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`loadgauge saved`: what a PyTorch expression keeps for backward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -33,11 +33,6 @@ HELP = {
 COUNT = Whole(1, 10**9)
 
 
-def warn(note: str) -> None:
-    """Prints a note on stderr."""
-    click.echo(f"loadgauge: {note}", err=True)
-
-
 def calibrated(command: str, device: str, card: Gpu | None, output: str | None) -> Calibration | None:
     """Return what this device measures; under torchrun that of the first rank alone, None on others. output: a file beside which
     what is measured is kept until all of it is there. Raises `click.UsageError` where it has no folder."""

@@ -1,7 +1,5 @@
 """`loadgauge trace`: what PyTorch itself would allocate, save, compute and send, with no GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.definitions.job.flag_types import SPLIT, STEP
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.pytorch.commands.torch_options import job_options, script_output, warn
+from loadgauge.pytorch.commands.torch_options import job_options, script_output
 
 
 @click.command("trace", cls=Spoken)
@@ -72,7 +70,9 @@ def command(
     else:
         trace = traced(request, output)
     if gpus > (job.tp or 1) * (job.pp or 1) and job.zero is None and not is_script(target):
-        warn("--zero is 0 (DDP) by default, as in `loadgauge estimate`; it was 3 here until 0.1")
+        click.echo(
+            "loadgauge: --zero is 0 (DDP) by default, as in `loadgauge estimate`; it was 3 here until 0.1", err=True
+        )
     if not trace.events:
         trace = trace_on_cpu(request, trace, not _is_given("device"))
     return answer_of(trace, viewer)

@@ -8,6 +8,7 @@ the sum of others. What is left over on either side is the difference, to the by
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -337,27 +338,21 @@ def _causes(lines: Iterable[tuple[Line, int]]) -> list[Cause]:
 
 def _peak_of(stream: Stream, step: bool) -> int:
     """The event with most live bytes in (or outside) the optimizer's steps."""
-    best, highest, live, current = -1, 0, 0, 0
-    starts = [*stream.phases, (len(stream.ids) + 1, "")]
-    for event, change in enumerate(stream.changes):
-        while current + 1 < len(starts) and starts[current + 1][0] <= event:
-            current += 1
-            if event and (starts[current][1] == STEP) == step and live > best:
-                best, highest = live, event - 1  # what a phase finds at its beginning
-        live += change
-        name = starts[current][1] if starts[current][0] <= event else ""
-        if name and (name == STEP) == step and live > best:
-            best, highest = live, event
-    return highest
+    levels = stream.levels()
+    phases = itertools.pairwise([*stream.phases, (len(levels), "")])
+    # A phase begins with what it finds.
+    inside = [
+        range(max(0, first - 1), end)
+        for (first, name), (end, _) in phases
+        if (name == STEP) == step and first < len(levels)
+    ]
+    return max(itertools.chain(*inside), key=levels.__getitem__, default=0)
 
 
 def _highest(stream: Stream, category: str) -> int:
-    live = highest = 0
-    for number, change in zip(stream.ids, stream.changes, strict=True):
-        if stream.category(number) == category:
-            live += change
-            highest = max(highest, live)
-    return highest
+    changes = zip(stream.ids, stream.changes, strict=True)
+    own = (change for number, change in changes if stream.category(number) == category)
+    return max(itertools.accumulate(own, initial=0))
 
 
 def _at_peak(own: dict[str, float], rest: float, stream: Stream, event: int) -> list[Cause]:

@@ -1,7 +1,5 @@
 """The file that `loadgauge anchor` writes."""
 
-from __future__ import annotations
-
 import tomlkit
 
 from loadgauge.core.base.units import gib

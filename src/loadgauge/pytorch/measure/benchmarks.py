@@ -1,7 +1,5 @@
 """Microbenchmarks of one device: matrix products, attention, copies, element-wise operations, optimizers, collectives."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

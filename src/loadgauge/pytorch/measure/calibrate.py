@@ -4,8 +4,6 @@ The forms that will read the figures fit them (`estimate/time`). What one device
 where there are none) keeps what is known of the card, and is listed.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -135,7 +133,7 @@ def fit_efficiencies(
         gpu=gpu or device,
         basis="measured",
         how="",
-        date=_today(),
+        date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         figures={},
         **figures,
     )
@@ -151,10 +149,6 @@ def fit_efficiencies(
         kept=tuple(name for name in Efficiencies.__struct_fields__ if name not in beside),
         error=error,
     )
-
-
-def _today() -> str:
-    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
 def _of(taken: Sequence[Timing], kind: str, value: Callable[[Timing], float]) -> float:

@@ -1,7 +1,5 @@
 """A callback for transformers' Trainer: step time, FLOP/s and MFU of a real training, memory by module of one step of it."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from typing import Any
@@ -12,7 +10,8 @@ from transformers import TrainerCallback
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.measure.benchmarks import FlopCounter, median
-from loadgauge.pytorch.measure.train_steps import ModuleUse, Recorder, States, recorder, watch_steps
+from loadgauge.pytorch.measure.cpu_allocator import ModuleUse
+from loadgauge.pytorch.measure.train_steps import Recorder, States, recorder, watch_steps
 from loadgauge.pytorch.record.observe import Observer
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from loadgauge.core.base.by_key import largest_first
 
 MODULE, PHASE = "loadgauge module ", "loadgauge phase "
 """Begin the names of ranges that stand for a module, and for a phase of the step."""
@@ -137,11 +139,11 @@ class Live(NamedTuple):
 
     def by_op(self) -> dict[str, int]:
         """Bytes at the peak by the outermost operation that asked for them, largest first."""
-        return _summed((event.op or "outside any operation", event.change) for event in self.held)
+        return largest_first((event.op or "outside any operation", event.change) for event in self.held)
 
     def by_module(self) -> dict[str, int]:
         """Bytes at the peak by the innermost module, largest first."""
-        return _summed((event.module, event.change) for event in self.held)
+        return largest_first((event.module, event.change) for event in self.held)
 
 
 def live(stream: Sequence[Event], since: int = 0, until: int = 1 << 63) -> Live:
@@ -174,14 +176,19 @@ def _counted(event: Event, allocated: dict[int, Event]) -> int:
     return 0 if released is None else -released.change
 
 
-class Use(NamedTuple):
-    """Memory of a stretch of time above its beginning [bytes]: the maximum, and what remains at its end."""
+class ModuleUse(msgspec.Struct, frozen=True):
+    """Memory of a module's forward above what was allocated before it [bytes]: the maximum, and what remains at its end."""
 
     peak: int
     persistent: int
 
+    def widest(self, other: ModuleUse | None) -> ModuleUse:
+        """Return the larger figures of two forwards of it; None: there was no other."""
+        before = other or self
+        return ModuleUse(max(self.peak, before.peak), max(self.persistent, before.persistent))
 
-def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
+
+def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, ModuleUse]:
     """Return, for each name of a stretch, its largest peak and what it left allocated at most [bytes].
 
     stream, stretches: in order of time, from `events` and `ranges`
@@ -191,18 +198,9 @@ def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Use]:
     allocated: dict[int, Event] = {}
     for event in stream:
         levels.append(levels[-1] + _counted(event, allocated))
-    result: dict[str, Use] = {}
+    result: dict[str, ModuleUse] = {}
     for stretch in stretches:
         first, last = bisect.bisect_left(times, stretch.begin), bisect.bisect_right(times, stretch.end)
-        peak = max(levels[first : last + 1]) - levels[first]
-        left = levels[last] - levels[first]
-        before = result.get(stretch.name, Use(peak, left))
-        result[stretch.name] = Use(max(before.peak, peak), max(before.persistent, left))
+        use = ModuleUse(max(levels[first : last + 1]) - levels[first], levels[last] - levels[first])
+        result[stretch.name] = use.widest(result.get(stretch.name))
     return result
-
-
-def _summed(pairs: Iterator[tuple[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for name, nbytes in pairs:
-        total[name] += nbytes
-    return dict(total.most_common())

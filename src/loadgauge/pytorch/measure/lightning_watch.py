@@ -1,7 +1,5 @@
 """`Watch` as a callback of Lightning's Trainer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.pytorch.measure.watch import Watch

@@ -1,7 +1,5 @@
 """Memory and time of a block of code that really runs, on a CPU or on CUDA."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Iterator

@@ -3,10 +3,7 @@
 The steps that are timed run without any instrument; memory is taken from two others, FLOPs from one more.
 """
 
-from __future__ import annotations
-
 import contextlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +13,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from loadgauge.core.base.by_key import largest_first
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.patches import removing
 from loadgauge.pytorch.measure.benchmarks import FlopCounter, elapsed, median
@@ -24,8 +22,8 @@ from loadgauge.pytorch.measure.cpu_allocator import (
     PHASE,
     Event,
     Live,
+    ModuleUse,
     Range,
-    Use,
     events,
     live,
     profiler,
@@ -39,13 +37,6 @@ from loadgauge.pytorch.record.sizes import storage_bytes
 from loadgauge.pytorch.trace.child import requested
 from loadgauge.pytorch.trace.programs.training import Traceable
 from loadgauge.pytorch.trace.subprocess import Request
-
-
-class ModuleUse(msgspec.Struct, frozen=True):
-    """Memory of the forward of a module above what was allocated before it [bytes]: the maximum, and what remains."""
-
-    peak: int
-    persistent: int
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -94,10 +85,7 @@ class MeasuredSteps(msgspec.Struct, frozen=True):
 
     def by_op(self) -> dict[str, int]:
         """Bytes at the peak by the operation that asked for them, largest first (on a CPU)."""
-        result: Counter[str] = Counter()
-        for block in self.held:
-            result[block.op] += block.nbytes
-        return dict(result.most_common())
+        return largest_first((block.op, block.nbytes) for block in self.held)
 
     @property
     def step(self) -> float | None:
@@ -225,7 +213,7 @@ class _OnCpu:
         backward, step = _highest(stream, _between(trained, steps)), _highest(stream, steps)
         highest = max(backward, step, key=lambda moment: moment.peak)
         module_uses = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
-        named = {name.removeprefix(MODULE): ModuleUse(*use) for name, use in module_uses.items()}
+        named = {name.removeprefix(MODULE): use for name, use in module_uses.items()}
         held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
         whole = _highest(everything, trained)
         ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
@@ -259,7 +247,7 @@ class _OnCuda:
     def __init__(self, before: int) -> None:
         self.before = before
         self.frames: list[list[Any]] = []
-        self.modules: dict[str, Use] = {}
+        self.modules: dict[str, ModuleUse] = {}
         self.phases: dict[str, int] = {}
         self.reserved = self.total = 0
 
@@ -309,16 +297,14 @@ class _OnCuda:
     def module(self, name: str) -> Iterator[None]:
         with self._frame(name) as frame:
             yield
-        peak, left = frame[2] - frame[1], frame[3] - frame[1]
-        old = self.modules.get(name, Use(peak, left))
-        self.modules[name] = Use(max(old.peak, peak), max(old.persistent, left))
+        use = ModuleUse(frame[2] - frame[1], frame[3] - frame[1])
+        self.modules[name] = use.widest(self.modules.get(name))
 
     def result(self) -> _Result:
-        named = {name: ModuleUse(*use) for name, use in self.modules.items()}
         return _Result(
             self.phases["backward"] - self.before,
             max(0, self.phases.get(STEP, 0) - self.before),
-            named,
+            self.modules,
             reserved=self.reserved,
             device_total=self.total,
         )

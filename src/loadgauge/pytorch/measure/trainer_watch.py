@@ -1,7 +1,5 @@
 """`Watch` as a callback of transformers' Trainer (and TRL's, which are of its kind)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import TrainerCallback

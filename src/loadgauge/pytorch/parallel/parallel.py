@@ -385,7 +385,7 @@ def shard_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
     between = Shard(1) if sequence_parallel else Replicate()
     styles: dict[str, Any] = {}
     for name, module in model.named_modules():
-        style = _style(plan, name)
+        style = plan.get(any_layer(name))
         if style is None or name == "lm_head" or module is model.base_model.embed_tokens:
             continue
         if style not in KNOWN or ("wise" in style and not isinstance(module, nn.Linear)):
@@ -438,10 +438,6 @@ def whole() -> Any:
             return distribute_module(module, device_mesh, None, taken, lambda _, output, __: output.to_local())
 
     return Whole()
-
-
-def _style(plan: dict[str, str], name: str) -> str | None:
-    return plan.get(any_layer(name))
 
 
 def _has(model: Any, name: str) -> bool:

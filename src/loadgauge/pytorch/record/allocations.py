@@ -1,15 +1,15 @@
 """A stream of allocations and releases: who asked for what, what was live when, and what made up the peak."""
 
-from __future__ import annotations
-
+import bisect
+import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.by_key import sums
+from loadgauge.core.base.by_key import lists, sums
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer states"
 SAVED, TEMPORARIES, INPUTS = "saved activations", "temporaries", "inputs"
@@ -83,44 +83,33 @@ class Stream:
         record = self.records[number]
         return record.category or (INPUTS if record.phase == 0 else TEMPORARIES)
 
-    def walk(self, look: Callable[[int, int, int], None], rounded: int = 1) -> int:
-        """Calls `look(event, storage, live bytes)` after every event; returns the highest live bytes.
-
-        rounded: each storage takes a multiple of this many bytes
-        """
-        live = highest = 0
+    def levels(self, rounded: int = 1) -> list[int]:
+        """Return the live bytes after every event. rounded: each storage takes a multiple of this many bytes"""
+        if rounded == 1:
+            return list(itertools.accumulate(self.changes))
+        levels, live = [], 0
         sizes: dict[int, int] = {}
-        for event, (number, change) in enumerate(zip(self.ids, self.changes, strict=True)):
-            if rounded > 1:
-                before = sizes.get(number, 0)
-                sizes[number] = before + change
-                change = round_up(before + change, rounded) - round_up(before, rounded)
-            live += change
-            highest = max(highest, live)
-            look(event, number, live)
-        return highest
+        for number, change in zip(self.ids, self.changes, strict=True):
+            before = sizes.get(number, 0)
+            sizes[number] = before + change
+            live += round_up(before + change, rounded) - round_up(before, rounded)
+            levels.append(live)
+        return levels
 
-    def peak(self, begin: int = 0, rounded: int = 1) -> Moment:
-        """The moment with the most live bytes from event `begin` on; storages are rounded up to multiples of `rounded`."""
-        highest, at = -1, 0
+    def peak(self, begin: int = 0) -> Moment:
+        """The moment with the most live bytes from event `begin` on."""
+        levels = self.levels()
+        return self.moment(max(range(begin, len(levels)), key=levels.__getitem__, default=0))
 
-        def look(event: int, number: int, live: int) -> None:
-            nonlocal highest, at
-            if live > highest and event >= begin:
-                highest, at = live, event
-
-        self.walk(look, rounded)
-        return self.moment(at, rounded)
-
-    def moment(self, event: int, rounded: int = 1) -> Moment:
-        """The bytes that were live after an event, by category; storages are rounded up to multiples of `rounded`."""
+    def moment(self, event: int) -> Moment:
+        """The bytes that were live after an event, by category."""
         if not self.ids:
             return Moment(0, 0, "", "", "", {})
-        categories: Counter[str] = Counter()
-        for number, nbytes in self.live(event).items():
-            categories[self.category(number)] += round_up(nbytes, rounded)
+        return self._moment(event, sums((self.category(number), size) for number, size in self.live(event).items()))
+
+    def _moment(self, event: int, categories: Mapping[str, int]) -> Moment:
         record = self.records[self.ids[event]]
-        ordered = {name: categories[name] for name in CATEGORIES if categories[name]}
+        ordered = {name: categories[name] for name in CATEGORIES if categories.get(name)}
         return Moment(sum(categories.values()), event, self.phase_of(event), op_name(record.op), record.module, ordered)
 
     def live(self, event: int) -> dict[int, int]:
@@ -130,66 +119,44 @@ class Stream:
 
     def phase_of(self, event: int) -> str:
         """Return the name of the phase that an event, by its index, belongs to."""
-        name = ""
-        for first, phase in self.phases:
-            if first > event:
-                break
-            name = phase
-        return name
+        begun = bisect.bisect_right(self.phases, event, key=lambda phase: phase[0])
+        return self.phases[begun - 1][1] if begun else ""
 
     def pieces(self, event: int) -> list[Piece]:
         """Return the storages that are live after an event, by index, similar ones grouped, the most bytes first."""
-        groups: dict[tuple[Any, ...], list[int]] = {}
-        for number, nbytes in self.live(event).items():
-            record = self.records[number]
-            kind = (self.category(number), op_name(record.op), record.module, tuple(record.shape), record.dtype)
-            groups.setdefault(kind, []).append(nbytes)
+        groups = lists((self._kind(number), nbytes) for number, nbytes in self.live(event).items())
         result = [
             Piece(category, op, module, tuple(map(int, shape)), dtype_name(dtype), len(sizes), sum(sizes))
             for (category, op, module, shape, dtype), sizes in groups.items()
         ]
         return sorted(result, key=lambda piece: -piece.nbytes)
 
+    def _kind(self, number: int) -> tuple[str, str, str, tuple[Any, ...], Any]:
+        record = self.records[number]
+        return self.category(number), op_name(record.op), record.module, tuple(record.shape), record.dtype
+
     def by_phase(self) -> dict[str, int]:
-        """The highest live bytes in each phase, by name."""
-        starts = [*self.phases, (len(self.ids), "")]
-        highest: dict[str, int] = {}
-        live, current = 0, 0
-        for event, change in enumerate(self.changes):
-            live += change
-            while current + 1 < len(starts) and starts[current + 1][0] <= event:
-                current += 1
-            name = starts[current][1]
-            highest[name] = max(highest.get(name, 0), live)
+        """The highest live bytes in each phase, by name; what was made before the first counts to it."""
+        levels, highest = self.levels(), dict[str, int]()
+        starts = [(0, self.phases[0][1] if self.phases else ""), *self.phases[1:], (len(levels), "")]
+        for (first, name), (end, _) in itertools.pairwise(starts):
+            if first < end:
+                highest[name] = max(highest.get(name, 0), max(levels[first:end]))
         return highest
 
     def timeline(self, points: int = 1000) -> list[Moment]:
         """The highest moment of each of at most `points` equal stretches of events; the peak is among them."""
-        if not self.ids:
-            return []
-        stretch = max(1, -(-len(self.ids) // points))
-        tops: list[tuple[int, int]] = []
+        levels = self.levels()
+        stretch = max(1, -(-len(levels) // points))
+        stretches = (range(first, min(first + stretch, len(levels))) for first in range(0, len(levels), stretch))
+        return list(self._moments({max(events, key=levels.__getitem__) for events in stretches}))
 
-        def look(event: int, number: int, live: int) -> None:
-            if event % stretch == 0:
-                tops.append((live, event))
-            elif live > tops[-1][0]:
-                tops[-1] = (live, event)
-
-        self.walk(look)
-        return list(self._moments([event for _, event in tops]))
-
-    def _moments(self, at: Iterable[int]) -> Iterable[Moment]:
-        wanted = set(at)
+    def _moments(self, wanted: Set[int]) -> Iterable[Moment]:
         totals: Counter[str] = Counter()
-        live = 0
         for event, (number, change) in enumerate(zip(self.ids, self.changes, strict=True)):
             totals[self.category(number)] += change
-            live += change
             if event in wanted:
-                record = self.records[number]
-                ordered = {name: totals[name] for name in CATEGORIES if totals[name]}
-                yield Moment(live, event, self.phase_of(event), op_name(record.op), record.module, ordered)
+                yield self._moment(event, totals)
 
 
 def op_name(op: Any) -> str:

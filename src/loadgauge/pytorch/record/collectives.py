@@ -1,7 +1,5 @@
 """Collective calls as PyTorch dispatches them, and the bytes that each is about."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FLOPs of dispatched operations: PyTorch's own formulas, and those that its table lacks. A multiply-add is 2."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Nothing is asked of the code: modules, backward and optimizers are seen by the hooks that PyTorch has for all of them.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import weakref

@@ -1,7 +1,5 @@
 """A training run on the simulated device and written down: what `trace`, `capture`, `compare` and `why` read."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Sizes as PyTorch gives them: whole numbers, or symbols of a capture, which stay what they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

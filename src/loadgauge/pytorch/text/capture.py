@@ -1,7 +1,5 @@
 """A captured training step as text: what `loadgauge capture` prints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

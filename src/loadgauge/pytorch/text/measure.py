@@ -1,7 +1,5 @@
 """Measured training steps as text: what `loadgauge measure` prints."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import MIB, flops, gib, in_gib
 from loadgauge.core.text.table import Column, Paper, draw, heading, points

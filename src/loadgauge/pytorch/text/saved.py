@@ -1,7 +1,5 @@
 """Saved tensors as text: the output of `loadgauge saved`."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.text.table import Column, Paper, draw, points
 

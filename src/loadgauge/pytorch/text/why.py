@@ -1,7 +1,5 @@
 """Out-of-memory diagnoses as text: the output of `loadgauge why` for an error, a snapshot and a trace."""
 
-from __future__ import annotations
-
 from loadgauge.core.base import gib, in_gib, sums
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
 from loadgauge.pytorch.why.answer import Diagnosis, OfError, estimated

@@ -1,7 +1,5 @@
 """Entry point of the child processes of `loadgauge.pytorch.trace.subprocess`."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -4,8 +4,6 @@ Eager code asks `torch._dynamo` for its settings, and marks functions for it, wh
 gives what it is given, which runs eagerly. Whoever asks for more gets the compiler as it is.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,13 +1,11 @@
 """`Trace`: what came of two traced steps, as the process that asked for it reads it, without PyTorch."""
 
-from __future__ import annotations
-
-from collections import Counter
 from importlib import import_module
 from typing import Any
 
 import msgspec
 
+from loadgauge.core.base.by_key import largest_first
 from loadgauge.pytorch.device.untraced import Hidden
 from loadgauge.pytorch.record.allocations import Moment, Piece
 
@@ -105,10 +103,5 @@ class Trace(msgspec.Struct, frozen=True):
     @property
     def kept(self) -> dict[str, int]:
         """Bytes of saved activations by module, each storage once, at the module that saved it first."""
-        result: Counter[str] = Counter()
-        seen: set[int] = set()
-        for tensor in self.saved:
-            if not tensor.owner and tensor.storage not in seen:
-                seen.add(tensor.storage)
-                result[tensor.module] += tensor.storage_nbytes
-        return dict(result.most_common())
+        first = {tensor.storage: tensor for tensor in reversed(self.saved) if not tensor.owner}
+        return largest_first((tensor.module, tensor.storage_nbytes) for tensor in reversed(first.values()))

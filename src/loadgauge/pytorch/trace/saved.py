@@ -1,7 +1,5 @@
 """Tensors that an expression or a module keeps for backward: every `_saved_*` field, by name, and the storages they share."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

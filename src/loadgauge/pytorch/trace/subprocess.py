@@ -1,8 +1,6 @@
 """Work on a model or a script in a process of its own: PyTorch may end the process from C++, and the caller then reports
 it in one line. The caller needs no PyTorch."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import subprocess

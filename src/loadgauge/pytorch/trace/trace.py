@@ -1,14 +1,13 @@
 """Two training steps on fake tensors, as PyTorch itself would run them: nothing is allocated and no GPU is needed."""
 
-from __future__ import annotations
-
-from collections import Counter
+import itertools
 from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 import torch
 
 from loadgauge.core.base import gib, lists
+from loadgauge.core.base.by_key import largest_first
 from loadgauge.pytorch.device.kernels import cuda_kernels
 from loadgauge.pytorch.device.read import branches
 from loadgauge.pytorch.device.simulated import TESTED
@@ -84,7 +83,7 @@ def _read(job: Traceable, device: str, run: Recording) -> Recorded:
         torch=str(torch.__version__),
         steps=observer.steps,
         peak=peak,
-        allocated=stream.walk(_nothing, rounded),
+        allocated=max(stream.levels(rounded), default=0),
         step_peaks=_step_peaks(stream, observer),
         phases=stream.by_phase(),
         at_peak=tuple(stream.pieces(peak.event)) if stream.ids else (),
@@ -112,60 +111,41 @@ def _step_peaks(stream: Stream, observer: Observer) -> tuple[int, ...]:
         for (first, name), (_, before) in zip(stream.phases[1:], stream.phases, strict=False)
         if before == STEP and name == FORWARD
     ]
-    peaks: list[int] = []
-    live, step, highest = 0, 0, 0
-    for event, change in enumerate(stream.changes):
-        if step < len(ends) and event >= ends[step]:
-            peaks.append(highest)
-            step, highest = step + 1, live
-        live += change
-        highest = max(highest, live)
-    if len(peaks) < max(1, observer.steps):
-        peaks.append(highest)
-    return tuple(peaks)
+    levels = [0, *stream.levels()]
+    # From the level that the step before left.
+    peaks = [max(levels[first : end + 1]) for first, end in itertools.pairwise((0, *ends, len(stream.ids)))]
+    return tuple(peaks[: max(1, observer.steps)])
 
 
 def _flops(observer: Observer, step: int) -> Flops:
-    phases: Counter[str] = Counter()
-    modules: Counter[str] = Counter()
-    ops: Counter[str] = Counter()
-    for work in observer.work:
-        if work.step == step:
-            phases[work.phase] += work.flops
-            modules[work.module] += work.flops
-            ops[work.op] += work.flops
+    works = [work for work in observer.work if work.step == step]
     return Flops(
-        total=sum(phases.values()),
-        by_phase=dict(phases.most_common()),
-        by_module=dict(modules.most_common()),
-        by_op=dict(ops.most_common()),
+        total=sum(work.flops for work in works),
+        by_phase=largest_first((work.phase, work.flops) for work in works),
+        by_module=largest_first((work.module, work.flops) for work in works),
+        by_op=largest_first((work.op, work.flops) for work in works),
         uncounted=dict(observer.uncounted),
     )
 
 
 def _not_counted(device: str, observer: Observer) -> tuple[str, ...]:
-    notes = []
-    if device == "cuda":
-        notes.append("scratch that a kernel takes and gives back inside one operation (see the table of hidden memory)")
-        notes.append("fragmentation: what the caching allocator reserves beyond what is allocated")
-    else:
-        notes.append("scratch that a kernel takes and gives back inside one operation")
-    elsewhere = observer.tracker.elsewhere[1]
-    if device == "cuda" and elsewhere > MUCH_ELSEWHERE * max(1, observer.stream.walk(_nothing)):
-        notes.append(f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most")
-    if not torch.__version__.startswith(tuple(f"{release}." for release in TESTED)):
-        notes.append(f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(TESTED)}")
-    if observer.steps < STEPS:
-        notes.append(f"later steps: {observer.steps} optimizer steps were seen, and its states come with the first")
-    if any(work.op == "aten._cudnn_rnn" for work in observer.work):
-        notes.append(NOT_COUNTED)
-    if observer.uncounted:
-        notes.append(f"FLOPs of {', '.join(sorted(observer.uncounted))}: no formula is known")
-    return tuple(notes)
-
-
-def _nothing(event: int, number: int, live: int) -> None:
-    """Walks without looking."""
+    cuda, elsewhere = device == "cuda", observer.tracker.elsewhere[1]
+    tested = torch.__version__.startswith(tuple(f"{release}." for release in TESTED))
+    more = " (see the table of hidden memory)" if cuda else ""
+    notes = {
+        f"scratch that a kernel takes and gives back inside one operation{more}": True,
+        "fragmentation: what the caching allocator reserves beyond what is allocated": cuda,
+        f"tensors that were not put on cuda: {gib(elsewhere)} of CPU memory at most": (
+            cuda and elsewhere > MUCH_ELSEWHERE * max(observer.stream.levels(), default=0)
+        ),
+        f"differences of PyTorch {torch.__version__}: private parts were tested with {', '.join(TESTED)}": not tested,
+        f"later steps: {observer.steps} optimizer steps were seen, and its states come with the first": (
+            observer.steps < STEPS
+        ),
+        NOT_COUNTED: any(work.op == "aten._cudnn_rnn" for work in observer.work),
+        f"FLOPs of {', '.join(sorted(observer.uncounted))}: no formula is known": bool(observer.uncounted),
+    }
+    return tuple(note for note, holds in notes.items() if holds)
 
 
 def advise(stream: Stream, classes: Mapping[str, str], live: Sequence[int], multiplied: Set[int]) -> tuple[Advice, ...]:

@@ -1,7 +1,5 @@
 """Differences between releases of transformers, by feature: from 4.44 on."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any

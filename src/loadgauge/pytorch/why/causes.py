@@ -1,7 +1,5 @@
 """Why memory ran out, by name: what each cause means and what to do about it; texts that say a cause without PyTorch's figures."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec

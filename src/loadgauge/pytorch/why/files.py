@@ -1,7 +1,5 @@
 """Reads files that a user names: only regular ones, up to a size limit."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

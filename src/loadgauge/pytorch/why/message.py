@@ -4,8 +4,6 @@ Source: c10/cuda/CUDACachingAllocator.cpp of each version; 2.1 and 2.2 spell "ca
 which wrote MB for 2^20 bytes at first; the host: c10/core/impl/alloc_cpu.cpp.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A pickle can name code to run, and it can ask the reader for memory: nine bytes 
 of the memo with a high number. So no class or function is known here, and every opcode is looked at before it is obeyed.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

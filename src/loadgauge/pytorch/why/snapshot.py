@@ -4,11 +4,9 @@ A snapshot is a pickle, and a pickle can run code. This one is read by an unpick
 a snapshot needs none, and anything else is refused. PyTorch is not needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,26 +225,15 @@ def _holders(held: list[Block]) -> list[Holder]:
 def _own(frames: list[Any]) -> str:
     """The innermost line that is the program's own; else of a library other than PyTorch; else what a trace says of the
     operation; else the innermost."""
+    return _short(line_of(min(frames, key=_rank)))
 
-    def library(frame: Any) -> bool:
-        return LIBRARY.search(frame["filename"]) is not None
 
-    def traced(frame: Any) -> bool:
-        return bool(frame["filename"] == TRACED)
-
-    def pytorch(frame: Any) -> bool:
-        return PYTORCH.search(frame["filename"]) is not None
-
-    tests: list[Callable[[Any], bool]] = [
-        lambda frame: not library(frame) and not traced(frame),
-        lambda frame: library(frame) and not pytorch(frame),
-        traced,
-    ]
-    for fits in tests:
-        for frame in frames:
-            if fits(frame):
-                return _short(line_of(frame))
-    return _short(line_of(frames[0]))
+def _rank(frame: Any) -> int:
+    """Return 0 for a line of the program, 1 of a library other than PyTorch, 2 of a trace, 3 of PyTorch."""
+    file = frame["filename"]
+    if file == TRACED:
+        return 2
+    return 3 if PYTORCH.search(file) else int(LIBRARY.search(file) is not None)
 
 
 def _short(line: str) -> str:

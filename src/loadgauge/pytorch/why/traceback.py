@@ -329,7 +329,7 @@ def place(text: str) -> Place | None:
     if not calls:
         return None
     inward = calls[::-1]
-    own = next((str(frame) for frame in inward if not _of_library(frame)), "")
+    own = next((str(frame) for frame in inward if not LIBRARY.search(frame.file)), "")
     frame, rule = _made(inward)
     phase = next((name for name, words in PHASES if any(words.holds(call) for call in inward)), "")
     if rule is None:
@@ -360,14 +360,10 @@ def _made(inward: Sequence[Frame]) -> tuple[Frame, Rule | None]:
         for rule in TENSORS:
             if rule.tensor and rule.holds(frame):
                 return frame, rule
-    return next((frame for frame in inward if not _wrapper(frame)), inward[0]), None
+    return next((frame for frame in inward if not WRAPPER.search(frame.file)), inward[0]), None
 
 
-def _wrapper(frame: Frame) -> bool:
-    return bool(
-        re.search(r"torch/(nn/modules/module|nn/functional|_tensor|autograd|utils/_contextlib|_ops)", frame.file)
-    )
-
-
-def _of_library(frame: Frame) -> bool:
-    return bool(re.search(r"(site|dist)-packages|/lib/python\d|<frozen|<string>", frame.file))
+WRAPPER = re.compile("torch/(nn/modules/module|nn/functional|_tensor|autograd|utils/_contextlib|_ops)")
+"""Files of calls that only hand on what they are called with."""
+LIBRARY = re.compile(r"(site|dist)-packages|/lib/python\d|<frozen|<string>")
+"""Files that are not the program's own."""

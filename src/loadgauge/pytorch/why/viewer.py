@@ -1,7 +1,5 @@
 """A stream of allocations as a snapshot that PyTorch's own memory viewer reads (pytorch.org/memory_viz)."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where every byte goes: blocks whose areas are bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures that are drawn from their data alone, by their form (`core/answers/figure.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """One figure, or all of them on one sheet, written to a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures of a step: where its time goes, memory through it, its schedule, and its operations under the roofline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.figures.colours import EXPOSED, HIDDEN, IDLE, INK, KINDS, LANES, MUTE, PARTS

@@ -1,7 +1,5 @@
 """A sweep of estimates as a figure: memory by part against one field, or a grid of two, with the cells that do not fit in red."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

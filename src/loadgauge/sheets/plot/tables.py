@@ -1,7 +1,5 @@
 """Tables of any answer's ledger as bars: a bar for each row, a colour for each column."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

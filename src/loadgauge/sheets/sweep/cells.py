@@ -1,7 +1,5 @@
 """The cells of a sweep: read from its file, planned one by one, and written as rows of one table."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

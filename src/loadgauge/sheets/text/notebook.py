@@ -1,7 +1,5 @@
 """An estimate where Python shows it: as a line, as text (`print`), and as plain HTML (in a notebook)."""
 
-from __future__ import annotations
-
 from html import escape
 
 from loadgauge.core.answers.figures.colours import COMPUTE, EXPOSED, PARTS

@@ -4,8 +4,6 @@ An attention layer that receives boundaries (see `boundaries`) attends within ea
 device; one that receives anything else runs the implementation the model had before, so that generation still works.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import sys

@@ -6,8 +6,6 @@ layer unchanged, checkpointing keeps it as an argument, and `torch.compile` sees
 out on the host once (`Boundaries`) rides along as an attribute of the tensor; it is worked out again where it is lost.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field

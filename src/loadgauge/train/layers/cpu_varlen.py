@@ -11,8 +11,6 @@ and the kernel's own backward is then right when it is given lse' and the scaled
 Legend: H query heads, G key-value heads, R = H / G, T tokens of the row, D head width of queries and keys, E of values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ transformers builds every mask from a function of (batch, head, query index, key
 tells whether a layer is causal, sees everything, a window or a chunk; anything else is kept as the function it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

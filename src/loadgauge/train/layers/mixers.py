@@ -7,8 +7,6 @@ put end to end, is sliced; one that only starts like them (a bias by position) i
 tokens is built again for each length.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Equations: the list of operations read with letters for sizes, printed as papers print them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

@@ -3,8 +3,6 @@
 SymPy is imported by `letter`, when the first size is asked for.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -79,22 +77,23 @@ def subject(layer: str, tp: int = 1) -> Subject:
     )
 
 
-def _letters(names: str) -> tuple[Any, ...]:
+def letters(names: str) -> tuple[Any, ...]:
+    """Return the symbols of letters that are named with spaces between them."""
     return tuple(letter(name) for name in names.split())
 
 
 def _open(name: str) -> Subject:
     layers = letter("l")
-    hidden_size, heads, vocabulary = _letters("h a v")
+    hidden_size, heads, vocabulary = letters("h a v")
     if name == "gpt":
         model = gpt_model(1, hidden_size, heads, vocabulary, positions=letter("n"))
         return _subject(name, model, model.blocks, (layers,))
     model = llama_model(1, hidden_size, heads, vocabulary, intermediate_size=letter("f"))
     if name == "llama":
-        return _subject(name, model, (llama_block(*_letters("h a k d f")),), (layers,))
+        return _subject(name, model, (llama_block(*letters("h a k d f")),), (layers,))
     if name == "mixtral":
-        return _subject(name, model, (mixtral_block(*_letters("h a k d E K f_e")),), (layers,))
-    block = deepseek_block(*_letters("h a q m d_n d_r d_v E K f_e f_s"))
+        return _subject(name, model, (mixtral_block(*letters("h a k d E K f_e")),), (layers,))
+    block = deepseek_block(*letters("h a q m d_n d_r d_v E K f_e f_s"))
     # The first layers have an MLP; the layer that is asked about is one of the others.
     dense = msgspec.structs.replace(block, mlp=Mlp(intermediate_size=letter("f")))
     return _subject(name, model, (block, dense), (layers - letter("l_d"), letter("l_d")))

@@ -1,7 +1,5 @@
 """Numbers for the letters of a closed form, and the letter that a value of it asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import mul, truediv
 

@@ -1,7 +1,5 @@
 """The options of an equation: layer, ranks, kernels and recomputation, checked."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -4,8 +4,6 @@ A tensor that several operations keep belongs to the first of them. So Korthikan
 (source: korthikanti2022, section 4.1): attention 11 s b h + 5 a s^2 b bytes, MLP 19 s b h, norms 4 s b h.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,14 +4,13 @@ Bytes and FLOPs are read off the list of operations of a GPT layer with letters 
 written here is only how they are put together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from loadgauge.core.answers.equations.equation import Equation
+from loadgauge.core.answers.equations.layers import letters
 from loadgauge.core.answers.why.reason import Line, line
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.sources import cite
@@ -49,44 +48,40 @@ OWN_LETTERS = {
 """Letters that stand for something else in one quantity."""
 
 
-def _letters(names: str) -> tuple[Any, ...]:
-    return tuple(letter(name) for name in names.split())
-
-
 def _gpt(tp: Any = 1, kernels: Kernels = PAPER, **more: Any) -> Layer:
     """A GPT layer in letters, with 16-bit activations. more: of the view"""
-    b, s, h, a = _letters("b s h a")
+    b, s, h, a = letters("b s h a")
     view = {"tokens": b * s, "pairs": b * s * s, "sequences": b, "positions": s, "tp": tp, "kernels": kernels, **more}
     return block_layer(gpt_block(h, a), h, View(**view))
 
 
 def _mixture(**more: Any) -> Layer:
     """A Mixtral layer in letters. more: of the view"""
-    b, s, h, a, k, w, f, E, K = _letters("b s h a k w F_e E K")
+    b, s, h, a, k, w, f, E, K = letters("b s h a k w F_e E K")
     view = View(tokens=b * s, pairs=b * s * s, sequences=b, positions=s, kernels=FLASH, **more)
     return block_layer(mixtral_block(h, a, k, w, E, K, f), h, view)
 
 
 def _layer_seconds() -> Any:
     """Forward and backward of a layer for one micro-batch on one of t ranks [s]."""
-    whole, (t, X) = _gpt(), _letters("t X")
+    whole, (t, X) = _gpt(), letters("t X")
     return (whole.forward_flops + whole.backward_flops) / (t * X)
 
 
 def _tensor_bandwidth() -> Part:
-    (t, r) = _letters("t r")
+    (t, r) = letters("t r")
     layer = bandwidth_needed(_gpt(t).wire, _layer_seconds(), r)
     return "bandwidth that tensor parallelism needs, all-reduces of 16-bit activations", layer, "byte/s"
 
 
 def _pipeline_bandwidth() -> Part:
-    l, p, b, s, h, r = _letters("l p b s h r")
+    l, p, b, s, h, r = letters("l p b s h r")
     stage = bandwidth_needed(2 * 2 * b * s * h, l / p * _layer_seconds(), r)
     return "bandwidth that an inner pipeline stage needs, activations and their gradients", stage, "byte/s"
 
 
 def _data_bandwidth() -> Part:
-    p, s, d, t, P, B, X, r = _letters("p s d t P B X r")
+    p, s, d, t, P, B, X, r = letters("p s d t P B X r")
     reduced = Collective("all_reduce", "dp", 2 * P / (t * p), d).wire
     data = bandwidth_needed(reduced, 6 * P * B * s / (d * t * p * X), r)
     return "bandwidth that data parallelism needs, one all-reduce of 16-bit gradients a step", data, "byte/s"
@@ -94,12 +89,12 @@ def _data_bandwidth() -> Part:
 
 def _ring(c: Any) -> Layer:
     """A GPT layer of c ranks that send keys and values around a ring."""
-    b, s = _letters("b s")
+    b, s = letters("b s")
     return _gpt(kernels=FLASH, tokens=b * s / c, pairs=b * s * s / c, positions=s / c, cp=c)
 
 
 def _context_bandwidth() -> Part:
-    c, X = _letters("c X")
+    c, X = letters("c X")
     core = next(operation for operation in _ring(c) if operation.kind == "attention")
     hidden = bandwidth_needed(
         sum(exchange.wire for exchange in core.forward_comm), core.forward_flops / X * (c - 1) / c
@@ -109,7 +104,7 @@ def _context_bandwidth() -> Part:
 
 
 def _expert_bandwidth() -> Part:
-    e, X, r = _letters("e X r")
+    e, X, r = letters("e X r")
     mixture = _mixture(ep=e)
     seconds = (mixture.forward_flops + mixture.backward_flops) / X
     meaning = "bandwidth that expert parallelism needs, balanced, tokens to experts and back (layers of Mixtral)"
@@ -123,12 +118,8 @@ BANDWIDTH_OF = {
 """The form of `bandwidth` of each axis."""
 
 
-def _bandwidth() -> list[Part]:
-    return [part() for part in BANDWIDTH_OF.values()]
-
-
 def _traffic() -> list[Part]:
-    l, p, b, s, h, d, t, P, m, c, e = _letters("l p b s h d t P m c e")
+    l, p, b, s, h, d, t, P, m, c, e = letters("l p b s h d t P m c e")
     return [
         ("bytes that one GPU sends a step, tensor parallelism", l / p * m * _gpt(t).wire, "byte"),
         ("bytes that an inner stage sends a step, activations and their gradients", 2 * 2 * b * s * h * m, "byte"),
@@ -146,7 +137,7 @@ def _traffic() -> list[Part]:
 def _padded_flash() -> list[Part]:
     import sympy
 
-    T, whole = _letters("T T_p")
+    T, whole = letters("T T_p")
     free = _gpt(kernels=FLASH, tokens=T, pairs=T)
     padded = _gpt(kernels=FLASH, tokens=whole, pairs=T, kernel_tokens=T)
     return [
@@ -171,7 +162,7 @@ def _mask() -> list[Part]:
 def _collectives() -> list[Part]:
     import sympy
 
-    n, m = _letters("n m")
+    n, m = letters("n m")
     collectives = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     parts: list[Part] = [
         (
@@ -200,7 +191,7 @@ def _collectives() -> list[Part]:
 def _longest() -> list[Part]:
     import sympy
 
-    N, n, M, longest = _letters("N n M k")
+    N, n, M, longest = letters("N n M k")
     k = sympy.Symbol("k", positive=True, integer=True)
     return [
         (
@@ -220,7 +211,7 @@ def _longest() -> list[Part]:
 
 
 def _gamma() -> list[Part]:
-    l, b, s, h, v = _letters("l b s h v")
+    l, b, s, h, v = letters("l b s h v")
     import sympy
 
     share = sympy.Symbol("gamma", positive=True)
@@ -237,7 +228,7 @@ def _gamma() -> list[Part]:
 
 
 def _bubble() -> list[Part]:
-    p, m, v = _letters("p m v")
+    p, m, v = letters("p m v")
     return [
         ("idle time of a pipeline over its work, 1F1B", (p - 1) / m, "share"),
         ("the same with v chunks of layers on a stage (interleaved)", (p - 1) / (v * m), "share"),
@@ -247,7 +238,7 @@ def _bubble() -> list[Part]:
 def _checkpoints() -> list[Part]:
     import sympy
 
-    l, A, A_in = _letters("l A A_in")
+    l, A, A_in = letters("l A A_in")
     count = sympy.Symbol("c", positive=True)
     kept = checkpointed(l, count, A_in, A)
     (best,) = sympy.solve(sympy.diff(kept, count), count)
@@ -258,7 +249,7 @@ def _checkpoints() -> list[Part]:
 
 
 def _duration() -> list[Part]:
-    P, N, n, X = _letters("P N n X")
+    P, N, n, X = letters("P N n X")
     return [
         ("seconds of a run (a day has 86,400)", 6 * P * N / (n * X), "s"),
         ("seconds of a run with all layers run again", 8 * P * N / (n * X), "s"),
@@ -266,12 +257,12 @@ def _duration() -> list[Part]:
 
 
 def _gpus() -> list[Part]:
-    P, N, X, S = _letters("P N X S")
+    P, N, X, S = letters("P N X S")
     return [("GPUs that finish a run in S seconds", 6 * P * N / (S * X), "GPUs")]
 
 
 def _amdahl() -> list[Part]:
-    f, n = _letters("f n")
+    f, n = letters("f n")
     return [
         ("how many times faster n GPUs are than one", 1 / (f + (1 - f) / n), "times"),
         ("the same at most, whatever the number of GPUs", 1 / f, "times"),
@@ -279,7 +270,7 @@ def _amdahl() -> list[Part]:
 
 
 def _utilisation() -> list[Part]:
-    F, S, n, X = _letters("F S n X")
+    F, S, n, X = letters("F S n X")
     return [
         (
             "share of the peak rate X: MFU of the model's FLOPs, HFU of all that are carried out",
@@ -290,14 +281,14 @@ def _utilisation() -> list[Part]:
 
 
 def _kv_cache() -> list[Part]:
-    l, b, s, k, w = _letters("l b s k w")
+    l, b, s, k, w = letters("l b s k w")
     return [("keys and values kept to generate with, in 16 bits", 2 * 2 * l * b * s * k * w, "byte")]
 
 
 _BY_PARAMETERS = "6 FLOPs a parameter and token: attention and logits are not counted"
 FORMS: dict[str, tuple[Callable[[], list[Part]], tuple[str, ...], tuple[str, ...]]] = {
     "bandwidth": (
-        _bandwidth,
+        lambda: [part() for part in BANDWIDTH_OF.values()],
         (
             "layers of a GPT; the logits, the embedding and recomputation are not counted", "a pipeline of several stages",
             "data parallelism: 6 FLOPs a parameter and token",

@@ -1,7 +1,5 @@
 """Under which assumptions an equation holds, and its sources."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.equations.options import WEIGHTS, Choice
 from loadgauge.core.base.sources import cite
 

@@ -1,7 +1,5 @@
 """The schedule of a step as a trace that Chrome and Perfetto open: every piece of work of every pipeline stage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.figures.lanes import lanes

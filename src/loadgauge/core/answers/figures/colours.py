@@ -1,7 +1,5 @@
 """Colours of the plots and of the notebook; the page has them in `web/static/css/tokens.css`, and a test keeps them equal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 PARTS = {

@@ -1,7 +1,5 @@
 """Where the time goes: compute, exposed communication, hidden communication; the exposed spans add up to the step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.figure import Figure

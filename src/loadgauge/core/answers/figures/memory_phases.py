@@ -1,7 +1,5 @@
 """Memory through one step: the moments of the estimate, and between them the worst rank as it works through its schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traffic of a step and the bandwidth that it needs, by the code of `loadgauge network`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The operations of the slowest stage under the roofline of the GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.figure import Figure

@@ -1,7 +1,5 @@
 """The pipeline schedule, played through with the times of this layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.figure import Figure

@@ -1,7 +1,5 @@
 """Traced and measured memory as dots on the timeline of a step, and how the two runs differ."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

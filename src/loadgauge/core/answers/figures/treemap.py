@@ -1,7 +1,5 @@
 """Where every byte goes: the parts at the peak moment of the worst rank, down to kinds of layers, operations and tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any

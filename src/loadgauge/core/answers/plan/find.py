@@ -1,7 +1,5 @@
 """Answers to inverse questions: the longest, the fewest, the cheapest, the smallest that will do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -139,17 +137,14 @@ def _by_date(request: PlanRequest, case: Case) -> tuple[list[inverse.Answer], tu
 
 def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
     objective, margin = request.objective, request.margin_bytes
+    exposed = {"nic": inverse.smallest_nic, "link": inverse.smallest_link, "batch": inverse.smallest_batch}
+    if request.find in exposed:
+        return exposed[request.find](case, request.exposed or SHARE, objective, margin, say)
     if request.find == "seq-len":
         return inverse.largest_sequence(case, objective, margin, say)
     if request.find == "micro-batch":
         return inverse.largest_micro_batch(case, objective, margin, say, setup.job.global_batch)
     if request.find == "gpus":
         return inverse.fewest_gpus(case, objective, margin, say)
-    if request.find == "nic":
-        return inverse.smallest_nic(case, request.exposed or SHARE, objective, margin, say)
-    if request.find == "link":
-        return inverse.smallest_link(case, request.exposed or SHARE, objective, margin, say)
-    if request.find == "batch":
-        return inverse.smallest_batch(case, request.exposed or SHARE, objective, margin, say)
     models = [find_model(name) for name in models_named(request.job.model)]
     return inverse.largest_model(case, models, objective, margin, say)

@@ -1,7 +1,5 @@
 """The answers of `loadgauge plan`: the best layouts and why others are slower; or the nearest miss, and what would make it fit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -114,8 +112,7 @@ def planned(request: PlanRequest) -> Answer:
     setup, cases = planned_cases(request)
     try:
         if terminal() and (look := first_look(cases, request.objective, request.margin_bytes)) is not None:
-            assert look.time is not None
-            so_far(f"{layout_flags(look)}: {seconds(look.time.step)}")
+            so_far(f"{layout_flags(look)}: {seconds(look.timing.step)}")
         plan = find_plan(request, setup, cases, progress)
         best = plan.result.layouts[0]
         changes = what_next(plan.case, best, request.margin_bytes, request.objective, say) if request.what_next else []
@@ -169,32 +166,31 @@ def why(result: SearchResult) -> list[str]:
 
 def compare(best: Estimate, other: Estimate, objective: Objective) -> str:
     """Explain in one line where a layout takes more time than the best and where less, or what else decided."""
-    assert best.time is not None
-    assert other.time is not None
+    own, theirs = best.timing, other.timing
     less = other.memory.total - best.memory.total
     if objective == "headroom" and less > 0:
         return f"needs {gib(less)} more"
     if objective != "time" and other.layout.gpus != best.layout.gpus:
-        share = other.layout.gpus * other.time.step / (best.layout.gpus * best.time.step) - 1
+        share = other.layout.gpus * theirs.step / (best.layout.gpus * own.step) - 1
         return f"takes {other.layout.gpus:,} GPUs, and {share:+.1%} GPU-hours"
     if objective == "network" and carried(other) > carried(best):
         return f"its network adapters carry {carried(other) / 1e9:,.2f} GB/s on average, not {carried(best) / 1e9:,.2f}"
-    if objective == "goodput" and other.time.step <= best.time.step:
+    if objective == "goodput" and theirs.step <= own.step:
         return (
-            f"its step is {1 - other.time.step / best.time.step:.1%} shorter, but a host that fails takes"
+            f"its step is {1 - theirs.step / own.step:.1%} shorter, but a host that fails takes"
             f" {need('OBJECTIVES').replica(other):,} GPUs with it, not {need('OBJECTIVES').replica(best):,}"
         )
-    more = other.time.step - best.time.step
-    if abs(more) < CLOSE * best.time.step:
+    more = theirs.step - own.step
+    if abs(more) < CLOSE * own.step:
         word = f"needs {gib(less)} more" if less > 0 else "has more to set up"
         return f"as fast within 0.01 %, but {word}"
-    changes = {lane: other.time.parts[lane] - best.time.parts[lane] for lane in best.time.parts}
+    changes = {lane: theirs.parts[lane] - own.parts[lane] for lane in own.parts}
     parts = [
         f"{seconds(abs(change))} {'more' if change > 0 else 'less'} in {re.split('[:,]', MEANING[lane])[0]}"
         for lane, change in sorted(changes.items(), key=lambda item: -abs(item[1]))[:3]
         if abs(change) > 0.02 * abs(more) and change
     ]
-    first = f"{seconds(abs(more))} ({abs(more) / best.time.step:.1%}) {'slower' if more > 0 else 'faster'} a step"
+    first = f"{seconds(abs(more))} ({abs(more) / own.step:.1%}) {'slower' if more > 0 else 'faster'} a step"
     return f"{first}: {', '.join(parts)}"
 
 

@@ -1,7 +1,5 @@
 """Progress of long searches on stderr, shown only on a terminal."""
 
-from __future__ import annotations
-
 import sys
 
 

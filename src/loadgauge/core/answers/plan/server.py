@@ -1,7 +1,5 @@
 """The answer of `plan --task generate`, and its document."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.answer import Answer

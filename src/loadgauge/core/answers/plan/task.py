@@ -1,7 +1,5 @@
 """The answer of `plan --task`, and its document."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

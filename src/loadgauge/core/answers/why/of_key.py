@@ -1,7 +1,5 @@
 """Why any number of an answer is what it is, by its key in the document: what the schema says of it, and the numbers under it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from loadgauge.core.answers.answer import Answer, Entry, described

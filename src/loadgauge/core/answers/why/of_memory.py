@@ -1,7 +1,5 @@
 """Why a part of the memory is as large as it is, as a reason: the explanation of `core/estimate/explain.py` in the shape of all."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.why.reason import Line, Reason, Rows
 from loadgauge.core.base.units import gib, in_gib
 from loadgauge.core.estimate.explain import Explanation, Formula

@@ -1,7 +1,5 @@
 """Why an axis needs the bandwidth that it needs: what it carries, what time it has for that, and what the link reaches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from loadgauge.core.answers.why.reason import Line, Reason, line

@@ -1,7 +1,5 @@
 """Why a part of a run after pre-training is as large as it is: the formula, the run's numbers in it, the source."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.why.reason import Line, Reason

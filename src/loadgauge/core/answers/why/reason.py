@@ -1,7 +1,5 @@
 """A reason: formulas with letters, with a run's numbers in their place, and their values."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

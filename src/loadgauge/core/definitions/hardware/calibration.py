@@ -5,8 +5,6 @@ No figure is fitted to training runs, and none belongs to a run, a model or a fr
 each measured GPU holds its own figures. What software adds beside its kernels is in `data/software.toml`.
 """
 
-from __future__ import annotations
-
 import functools
 from contextlib import suppress
 from typing import Any, Literal

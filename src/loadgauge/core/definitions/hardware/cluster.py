@@ -1,7 +1,5 @@
 """Clusters: a number of GPUs with the links that their file states, unless the user gives others."""
 
-from __future__ import annotations
-
 from loadgauge.core.base.errors import ConfigError, NotStated
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, Link

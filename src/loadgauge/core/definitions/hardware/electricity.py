@@ -1,7 +1,5 @@
 """Grams of CO2 for a kilowatt-hour, by country (`data/electricity.toml`)."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

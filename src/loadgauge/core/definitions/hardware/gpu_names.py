@@ -1,7 +1,5 @@
 """The names that people and drivers give to GPUs, read as ids of the catalogue (`data/gpu_names.toml`, `data/gpus`)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

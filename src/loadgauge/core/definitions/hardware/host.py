@@ -1,7 +1,5 @@
 """Memory off the card: what a job keeps in host memory or on NVMe, and how fast it comes and goes."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.definitions.hardware.hardware import Gpu

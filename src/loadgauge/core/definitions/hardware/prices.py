@@ -1,7 +1,5 @@
 """Prices of a GPU-hour: those of a job, by provider where there are several, and list prices (`data/prices.toml`)."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

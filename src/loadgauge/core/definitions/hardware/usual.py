@@ -1,7 +1,5 @@
 """Tells what is assumed of a GPU where no source states it (`data/usual_figures.toml`): a wide range is better than none."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.base import parse, read_table

@@ -1,7 +1,5 @@
 """The fields of `Job` as keywords with types. Type checkers read `flag_types.pyi`, which `docs/generate.py` writes by these."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields

@@ -1,7 +1,5 @@
 """`Field`: type, bounds, unit and help of a field of `Job`, stated once for the command line, the page and sweeps."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

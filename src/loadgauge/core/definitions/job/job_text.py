@@ -1,7 +1,5 @@
 """Values of a job's fields, read from text: from the command line, the page, a sweep's file or a keyword of the API."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Words of other tools for flags and their values, and what each is here."""
 
-from __future__ import annotations
-
 RENAMED = {
     **dict.fromkeys(
         ("batch-size", "b", "bs", "mbs", "batchsize", "per-device-train-batch-size", "per-device-batch-size", "micro-batch-size",

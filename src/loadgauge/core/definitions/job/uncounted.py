@@ -1,7 +1,5 @@
 """`Uncounted`: settings of a job file that are not counted. Every estimate imports this; few read a job file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 

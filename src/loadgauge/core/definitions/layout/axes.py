@@ -1,7 +1,5 @@
 """The axes of a layout: what each splits, how it is named, and where it appears. Lists of axes are views of this table."""
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -18,7 +18,6 @@ from loadgauge.core.definitions.model.model import (
     LightningAttention,
     Mamba1,
     Mamba2,
-    Mixer,
     Mlp,
     ModelSpec,
     Moe,
@@ -422,21 +421,17 @@ def _of_stages(layout: Layout, model: ModelSpec) -> Iterator[str]:
         yield f"recompute asks for {layout.recompute.layers} layers of {layers}"
 
 
-def _sharded(mixer: Mixer | None) -> tuple[str, ...]:
-    """The fields of a token mixer that tensor parallelism divides; none where it is not modelled."""
-    if isinstance(mixer, Attention | LatentAttention | LightningAttention):
-        return ("num_attention_heads",)
-    if isinstance(mixer, Mamba2):
-        return ("num_heads", "n_groups")
-    if isinstance(mixer, KimiDelta):
-        return ("linear_num_heads",)
-    if isinstance(mixer, GatedDeltaNet):
-        return ("linear_num_value_heads", "linear_num_key_heads")
-    if isinstance(mixer, CompressedAttention):
-        return ("num_attention_heads", "o_groups")
-    if isinstance(mixer, Mamba1):
-        return ("intermediate_size",)
-    return ()
+_SHARDED: dict[type, tuple[str, ...]] = {
+    Attention: ("num_attention_heads",),
+    LatentAttention: ("num_attention_heads",),
+    LightningAttention: ("num_attention_heads",),
+    CompressedAttention: ("num_attention_heads", "o_groups"),
+    Mamba1: ("intermediate_size",),
+    Mamba2: ("num_heads", "n_groups"),
+    KimiDelta: ("linear_num_heads",),
+    GatedDeltaNet: ("linear_num_value_heads", "linear_num_key_heads"),
+}
+"""Fields of token mixers that tensor parallelism divides; those that are not here it does not divide."""
 
 
 def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
@@ -450,15 +445,15 @@ def _of_blocks(layout: Layout, model: ModelSpec) -> Iterator[str]:
     yield from model.own.problems(layout)
     for block in model.blocks:
         for mixer in (block.attention, block.beside):
-            for name in _sharded(mixer):
+            for name in _SHARDED.get(type(mixer), ()):
                 # Megatron's mixer refuses the same (megatron-core, `ssm/mamba_mixer.py`).
                 instead = " (--zero 3 or --pp shares such a model out)" if name == "n_groups" else ""
                 yield from _uneven(getattr(mixer, name), layout.tp, f"{name} over tp{instead}")
             if mixer is not None and not isinstance(mixer, Attention | LatentAttention):
                 kind = type(mixer).__name__
-                if layout.tp > 1 and not _sharded(mixer):
+                if layout.tp > 1 and type(mixer) not in _SHARDED:
                     yield f"tp = {layout.tp}: {kind} over tp is not modelled; --zero 3 or --pp shares such a model out"
-                if layout.cp > 1 and (isinstance(mixer, Mamba1 | LightningAttention) or not _sharded(mixer)):
+                if layout.cp > 1 and (isinstance(mixer, Mamba1 | LightningAttention) or type(mixer) not in _SHARDED):
                     yield f"cp = {layout.cp}: {kind} over cp is not modelled; --recompute full makes room for long sequences"
         if isinstance(block.attention, Attention):
             keys = block.attention.num_key_value_heads

@@ -1,7 +1,5 @@
 """Kernels of fused attention: their names, and which one a framework runs on a card with its releases of libraries."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from loadgauge.core.definitions.hardware.hardware import Gpu

@@ -4,8 +4,6 @@ The same layer keeps different bytes for backward in plain PyTorch, in Hugging F
 kernels; the difference is stated here, once.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Support of a model's layers: of those that a family writes for every job, and of those captured from their own code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PEFT's methods beside LoRA: what each is called, and what of a job means something to it."""
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -1,7 +1,5 @@
 """Choices of engines by the card, where nobody says them: `data/engine_defaults.toml`."""
 
-from __future__ import annotations
-
 import functools
 from bisect import bisect_right
 from typing import Any

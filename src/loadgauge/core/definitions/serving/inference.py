@@ -1,7 +1,5 @@
 """Inference requests: scoring sequences, or generating from them."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Annotated, Literal, get_args, get_type_hints
 

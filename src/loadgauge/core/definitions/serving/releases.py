@@ -1,7 +1,5 @@
 """Releases of engines older than those that were measured: `data/engine_releases.toml`."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import math

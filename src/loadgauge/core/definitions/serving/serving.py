@@ -4,8 +4,6 @@ No figure belongs to a model or a source: shares of the bandwidth and of the pea
 an engine (its kernels, its host, its all-reduce) or of a kind of chip.
 """
 
-from __future__ import annotations
-
 import functools
 
 import msgspec

@@ -1,7 +1,5 @@
 """Work between training steps: evaluation, generation, saving."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Frameworks: everything in which they differ, as fields. Nothing outside this file asks for a framework by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ The figures are in `data/memory_range.toml`, which `make range` writes; each is 
 never of a run, a source or a model.
 """
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from typing import Literal, get_args

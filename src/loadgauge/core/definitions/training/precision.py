@@ -1,7 +1,5 @@
 """Number formats of training: bytes of each part of a parameter, and the 8- and 4-bit recipes of matrix products."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

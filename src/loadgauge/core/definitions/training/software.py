@@ -8,8 +8,6 @@ reports, that nothing was fitted to. The figures are in `data/software.toml`, wh
 source or a model.
 """
 
-from __future__ import annotations
-
 import functools
 import tomllib
 

@@ -4,8 +4,6 @@ A role is a model with a use: it trains, scores or generates. A pass runs a role
 nothing) or `update` (forward, backward and optimizer step). Memory and time of every pass come from the same list of operations.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

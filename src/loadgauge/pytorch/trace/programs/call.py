@@ -1,14 +1,12 @@
 """The memory of one call of a function, traced on fake tensors of any size, as on a CPU or on CUDA."""
 
-from __future__ import annotations
-
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from loadgauge.core.base.by_key import largest_first
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
 from loadgauge.pytorch.record.allocations import op_name
@@ -53,19 +51,15 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
             result = function(*fakes)
         after = tracker.live()
         moment = tracker.stream.peak(first) if len(tracker.stream.ids) > first else None
-        by_op: Counter[str] = Counter()
-        if moment is not None:
-            for number, nbytes in tracker.stream.live(moment.event).items():
-                record = tracker.stream.records[number]
-                if record.phase:
-                    by_op[op_name(record.op)] += nbytes
+        live = {} if moment is None else tracker.stream.live(moment.event)
+        held = [(tracker.stream.records[number], nbytes) for number, nbytes in live.items()]
         peak = max(after, moment.total if moment else 0) - before
         return Call(
             device=f"simulated {device}",
             persistent=after - before,
             peak=max(0, peak),
             seconds=0.0,
-            by_op=dict(by_op.most_common()),
+            by_op=largest_first((op_name(record.op), nbytes) for record, nbytes in held if record.phase),
             made=sum(nbytes for key, nbytes in storage_bytes(result).items() if key not in input_bytes),
         )
 

@@ -1,7 +1,5 @@
 """An expression that a person typed, such as `torch.nn.Sigmoid()(x)`, evaluated with PyTorch."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import inspect

@@ -1,7 +1,5 @@
 """Jobs to trace: a Hugging Face config, a module, or a function of one's own, and how each is trained."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """How a batch reaches a module or a step of one's own, and what stands for a trainer that is not there."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

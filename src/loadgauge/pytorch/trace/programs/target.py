@@ -1,7 +1,5 @@
 """Finds the job to trace for a name on the command line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.base import ConfigError, is_script
