@@ -293,6 +293,17 @@ def _task(keys: Keys) -> Facts:
     return facts
 
 
+RETURNED = "UNSLOTH_RETURN_LOGITS"
+
+
+def _loss(keys: Keys) -> Facts:
+    """The loss in pieces, without logits; where the environment asks for those, its gradient is written over them
+    (`kernels/cross_entropy_loss.py`), and accelerate returns a copy in float32."""
+    whole = getattr(keys.document, "environment", {}).get(RETURNED) == "1"
+    keys.note(RETURNED, "returns the logits, of which accelerate makes a copy in float32", "costs", "loss", 2.0, when=whole)
+    return {"loss": "fused" if whole else "chunked", "zero": 0, "offload": "none"}
+
+
 SCRIPT = """from unsloth import FastLanguageModel
 from trl import SFTConfig, SFTTrainer
 
@@ -348,11 +359,7 @@ UNSLOTH = Dialect(
         optimizer("args.optim", TORCH_OPTIMIZERS, default=lambda keys: "adamw-8bit" if _own(keys) else "adamw"),
         _checkpointing,
         _precision,
-        Idea(
-            keys=(),
-            facts=("loss", "zero", "offload"),
-            read=lambda keys: {"loss": "chunked", "zero": 0, "offload": "none"},
-        ),
+        Idea(keys=(), facts=("loss", "zero", "offload"), read=_loss),
         Idea(keys=(REWARDS,), facts=(), read=_rewards),
         evaluation("args.", lambda keys: 4 if _own(keys) else 8),
     ),
