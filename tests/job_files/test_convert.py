@@ -92,3 +92,16 @@ def test_epochs_are_those_of_the_file(text: str, tmp_path: Path) -> None:
     )
     words = str(convert([file], to="axolotl")).splitlines()
     assert ("num_epochs: 3.0" if text else "num_epochs: 1") in words
+
+
+def test_experts_over_more_ranks_than_axolotls_axis_are_said(tmp_path: Path) -> None:
+    """Megatron's lie on tensor parallel ranks too; axolotl's are an axis of its own (`utils/distributed.py`)."""
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 4 --expert-model-parallel-size 8"
+        " --expert-tensor-parallel-size 1 --micro-batch-size 1 --global-batch-size 16 --seq-length 4096 --bf16\n"
+    )
+    found = convert([file], to="axolotl", model="qwen3-30b-a3b")
+    assert "--ep 8: it means 1" in found.left_out
+    assert "expert_parallel_size" not in str(found)
+    assert "dp_shard_size: 2" in str(found)

@@ -36,6 +36,7 @@ step_scheduler:
         ("slurm:\n  nodes: 2\n  ntasks_per_node: 4\n", 8),
         ("# Use another file (32 GPUs) if this one does not fit.\n", None),
         ("seed: 1 # set up for 8 GPUs\n", 8),
+        ("seed: 1 # set up for 8 GPUs\nsteps: 4 # batch size 128 with 4 nodes\n", 32),
         ("# seed: 1 # designed for 8 GPUs\nseed: 1 # designed for 16 GPUs\n", 16),
     ],
 )

@@ -300,7 +300,9 @@ def _loss(keys: Keys) -> Facts:
     """The loss in pieces, without logits; where the environment asks for those, its gradient is written over them
     (`kernels/cross_entropy_loss.py`), and accelerate returns a copy in float32."""
     whole = getattr(keys.document, "environment", {}).get(RETURNED) == "1"
-    keys.note(RETURNED, "returns the logits, of which accelerate makes a copy in float32", "costs", "loss", 2.0, when=whole)
+    keys.note(
+        RETURNED, "returns the logits, of which accelerate makes a copy in float32", "costs", "loss", 2.0, when=whole
+    )
     return {"loss": "fused" if whole else "chunked", "zero": 0, "offload": "none"}
 
 

@@ -134,7 +134,7 @@ def announced(text: str) -> dict[str, Fact]:
     2
     >>> announced("# batch: 2 # designed for 8 GPUs\\nbatch: 1 # designed for 16 GPUs\\n")["gpus"].value
     16
-    >>> announced("batch: 1 # set up for 8 GPUs\naccumulation: 4 # batch size 128 with 4 nodes\n")["gpus"].value
+    >>> announced("batch: 1 # set up for 8 GPUs\\nsteps: 4 # batch size 128 with 4 nodes\\n")["gpus"].value
     32
     """
     head = "\n".join(takewhile(lambda line: not line.strip() or line.startswith("#"), text.split("\n")))

@@ -16,7 +16,9 @@ MOST_NODES = 50_000
 DEEPEST = 60
 MAGIC = re.compile(r"^([ \t]*)[%!](?:.*\\\n)*.*$", re.MULTILINE)
 """Lines of a notebook that are IPython's or the shell's, with those that a backslash joins to them."""
-SET = re.compile(r"(?m)^[ \t]*(?:%env[ \t]+(\w+)[ \t]*[= ][ \t]*|os\.environ\[['\"](\w+)['\"]\][ \t]*=[ \t]*['\"])([^\s'\"]+)")
+SET = re.compile(
+    r"(?m)^[ \t]*(?:%env[ \t]+(\w+)[ \t]*[= ][ \t]*|os\.environ\[['\"](\w+)['\"]\][ \t]*=[ \t]*['\"])([^\s'\"]+)"
+)
 """A variable of the environment that a program or a notebook sets."""
 OTHER_CELLS = re.compile(r"\s*%%(?!capture|time)")
 """Cells that are not Python: `%%bash`, `%%writefile`."""
@@ -335,6 +337,25 @@ COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: lambda left, right: left == right, ast.IsNot: operator.ne,
     ast.In: lambda left, right: left in right, ast.NotIn: lambda left, right: left not in right,
 }  # fmt: skip
+
+
+LIGHTNING = re.compile(r"(?m)^\s*(?:import|from) (?:pytorch_)?lightning\b")
+
+
+def untrained(text: str, name: str) -> str:
+    """Return what to give in the place of a program in which no trainer that is read is called. name: of its file
+
+    >>> untrained("import lightning as L", "train.py").partition(":")[0]
+    "is of Lightning's Trainer"
+    """
+    if LIGHTNING.search(text):
+        flags = "loadgauge estimate MODEL --gpus N --zero 3 --precision bf16 ..."
+        return f"is of Lightning's Trainer: give the run as flags ({flags}), or a function that makes a step, as {name}:FUNCTION"
+    return (
+        "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
+        " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with, or,"
+        f" of a module of your own, {name}:FUNCTION"
+    )
 
 
 def _sources(text: str) -> dict[int, str]:
