@@ -101,7 +101,7 @@ def test_experts_over_more_ranks_than_axolotls_axis_are_said(tmp_path: Path) -> 
         "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 4 --expert-model-parallel-size 8"
         " --expert-tensor-parallel-size 1 --micro-batch-size 1 --global-batch-size 16 --seq-length 4096 --bf16\n"
     )
-    found = convert([file], to="axolotl", model="qwen3-30b-a3b")
+    found = convert([file], to="axolotl", base_model="qwen3-30b-a3b")
     assert "--ep 8: it means 1" in found.left_out
     assert "expert_parallel_size" not in str(found)
     assert "dp_shard_size: 2" in str(found)
