@@ -104,4 +104,3 @@ def test_experts_over_more_ranks_than_axolotls_axis_are_said(tmp_path: Path) -> 
     found = convert([file], to="axolotl", base_model="qwen3-30b-a3b")
     assert "--ep 8: it means 1" in found.left_out
     assert "expert_parallel_size" not in str(found)
-    assert "dp_shard_size: 2" in str(found)

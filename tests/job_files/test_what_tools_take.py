@@ -260,3 +260,51 @@ def test_weights_of_areal(backend: str, more: str, version: str | None, precisio
 def test_configurations_of_torchtitans_registries(name: str, said: str, wanted: tuple[object, ...]) -> None:
     job = read(f"torchrun -m torchtitan.train --module m --config {name} {said}\n", file="a.sh", given={"gpus": 64}).job
     assert (job.model, job.micro_batch, job.seq_len, job.tp, job.ep, job.recompute, job.optimizer) == wanted
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "kernels", "said"),
+    [
+        ("google/gemma-7b", "", "native", "is on by default where liger-kernel is there"),
+        ("google/gemma-7b", "  use_liger_kernel: true\n", "liger", ""),
+        ("google/gemma-7b", "  use_liger_kernel: false\n", "native", ""),
+        ("google/gemma-7b", "distributed:\n  tp_size: 2\n", "native", ""),
+        ("Qwen/Qwen3-8B", "", "native", ""),
+        (
+            "Qwen/Qwen3-8B",
+            "  use_liger_kernel: true\n",
+            "native",
+            "does nothing beside AutoModel's own code of a model",
+        ),
+        ("Qwen/Qwen3-8B", "  force_hf: true\n", "native", "is on by default where liger-kernel is there"),
+    ],
+)
+def test_automodel_gives_ligers_kernels_to_transformers_own_code(
+    model: str, more: str, kernels: str, said: str
+) -> None:
+    """`_transformers/auto_model.py` and `registry.py` of nemo-automodel 0.7; liger-kernel 0.8, `monkey_patch.py`."""
+    found = read(AUTOMODEL.replace("Qwen/Qwen3-8B\n", f"{model}\n{more}"), file="a.yaml", given={"gpus": 8})
+    assert found.job.kernels == kernels
+    notes = [item.note for item in found.uncounted if "liger" in item.note]
+    assert [said in note for note in notes] == [True] * bool(said)
+
+
+def test_trainers_alike_of_trl_keep_the_newest_release() -> None:
+    """trl.experimental's have `max_prompt_length` still, which GRPO lost (`experimental/sdpo/sdpo_config.py` of trl 1.16)."""
+    text = """from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+args = SDPOConfig(max_prompt_length=512, per_device_train_batch_size=8, num_generations=8)
+SDPOTrainer(model="Qwen/Qwen3-0.6B", args=args).train()
+"""
+    alike = read(text, file="a.py", given={"gpus": 1})
+    assert alike.version == read(text.replace("max_prompt_length=512, ", ""), file="a.py", given={"gpus": 1}).version
+    assert read(text.replace("SDPO", "GRPO").replace(".sdpo", ""), file="a.py", given={"gpus": 1}).version == "0.27"
+
+
+def test_only_a_configuration_that_is_not_there_says_the_optimizer() -> None:
+    text = "deepspeed deepspeed_train.py --cf bert_large.json --max_seq_length 128 --deepspeed --deepspeed_config lamb.json\n"
+    found = read(text, file="a.sh", given={"gpus": 8})
+    noted = next(item for item in found.uncounted if "only it says the optimizer" in item.note)
+    assert (noted.effect, noted.parts, noted.share) == ("either", ("optimizer",), 0.67)
+    assert not any(
+        "optimizer" in item.note for item in read(text, file="a.sh", given={"gpus": 8, "optimizer": "adamw"}).uncounted
+    )
