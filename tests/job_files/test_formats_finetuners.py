@@ -370,7 +370,9 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         # NeMo AutoModel
         ("a.yaml", NEMO.replace("torch.optim.Adam", "dion.Muon"), None, {"optimizer": "muon"}),
         ("a.yaml", NEMO + "quantization: {load_in_8bit: true}\n", None, {"qlora": True, "base": "int8"}),
-        ("a.yaml", NEMO.replace("model:\n", "model:\n  use_liger_kernel: true\n"), None,
+        # of transformers' own code alone, on one tensor parallel rank
+        ("a.yaml", NEMO.replace("model:\n", "model:\n  use_liger_kernel: true\n").replace("Llama-3.2-1B", "Phi-4")
+         .replace("meta-llama", "microsoft").replace("tp_size: 2", "tp_size: 1").replace("Phi", "phi"), None,
          {"kernels": "liger", "loss": "float32"}),
         # LitGPT
         ("a.yaml", LIT.replace("bnb.nf4", "bnb.fp4"), None, {"base": "fp4"}),

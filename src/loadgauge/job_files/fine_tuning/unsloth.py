@@ -76,6 +76,8 @@ def _quantised(keys: Keys) -> Facts:
 
 
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not facts.get("lora_rank"):
+        return {FULL: True} if facts.get("lora_rank") == 0 else {}
     words_of, whole_ones = facts.get("lora_targets") or "all", facts.get("modules_to_save")
     listed = {"all": "all-linear", "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
     return {
@@ -84,13 +86,13 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.dropped: facts.get("lora_dropout") or 0,
         at.save: whole_ones.split(",") if whole_ones else None,
         at.dora: True if facts.get("use_dora") else None,
+        FULL: False if keys.has(FULL) else None,
     }
 
 
 @reads(
     facts="lora_rank lora_targets lora_dropout modules_to_save use_dora lora_dtype tower",
     write=_adapter_written,
-    needs="lora_rank",
     bases=("nf4", "int8"),
     rank="peft.r",
     modules="peft.target_modules",

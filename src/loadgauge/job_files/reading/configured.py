@@ -15,6 +15,8 @@ from loadgauge.job_files.ideas.table import MISSING, Document, Keys
 from loadgauge.job_files.reading.argv import LAUNCHER, Argv
 
 ENDINGS = (".yaml", ".yml", ".toml")
+MERGES = re.compile(r"(?:^| |/)(?:llamafactory-cli|lmf|tune|src/train\.py)(?= )")
+"""Programs that take `key=value` over their file, as OmegaConf does (`hparams/parser.py` of LLaMA-Factory)."""
 OPTIONS = frozenset({"config", "config_file", "config_path", "config_name", "cfg"})
 """Options that name such a file."""
 
@@ -84,6 +86,7 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
     position = next((position for position in places if os.path.isfile(position)), None)
     if position is not None:
+        line.style = "hydra" if MERGES.search(" ".join(line.program)) else line.style
         return Configured(line, read(position), names[0])
     if tuned or set(line.names()) <= LAUNCHER | OPTIONS:
         raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
