@@ -308,3 +308,24 @@ def test_only_a_configuration_that_is_not_there_says_the_optimizer() -> None:
     assert not any(
         "optimizer" in item.note for item in read(text, file="a.sh", given={"gpus": 8, "optimizer": "adamw"}).uncounted
     )
+
+
+SWIFT = "CUDA_VISIBLE_DEVICES=0,1 {} --model Qwen/Qwen2.5-VL-7B-Instruct --tuner_type lora --torch_dtype bfloat16\n"
+
+
+def test_a_launcher_whose_configuration_is_not_there_starts_a_process_on_each_card() -> None:
+    """accelerate 1.15, `utils/launch.py`; a process of `swift sft` by itself shares the layers out over its cards."""
+    started = SWIFT.format("accelerate launch --config_file fsdp.json swift/cli/sft.py")
+    found = read(started, file="a.sh").job
+    assert (found.gpus, found.pp) == (2, None)
+    assert read(SWIFT.format("swift sft"), file="a.sh").job.pp == 2
+
+
+def test_towers_of_swift_are_frozen_where_pictures_are_told_of() -> None:
+    """`freeze_vit` is true by default (`arguments/tuner_args.py` of ms-swift 4.6); pixels have three places."""
+    plain = SWIFT.format("swift sft")
+    assert read(plain, file="a.sh").job.tower is None
+    assert read(plain, file="a.sh", given={"pictures": "1x1024x768"}).job.tower == "frozen"
+    for told in (f"MAX_PIXELS=50176 {plain}", plain[:-1] + """ --model_kwargs '{"max_pixels": 50176}'\n"""):
+        found = read(told, file="a.sh").job
+        assert (found.max_pixels, found.tower) == (50176, "frozen")
