@@ -329,3 +329,18 @@ def test_towers_of_swift_are_frozen_where_pictures_are_told_of() -> None:
     for told in (f"MAX_PIXELS=50176 {plain}", plain[:-1] + """ --model_kwargs '{"max_pixels": 50176}'\n"""):
         found = read(told, file="a.sh").job
         assert (found.max_pixels, found.tower) == (50176, "frozen")
+
+
+@pytest.mark.parametrize(
+    ("more", "tower"),
+    [
+        ("", None),
+        ("freeze_config: {freeze_language_model: false}\n", "frozen"),
+        ("freeze_config: {freeze_vision_tower: false}\n", "trained"),
+    ],
+)
+def test_towers_of_automodel_are_frozen_by_its_section(more: str, tower: str | None) -> None:
+    """`apply_parameter_freezing` (nemo-automodel 0.7, `components/utils/model_utils.py`)."""
+    text = AUTOMODEL.replace("Qwen/Qwen3-8B", "Qwen/Qwen2.5-VL-7B-Instruct") + "processor: {max_pixels: 50176}\n" + more
+    found = read(text, file="a.yaml", given={"gpus": 8}).job
+    assert (found.tower, found.max_pixels) == (tower, 50176)

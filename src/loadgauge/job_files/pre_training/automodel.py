@@ -499,6 +499,28 @@ def _liger(keys: Keys, at: Named) -> Facts:
     return at.inner.read(keys)
 
 
+def _tower_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    how = facts.get("tower")
+    return {at.still: how == "frozen" if how in ("frozen", "trained") else None, at.pixels: facts.get("max_pixels")}
+
+
+@reads(
+    facts="tower max_pixels",
+    write=_tower_written,
+    still="freeze_config.freeze_vision_tower",
+    pixels="processor.max_pixels",
+)
+def _tower(keys: Keys, at: Named) -> Facts:
+    """A tower of pictures stays as it is where a section freezes anything, unless it says otherwise
+    (`apply_parameter_freezing` of `components/utils/model_utils.py`); with adapters their patterns say what of it has any."""
+    facts: Facts = {"max_pixels": keys.whole(at.pixels)}
+    if keys.has("peft.dim", "peft._target_") or not any(
+        name.startswith("freeze_config.") for name in keys.document.names()
+    ):
+        return facts
+    return facts | {"tower": "trained" if keys.flag(at.still) is False else "frozen"}
+
+
 AUTOMODEL = Dialect(
     name="automodel",
     title="NeMo AutoModel recipe",
@@ -518,6 +540,7 @@ AUTOMODEL = Dialect(
         _precision,
         _optimizer,
         _liger,
+        _tower,
         row("loss", "loss_fn._target_", words=LOSSES_OF, default="float32"),
         row(
             "attention", "model.attn_implementation", words={**ATTENTION, "te": "flash", "flex": "fa2", "ffpa": "flash"}
