@@ -92,3 +92,37 @@ def test_epochs_are_those_of_the_file(text: str, tmp_path: Path) -> None:
     )
     words = str(convert([file], to="axolotl")).splitlines()
     assert ("num_epochs: 3.0" if text else "num_epochs: 1") in words
+
+
+def test_experts_over_more_ranks_than_axolotls_axis_are_said(tmp_path: Path) -> None:
+    """Megatron's lie on tensor parallel ranks too; axolotl's are an axis of its own (`utils/distributed.py`)."""
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 4 --expert-model-parallel-size 8"
+        " --expert-tensor-parallel-size 1 --micro-batch-size 1 --global-batch-size 16 --seq-length 4096 --bf16\n"
+    )
+    found = convert([file], to="axolotl", base_model="qwen3-30b-a3b")
+    assert "--ep 8: it means 1" in found.left_out
+    assert "expert_parallel_size" not in str(found)
+
+
+def test_a_whole_model_is_trained_whole_in_unsloth(tmp_path: Path) -> None:
+    """Its script has adapters unless `full_finetuning` says otherwise (`models/loader.py` of unsloth 2026.10)."""
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\npure_bf16: true\n"
+    )
+    found = convert([file], to="unsloth")
+    assert "full_finetuning=True" in str(found)
+    assert not any("lora" in line for line in found.left_out)
+
+
+def test_arguments_over_a_file_are_written_as_its_tool_reads_them(tmp_path: Path) -> None:
+    """LLaMA-Factory merges `key=value` into the file that it is started with, and no `--key value` (`hparams/parser.py`)."""
+    (tmp_path / "a.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\nbf16: true\n"
+    )
+    (tmp_path / "run.sh").write_text("llamafactory-cli train a.yaml learning_rate=1e-5\n")
+    found = convert(Job("qwen3-8b", micro_batch=4, seq_len=2048), to="llamafactory", onto=tmp_path / "run.sh")
+    assert "per_device_train_batch_size=4" in str(found)
+    assert "--per_device" not in str(found)

@@ -252,6 +252,9 @@ def test_what_is_loaded_again_at_the_end_is_not_what_is_trained(again: str, tmp_
         ("a.py", UNSLOTH + ")", "is not valid Python"),
         ("a.py", "x = " + "[" * 90 + "]" * 90, "nested too deeply"),
         ("a.py", "print(1)", "it calls no trainer"),
+        ("a.py", "import lightning as L\nL.Trainer(devices=8)", "is of Lightning's Trainer: give the run as flags"),
+        ("a.sh", "tune run full_finetune --config llama3_1/8B_full batch_size=4", "`tune cp llama3_1/8B_full FILE.yaml`"),
+        ("a.sh", "tune run full_finetune --config no.yaml batch_size=4", "has its arguments in no.yaml"),
         ("a.ipynb", "{", "is no notebook"),
     ],
 )  # fmt: skip
@@ -367,7 +370,9 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         # NeMo AutoModel
         ("a.yaml", NEMO.replace("torch.optim.Adam", "dion.Muon"), None, {"optimizer": "muon"}),
         ("a.yaml", NEMO + "quantization: {load_in_8bit: true}\n", None, {"qlora": True, "base": "int8"}),
-        ("a.yaml", NEMO.replace("model:\n", "model:\n  use_liger_kernel: true\n"), None,
+        # of transformers' own code alone, on one tensor parallel rank
+        ("a.yaml", NEMO.replace("model:\n", "model:\n  use_liger_kernel: true\n").replace("Llama-3.2-1B", "Phi-4")
+         .replace("meta-llama", "microsoft").replace("tp_size: 2", "tp_size: 1").replace("Phi", "phi"), None,
          {"kernels": "liger", "loss": "float32"}),
         # LitGPT
         ("a.yaml", LIT.replace("bnb.nf4", "bnb.fp4"), None, {"base": "fp4"}),
@@ -487,6 +492,19 @@ def test_the_command_keeps_the_kernels(tmp_path: Path) -> None:
     line = completer(given.job)(given.estimate()).command()
     assert "--kernels liger" in line
     assert document(line.removeprefix("loadgauge "))["memory"]["total"] == given.estimate().memory.total
+
+
+def test_logits_that_unsloth_is_told_to_return() -> None:
+    """`UNSLOTH_RETURN_LOGITS` (unsloth 2026.10, `models/llama.py`): the gradient is written over 16-bit logits, and accelerate
+    copies them to float32."""
+    for line in ("%env UNSLOTH_RETURN_LOGITS = 1", "os.environ['UNSLOTH_RETURN_LOGITS'] = '1'"):
+        told = json.dumps({"cells": [{"cell_type": "code", "source": [each]} for each in (line, UNSLOTH)]})
+        found = read(told, file="a.ipynb", given={"gpus": 1})
+        assert found.job.loss == "fused"
+        assert [(item.key, item.effect, item.share) for item in found.uncounted] == [
+            ("UNSLOTH_RETURN_LOGITS", "costs", 2.0)
+        ]
+    assert read(UNSLOTH, file="a.py", given={"gpus": 1}).job.loss == "chunked"
 
 
 def test_defaults_of_unsloths_own_arguments() -> None:

@@ -37,6 +37,7 @@ step_scheduler:
         ("slurm:\n  nodes: 2\n  ntasks_per_node: 4\n", 8),
         ("# Use another file (32 GPUs) if this one does not fit.\n", None),
         ("seed: 1 # set up for 8 GPUs\n", 8),
+        ("seed: 1 # set up for 8 GPUs\nsteps: 4 # batch size 128 with 4 nodes\n", 32),
         ("# seed: 1 # designed for 8 GPUs\nseed: 1 # designed for 16 GPUs\n", 16),
     ],
 )
@@ -319,3 +320,87 @@ def test_nemo_rl_s_evaluation_generates(tmp_path: Path) -> None:
     assert (refused.code, "trains nothing; --task generate" in refused.err) == (2, True)
     answer = document(f"estimate {place} --task generate --gpu h100-sxm5-80gb")
     assert (answer["layout"]["tp"], answer["model"]["params"]) == (2, 7_615_616_512)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "kernels", "said"),
+    [
+        ("google/gemma-7b", "", "native", "is on by default where liger-kernel is there"),
+        ("google/gemma-7b", "  use_liger_kernel: true\n", "liger", ""),
+        ("google/gemma-7b", "  use_liger_kernel: false\n", "native", ""),
+        ("google/gemma-7b", "distributed:\n  tp_size: 2\n", "native", ""),
+        ("Qwen/Qwen3-8B", "", "native", ""),
+        (
+            "Qwen/Qwen3-8B",
+            "  use_liger_kernel: true\n",
+            "native",
+            "does nothing beside AutoModel's own code of a model",
+        ),
+        ("Qwen/Qwen3-8B", "  force_hf: true\n", "native", "is on by default where liger-kernel is there"),
+    ],
+)
+def test_automodel_gives_ligers_kernels_to_transformers_own_code(
+    model: str, more: str, kernels: str, said: str
+) -> None:
+    """`_transformers/auto_model.py` and `registry.py` of nemo-automodel 0.7; liger-kernel 0.8, `monkey_patch.py`."""
+    found = read(AUTOMODEL.replace("Qwen/Qwen3-8B\n", f"{model}\n{more}"), file="a.yaml", given={"gpus": 8})
+    assert found.job.kernels == kernels
+    notes = [item.note for item in found.uncounted if "liger" in item.note]
+    assert [said in note for note in notes] == [True] * bool(said)
+
+
+def test_trainers_alike_of_trl_keep_the_newest_release() -> None:
+    """trl.experimental's have `max_prompt_length` still, which GRPO lost (`experimental/sdpo/sdpo_config.py` of trl 1.16)."""
+    text = """from trl.experimental.sdpo import SDPOConfig, SDPOTrainer
+args = SDPOConfig(max_prompt_length=512, per_device_train_batch_size=8, num_generations=8)
+SDPOTrainer(model="Qwen/Qwen3-0.6B", args=args).train()
+"""
+    alike = read(text, file="a.py", given={"gpus": 1})
+    assert alike.version == read(text.replace("max_prompt_length=512, ", ""), file="a.py", given={"gpus": 1}).version
+    assert read(text.replace("SDPO", "GRPO").replace(".sdpo", ""), file="a.py", given={"gpus": 1}).version == "0.27"
+
+
+def test_only_a_configuration_that_is_not_there_says_the_optimizer() -> None:
+    text = "deepspeed deepspeed_train.py --cf bert_large.json --max_seq_length 128 --deepspeed --deepspeed_config lamb.json\n"
+    found = read(text, file="a.sh", given={"gpus": 8})
+    noted = next(item for item in found.uncounted if "only it says the optimizer" in item.note)
+    assert (noted.effect, noted.parts, noted.share) == ("either", ("optimizer",), 0.67)
+    assert not any(
+        "optimizer" in item.note for item in read(text, file="a.sh", given={"gpus": 8, "optimizer": "adamw"}).uncounted
+    )
+
+
+SWIFT = "CUDA_VISIBLE_DEVICES=0,1 {} --model Qwen/Qwen2.5-VL-7B-Instruct --tuner_type lora --torch_dtype bfloat16\n"
+
+
+def test_a_launcher_whose_configuration_is_not_there_starts_a_process_on_each_card() -> None:
+    """accelerate 1.15, `utils/launch.py`; a process of `swift sft` by itself shares the layers out over its cards."""
+    started = SWIFT.format("accelerate launch --config_file fsdp.json swift/cli/sft.py")
+    found = read(started, file="a.sh").job
+    assert (found.gpus, found.pp) == (2, None)
+    assert read(SWIFT.format("swift sft"), file="a.sh").job.pp == 2
+
+
+def test_towers_of_swift_are_frozen_where_pictures_are_told_of() -> None:
+    """`freeze_vit` is true by default (`arguments/tuner_args.py` of ms-swift 4.6); pixels have three places."""
+    plain = SWIFT.format("swift sft")
+    assert read(plain, file="a.sh").job.tower is None
+    assert read(plain, file="a.sh", given={"pictures": "1x1024x768"}).job.tower == "frozen"
+    for told in (f"MAX_PIXELS=50176 {plain}", plain[:-1] + """ --model_kwargs '{"max_pixels": 50176}'\n"""):
+        found = read(told, file="a.sh").job
+        assert (found.max_pixels, found.tower) == (50176, "frozen")
+
+
+@pytest.mark.parametrize(
+    ("more", "tower"),
+    [
+        ("", None),
+        ("freeze_config: {freeze_language_model: false}\n", "frozen"),
+        ("freeze_config: {freeze_vision_tower: false}\n", "trained"),
+    ],
+)
+def test_towers_of_automodel_are_frozen_by_its_section(more: str, tower: str | None) -> None:
+    """`apply_parameter_freezing` (nemo-automodel 0.7, `components/utils/model_utils.py`)."""
+    text = AUTOMODEL.replace("Qwen/Qwen3-8B", "Qwen/Qwen2.5-VL-7B-Instruct") + "processor: {max_pixels: 50176}\n" + more
+    found = read(text, file="a.yaml", given={"gpus": 8}).job
+    assert (found.tower, found.max_pixels) == (tower, 50176)

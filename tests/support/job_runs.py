@@ -134,7 +134,7 @@ CAN: dict[str, dict[str, Any]] = {
         "ep": (1, 2), "zero": (0, 2, 3), "replicas": (1, 2), "sequence_parallel": (False, True), "recompute": FULL,
         "gradient_sync": (None, "each", "last"), "schedule": ("1f1b", "gpipe"), "precision": ("bf16-pure", "bf16-autocast"),
         "optimizer": ("adamw-foreach", "adamw-fused", "adamw-loop", "muon", "paged-adamw-8bit", "sgd"),
-        "kernels": ("native", "liger"),
+        "kernels": ("native",),  # Liger's are for models that it has no code of its own for
         "loss": ("float32", "chunked:256", "fused"), "seq_len": LENGTHS, "attention": ("flash", "eager"),
         "lora_rank": (0, 8), "lora_targets": ("all", "q_proj,v_proj"), "qlora": (False, True),
         "base": ("nf4", "nf4-single", "fp4", "int8"),

@@ -41,6 +41,7 @@ from loadgauge.job_files.ideas import (
     stored,
 )
 from loadgauge.job_files.reading.argv import Argv, unread_program
+from loadgauge.job_files.reading.calls import untrained
 from loadgauge.job_files.reading.configured import UNWRAPPED, Over, configured, launch_options, unwrapped
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
@@ -254,12 +255,7 @@ def read(
     opens = "" if alone else file
     chosen = recognise_text(text, syntax, opens, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
-        raise ConfigError(
-            "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
-            " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with, or, of a module"
-            f" of your own, {Path(file).name or 'FILE.py'}:FUNCTION",
-            file=file,
-        )
+        raise ConfigError(untrained(text, Path(file).name or "FILE.py"), file=file)
     if chosen is None:
         line = Argv(text, outside=variables, file=file) if syntax == "argv" else None
         if line is not None and line.idle:

@@ -416,11 +416,14 @@ def _evaluation(keys: Keys, at: Named) -> Facts:
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     values, replicas, whole = at.inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
+    experts = facts.get("ep") or 1
+    if whole is not None and whole // replicas < experts:  # they lie on other axes too, which axolotl's do not
+        values, experts = values | dict.fromkeys(at.inner.keys[-1:]), 1
     if not facts.get("zero"):
         return values | {at.copies: None, at.shards: None}
     if replicas > 1 or keys.has(at.shards, at.copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
         values[at.copies] = replicas if replicas > 1 or keys.has(at.copies) else None
-        values[at.shards] = whole // replicas // (facts.get("ep") or 1) if whole is not None else None
+        values[at.shards] = whole // replicas // experts if whole is not None else None
     return values
 
 

@@ -6,10 +6,17 @@ import re
 from typing import Any
 
 from loadgauge.job_files.ideas import Fact, Facts, Idea, Keys
+from loadgauge.job_files.reading.known_files import beside
 
 PER_NODE, HOSTS, VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
-LAUNCHERS = ("nproc_per_node", "num_processes", "num_gpus", "config_file")
+LAUNCHERS = ("nproc_per_node", "num_processes", "num_gpus")
 """Options by which another launcher says how many processes it starts."""
+
+
+def launched(keys: Keys) -> bool:
+    """Return whether another launcher says how many: by an option, or in a configuration that is there to be read."""
+    name = keys.raw("config_file")
+    return keys.has(*LAUNCHERS) or (isinstance(name, str) and (keys.alone or beside(name, keys) is not None))
 
 
 def variable(keys: Keys, name: str) -> Any:
@@ -38,7 +45,7 @@ def visible(keys: Keys) -> Fact | None:
         return Fact(sum(host.count(",") + 1 for host in hosts), "--include")
     seen, program = cards(keys), getattr(keys.document, "program", ())
     alone = not re.match(r"(\S*/)?(accelerate|deepspeed)\b", " ".join(program))
-    return None if seen is None or keys.has(*LAUNCHERS) or (alone and seen != 1) else Fact(seen, VISIBLE)
+    return None if seen is None or launched(keys) or (alone and seen != 1) else Fact(seen, VISIBLE)
 
 
 def world(keys: Keys) -> int | None:
@@ -61,7 +68,7 @@ def started(*own: str) -> Idea:
         if (workers or 0) > 1:
             return {"gpus": workers}
         processes, nodes, name = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS)), PER_NODE
-        if processes is None and "gpus" not in keys.given and not keys.has(*LAUNCHERS):
+        if processes is None and "gpus" not in keys.given and not launched(keys):
             processes, name = cards(keys), VISIBLE
         return {} if processes is None else {"gpus_per_node": Fact(processes, name), "nodes": nodes or 1}
 

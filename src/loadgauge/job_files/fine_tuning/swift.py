@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.job_files.fine_tuning.started import HOSTS, LAUNCHERS, PER_NODE, VISIBLE, cards, count, variable, world
+from loadgauge.job_files.fine_tuning import started
+from loadgauge.job_files.fine_tuning.started import HOSTS, PER_NODE, VISIBLE, cards, count, variable, world
 from loadgauge.job_files.fine_tuning.swift_answers import GENERATING, answers, generating
 from loadgauge.job_files.hugging_face.deepspeed import context_parallel
 from loadgauge.job_files.hugging_face.huggingface import (
@@ -151,7 +152,9 @@ def environment(keys: Keys, at: Named) -> Facts:
         keys.note(ENVIRONMENT_MODE, f"answers come from GPUs of their own, {apart} here, as --placement says", "either")
         return {"gpus": trainer + apart, "placement": f"split:{trainer}+{apart}"}
     processes, nodes = count(variable(keys, PER_NODE)), count(variable(keys, HOSTS))
-    other = "gpus" in keys.given or keys.has(*LAUNCHERS, "deepspeed", "fsdp")
+    other = "gpus" in keys.given or started.launched(keys) or keys.has("deepspeed", "fsdp")
+    if keys.has("config_file") and not other:  # a configuration of accelerate's that is not there
+        return {"gpus": started.visible(keys)}
     if processes is None and (other or visible is None):
         return {}
     ranks, seen, name = processes or 1, visible or 1, PER_NODE if processes else VISIBLE
@@ -522,7 +525,7 @@ SWIFT = Dialect(
         _optimizer,
         adapters(),
         frozen_share,
-        tower("freeze_vit", "freeze_aligner", "max_pixels"),
+        tower("freeze_vit", "freeze_aligner", "max_pixels", "model_kwargs.max_pixels"),
         _checkpointing,
         _precision,
         row("attention", "attn_impl", words=ATTENTION | {"flash_attn": "fa2"}),

@@ -148,7 +148,7 @@ MEGATRON_SWIFT = Dialect(
         adapters("full"),
         dropout("lora_dropout", lambda keys: None if tuner(keys, "full") == "full" else 0.05),
         frozen_share,
-        tower("freeze_vit", "freeze_aligner", "max_pixels"),
+        tower("freeze_vit", "freeze_aligner", "max_pixels", "model_kwargs.max_pixels"),
         rlhf,
         answers(of_all, on=True),
     ),

@@ -76,6 +76,8 @@ def _quantised(keys: Keys) -> Facts:
 
 
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not facts.get("lora_rank"):
+        return {FULL: True} if facts.get("lora_rank") == 0 else {}
     words_of, whole_ones = facts.get("lora_targets") or "all", facts.get("modules_to_save")
     listed = {"all": "all-linear", "attention": list(LINEAR[:4])}.get(words_of) or words_of.split(",")
     return {
@@ -84,13 +86,13 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.dropped: facts.get("lora_dropout") or 0,
         at.save: whole_ones.split(",") if whole_ones else None,
         at.dora: True if facts.get("use_dora") else None,
+        FULL: False if keys.has(FULL) else None,
     }
 
 
 @reads(
     facts="lora_rank lora_targets lora_dropout modules_to_save use_dora lora_dtype tower",
     write=_adapter_written,
-    needs="lora_rank",
     bases=("nf4", "int8"),
     rank="peft.r",
     modules="peft.target_modules",
@@ -293,6 +295,19 @@ def _task(keys: Keys) -> Facts:
     return facts
 
 
+RETURNED = "UNSLOTH_RETURN_LOGITS"
+
+
+def _loss(keys: Keys) -> Facts:
+    """The loss in pieces, without logits; where the environment asks for those, its gradient is written over them
+    (`kernels/cross_entropy_loss.py`), and accelerate returns a copy in float32."""
+    whole = getattr(keys.document, "environment", {}).get(RETURNED) == "1"
+    keys.note(
+        RETURNED, "returns the logits, of which accelerate makes a copy in float32", "costs", "loss", 2.0, when=whole
+    )
+    return {"loss": "fused" if whole else "chunked", "zero": 0, "offload": "none"}
+
+
 SCRIPT = """from unsloth import FastLanguageModel
 from trl import SFTConfig, SFTTrainer
 
@@ -348,11 +363,7 @@ UNSLOTH = Dialect(
         optimizer("args.optim", TORCH_OPTIMIZERS, default=lambda keys: "adamw-8bit" if _own(keys) else "adamw"),
         _checkpointing,
         _precision,
-        Idea(
-            keys=(),
-            facts=("loss", "zero", "offload"),
-            read=lambda keys: {"loss": "chunked", "zero": 0, "offload": "none"},
-        ),
+        Idea(keys=(), facts=("loss", "zero", "offload"), read=_loss),
         Idea(keys=(REWARDS,), facts=(), read=_rewards),
         evaluation("args.", lambda keys: 4 if _own(keys) else 8),
     ),

@@ -63,6 +63,9 @@ def _told(keys: Keys) -> bool:
         "weights gradients activations loss",
         when=not exact,
     )
+    # A one-bit optimizer holds up to 8 bytes of a parameter beside the 12 of AdamW and of Lamb.
+    why = "is not there, and only it says the optimizer: AdamW's states are counted"
+    keys.note(CONFIG, why, "either", "optimizer", 0.67, when="optimizer" not in keys.given)
     return False
 
 

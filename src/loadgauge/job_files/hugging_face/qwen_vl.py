@@ -114,7 +114,7 @@ QWEN_VL = Dialect(
         ADAPTERS,
         dropout("lora_dropout", lambda keys: 0.05 if keys.flag(LORA) else None),
         _kernels,
-        tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", "trained", usual=False),
+        tower("freeze_vision_tower", "freeze_merger", "image_max_pixels", adapters="trained", usual=False),
         evaluation(),
         SAVING,
         TORCH_COMPILE,

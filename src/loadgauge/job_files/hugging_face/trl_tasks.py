@@ -165,7 +165,10 @@ LAST_OF: dict[str, dict[str, tuple[int, ...]]] = {
 
 def last(keys: Keys) -> tuple[tuple[int, ...], str] | None:
     """The newest release that has all keys of a file, and the key that decides; None where the newest of all has."""
-    present = [key for key in keys.document.names() if key in LAST or key in LAST_OF]
+    names = keys.document.names()
+    # A trainer that is read as another has keys of its own, which the newest release may have (trl.experimental).
+    alike = any(name.startswith("trainer.") for name in names)
+    present = [key for key in names if key in LAST or (key in LAST_OF and not alike)]
     trainer = trainer_of(keys) if present else None
     ends = {key: LAST.get(key) or LAST_OF[key].get(trainer or "") for key in present}
     return min(((end, key) for key, end in ends.items() if end is not None), default=None)

@@ -119,6 +119,7 @@ STARTS = re.compile(
 """A command that starts a file, in a comment, with the variables before it."""
 MEANT = re.compile(r"^[^#\n].*?#.*?\b(?:set up|designed) for (\d{1,5}) GPUs\b", re.MULTILINE)
 RAN = re.compile(r"^#.*\bvalidated (?:using|on|with) (\d{1,5}) (?:\w+ )?GPUs\b", re.MULTILINE)
+SPREAD = re.compile(r"^[^#\n].*?#.*?\bwith (\d{1,5}) nodes?\b", re.MULTILINE)
 NODES = re.compile(r"^#.*?\b(\d{1,5}) nodes? ?(?:x|\() ?(\d{1,2}) ?x? ?(?:GPUs|[A-Z]+\d+)", re.MULTILINE)
 """GPUs in words: beside a value that goes with their number, and at the head of a file."""
 
@@ -138,10 +139,14 @@ def announced(text: str) -> dict[str, Fact]:
     2
     >>> announced("# batch: 2 # designed for 8 GPUs\\nbatch: 1 # designed for 16 GPUs\\n")["gpus"].value
     16
+    >>> announced("batch: 1 # set up for 8 GPUs\\nsteps: 4 # batch size 128 with 4 nodes\\n")["gpus"].value
+    32
     """
     head = "\n".join(takewhile(lambda line: not line.strip() or line.startswith("#"), text.split("\n")))
     if (words := MEANT.search(text) or RAN.search(head)) is not None:
-        return {"gpus": Fact(int(words[1]), " ".join(words[0].partition("#")[2].split())[:60], True)}
+        of_nodes = SPREAD.search(text)  # each of so many GPUs
+        number = int(words[1]) * (int(of_nodes[1]) if of_nodes else 1)
+        return {"gpus": Fact(number, " ".join(words[0].partition("#")[2].split())[:60], True)}
     if (words := NODES.search(head)) is not None:
         return {"gpus": Fact(int(words[1]) * int(words[2]), words[0].strip("# ")[:60], True)}
     if (asked := RESERVED.search(text)) is not None:

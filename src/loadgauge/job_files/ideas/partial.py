@@ -26,32 +26,38 @@ def unfrozen(key: str) -> Idea:
     return Idea(keys=(key,), facts=("train",), read=read, write=write)
 
 
-def tower(tunes: str, joins: str, pixels: str, adapters: str = "adapters", usual: bool = True) -> Idea:
+def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "adapters", usual: bool = True) -> Idea:
     """Return the idea of a tower of pictures: the keys that freeze it and its projection, and the largest size of a picture.
 
-    adapters: what a tower that is not frozen has beside adapters of the language model; usual: whether both are frozen unless said
+    others: further keys of that size; usual: whether both are frozen unless said
+    adapters: what a tower that is not frozen has beside adapters of the language model
     The size is also that of the variable `MAX_PIXELS`, which `qwen_vl_utils` and ms-swift's templates read.
     """
 
     def read(keys: Keys) -> Facts:
-        if usual and not keys.has(tunes, joins, pixels):
+        told = str(getattr(keys.document, "variables", {}).get("MAX_PIXELS", ""))
+        if usual and not (keys.has(tunes, joins, pixels, *others) or told or SEEN & keys.given.keys()):
             return {}
         still, joined = (usual if (flag := keys.flag(name)) is None else flag for name in (tunes, joins))
         how = "frozen" if joined else "projector"
         if not still:
             method = next((keys.word(name) for name in METHODS if keys.has(name)), "lora")
             how = "trained" if method == "full" else adapters
-        told = str(getattr(keys.document, "variables", {}).get("MAX_PIXELS", ""))
-        return {"tower": how, "max_pixels": keys.whole(pixels) or (int(told) if told.isdecimal() else None)}
+        return {
+            "tower": how,
+            "max_pixels": keys.agreed((pixels, *others), keys.whole) or (int(told) if told.isdecimal() else None),
+        }
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         how, most = facts.get("tower"), facts.get("max_pixels")
         told = {tunes: how in ("frozen", "projector"), joins: how == "frozen"} if how else {tunes: None, joins: None}
         return {**told, pixels: most}
 
-    return Idea(keys=(tunes, joins, pixels), facts=("tower", "max_pixels"), read=read, write=write)
+    return Idea(keys=(tunes, joins, pixels, *others), facts=("tower", "max_pixels"), read=read, write=write)
 
 
+SEEN = frozenset({"pictures", "video", "audio"})
+"""Flags that say what a tower gets."""
 METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
 """Keys that say whether adapters are trained (LLaMA-Factory, ms-swift), which is their default."""
 

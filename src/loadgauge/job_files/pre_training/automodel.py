@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any
 
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
@@ -451,6 +452,77 @@ def _machines(keys: Keys) -> Facts:
     return {}
 
 
+LIGER_TAKES = frozenset(
+    names_in(
+        """
+        deepseek_v2 gemma gemma2 gemma3 gemma3_text glm4 glm4v glm4v_moe internvl llama4 llama4_text llava granite mllama
+        mistral mixtral nemotron olmo2 olmo3 pixtral qwen2_vl qwen2_5_vl smollm3 smolvlm phi3 paligemma falcon_h1
+        hunyuan_v1_dense exaone4
+        """
+    )
+)
+"""Models of transformers' own code that Liger patches (liger-kernel 0.8, `monkey_patch.py`)."""
+LIGER_FORCED = LIGER_TAKES | {
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_next",
+    "gemma4",
+    "gpt_oss",
+    "qwen3_vl",
+    "deepseek_v3",
+}
+"""The same with those that AutoModel has code of its own for (`_transformers/registry.py`), under `model.force_hf`."""
+
+
+@reads(
+    inner=liger("model.use_liger_kernel"),
+    names=tuple(f"model.{section}pretrained_model_name_or_path" for section in ("", "config.")),
+    degrees=(f"{D}tp_size", f"{D}cp_size"),
+)
+def _liger(keys: Keys, at: Named) -> Facts:
+    """Liger's kernels, which AutoModel gives to transformers' own code alone, on one tensor and context parallel rank, unless it is
+    told not to (`_transformers/auto_model.py`)."""
+    key, name = at.inner.keys[0], keys.agreed(at.names, keys.word)
+    try:
+        kind = find(_named(name)).spec.model_type if name else ""
+    except ConfigError:
+        return at.inner.read(keys)
+    split = any((_size(keys, degree) or 1) > 1 for degree in at.degrees)
+    taken = kind in (LIGER_FORCED if keys.flag("model.force_hf") else LIGER_TAKES) and not split
+    if keys.flag(key) and name and not taken:
+        keys.note(
+            key, "does nothing beside AutoModel's own code of a model, nor with tensor or context parallelism", ""
+        )
+        return {"kernels": "native"}
+    why = "is on by default where liger-kernel is there, as in NVIDIA's container: kernels that keep fewer tensors"
+    keys.note(key, why, "saves", "activations transient", 0.3, when=taken and not keys.has(key))
+    return at.inner.read(keys)
+
+
+def _tower_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    how = facts.get("tower")
+    return {at.still: how == "frozen" if how in ("frozen", "trained") else None, at.pixels: facts.get("max_pixels")}
+
+
+@reads(
+    facts="tower max_pixels",
+    write=_tower_written,
+    still="freeze_config.freeze_vision_tower",
+    pixels="processor.max_pixels",
+)
+def _tower(keys: Keys, at: Named) -> Facts:
+    """A tower of pictures stays as it is where a section freezes anything, unless it says otherwise
+    (`apply_parameter_freezing` of `components/utils/model_utils.py`); with adapters their patterns say what of it has any."""
+    facts: Facts = {"max_pixels": keys.whole(at.pixels)}
+    if keys.has("peft.dim", "peft._target_") or not any(
+        name.startswith("freeze_config.") for name in keys.document.names()
+    ):
+        return facts
+    return facts | {"tower": "trained" if keys.flag(at.still) is False else "frozen"}
+
+
 AUTOMODEL = Dialect(
     name="automodel",
     title="NeMo AutoModel recipe",
@@ -469,7 +541,8 @@ AUTOMODEL = Dialect(
         _checkpointing,
         _precision,
         _optimizer,
-        liger("model.use_liger_kernel"),
+        _liger,
+        _tower,
         row("loss", "loss_fn._target_", words=LOSSES_OF, default="float32"),
         row(
             "attention", "model.attn_implementation", words={**ATTENTION, "te": "flash", "flex": "fa2", "ffpa": "flash"}

@@ -16,6 +16,10 @@ MOST_NODES = 50_000
 DEEPEST = 60
 MAGIC = re.compile(r"^([ \t]*)[%!](?:.*\\\n)*.*$", re.MULTILINE)
 """Lines of a notebook that are IPython's or the shell's, with those that a backslash joins to them."""
+SET = re.compile(
+    r"(?m)^[ \t]*(?:%env[ \t]+(\w+)[ \t]*[= ][ \t]*|os\.environ\[['\"](\w+)['\"]\][ \t]*=[ \t]*['\"])([^\s'\"]+)"
+)
+"""A variable of the environment that a program or a notebook sets."""
 OTHER_CELLS = re.compile(r"\s*%%(?!capture|time)")
 """Cells that are not Python: `%%bash`, `%%writefile`."""
 
@@ -115,6 +119,12 @@ class Calls:
                 yield word.arg or "**arguments", word.value
         else:
             yield "**arguments", value
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the environment that it sets, by their names."""
+        lines = "\n".join(_sources(self.source).values()) if self.notebook else self.source
+        return {match[1] or match[2]: match[3] for match in SET.finditer(lines)}
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -329,19 +339,42 @@ COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def _cells(text: str) -> tuple[str, list[str]]:
-    """The code of a notebook's cells of Python, and why others are skipped, by their number."""
+LIGHTNING = re.compile(r"(?m)^\s*(?:import|from) (?:pytorch_)?lightning\b")
+
+
+def untrained(text: str, name: str) -> str:
+    """Return what to give in the place of a program in which no trainer that is read is called. name: of its file
+
+    >>> untrained("import lightning as L", "train.py").partition(":")[0]
+    "is of Lightning's Trainer"
+    """
+    if LIGHTNING.search(text):
+        flags = "loadgauge estimate MODEL --gpus N --zero 3 --precision bf16 ..."
+        return f"is of Lightning's Trainer: give the run as flags ({flags}), or a function that makes a step, as {name}:FUNCTION"
+    return (
+        "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
+        " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with, or,"
+        f" of a module of your own, {name}:FUNCTION"
+    )
+
+
+def _sources(text: str) -> dict[int, str]:
+    """The text of a notebook's cells of Python, by their number."""
     try:
-        cells = json.loads(text)["cells"]
-        parts = [
-            (number, "".join(cell["source"]))
-            for number, cell in enumerate(cells, 1)
-            if cell["cell_type"] == "code" and not OTHER_CELLS.match("".join(cell["source"]))
-        ]
+        parts = {
+            number: "".join(cell["source"])
+            for number, cell in enumerate(json.loads(text)["cells"], 1)
+            if cell["cell_type"] == "code"
+        }
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError("is no notebook (JSON with cells of code)") from None
+    return {number: part for number, part in parts.items() if not OTHER_CELLS.match(part)}
+
+
+def _cells(text: str) -> tuple[str, list[str]]:
+    """The code of a notebook's cells of Python, and why others are skipped, by their number."""
     code, skipped = [], []
-    for number, part in parts:
+    for number, part in _sources(text).items():
         lines = MAGIC.sub(r"\1pass", part)
         try:
             ast.parse(lines)

@@ -15,6 +15,8 @@ from loadgauge.job_files.ideas.table import MISSING, Document, Keys
 from loadgauge.job_files.reading.argv import LAUNCHER, Argv
 
 ENDINGS = (".yaml", ".yml", ".toml")
+MERGES = re.compile(r"(?:^| |/)(?:llamafactory-cli|lmf|tune|src/train\.py)(?= )")
+"""Programs that take `key=value` over their file, as OmegaConf does (`hparams/parser.py` of LLaMA-Factory)."""
 OPTIONS = frozenset({"config", "config_file", "config_path", "config_name", "cfg"})
 """Options that name such a file."""
 
@@ -71,14 +73,22 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
     options = [key for key in OPTIONS & line.options.keys() if not (launched and key == "config_file")]
     for words in (line.options[key][-1].values for key in sorted(options)):
         names += [f"{word.text}{end}" for word in words[:1] for end in ("", ".yaml")]  # Hydra's names have no ending
+    tuned = "tune" in line.program  # whose options are all of the launcher, and whose values go over the file's
+    inside = next((name for name in names if re.fullmatch(r"\w[\w.]*/\w+", name)), None)
     names = [name for name in names if name.endswith(ENDINGS) and not re.search(r"^-|[=$\s]", name)]
+    if tuned and inside is not None and f"{inside}.yaml" in names:
+        why = (
+            f"names {inside}, a configuration inside torchtune: `tune cp {inside} FILE.yaml` writes it; give that file"
+        )
+        raise ConfigError(f"{why}, and --gpus")
     if not names:
         return line
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
     position = next((position for position in places if os.path.isfile(position)), None)
     if position is not None:
+        line.style = "hydra" if MERGES.search(" ".join(line.program)) else line.style
         return Configured(line, read(position), names[0])
-    if set(line.names()) <= LAUNCHER | OPTIONS:
+    if tuned or set(line.names()) <= LAUNCHER | OPTIONS:
         raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
     return line
 
