@@ -104,6 +104,18 @@ SAID = {
     "--recompute-granularity full --fp8-format hybrid": "--recompute full --precision fp8",
     "--use_gradient_checkpointing unsloth": "--recompute full --framework unsloth", "--stage3": "--zero 3",
     "--bnb_4bit_use_double_quant False --qlora": "--base nf4-single --qlora", "--transformer-impl transformer_engine": "",
+    "--nproc_per_node 8": "--gpus 8 --gpus-per-node 8", "--nnodes 2 --nproc-per-node=4": "--gpus 8 --gpus-per-node 4",
+    "--nproc_per_node gpu -N 2": "--gpus 16", "--gres gpu:h100:8": "--gpu h100 --gpus 8", "--gres=gpu:4": "--gpus 4",
+    "--gpus a100:8": "--gpu a100 --gpus 8", "--mem 512G": "--host-memory 512GB", "--fsdp_sharding_strategy FULL_SHARD": "--zero 3",
+    "--fsdp_sharding_strategy SHARD_GRAD_OP": "--zero 2", "--fsdp_offload_params true": "--offload all",
+    "--fsdp_reshard_after_forward false": "--zero 2", "--contiguous_gradients true": "",
+    "--dynamo_backend inductor": "--torch-compile",
+    "--per_device_eval_batch_size 8": "--eval-batch 8", "--precompute_ref_log_probs": "--reference precomputed",
+    "--task generate --enforce-eager --max-num-batched-tokens 512":
+        "--task generate --server vllm:graphs=0,max_num_batched_tokens=512",
+    "--task generate --server sglang --chunked-prefill-size 4096": "--task generate --server sglang:chunked_prefill_size=4096",
+    "--task generate --context-length 8k": "--task generate --context 8k",
+    "--task grpo --vllm_tensor_parallel_size 2": "--task grpo --rollout vllm:tensor_parallel_size=2",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
 
@@ -126,6 +138,8 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--load-in-8bit", "--base"), ("--packing", "--seq-len"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
         ("--gpu-memory-utilization 0.9", "--server"), ("-ngl 20", "--offload experts"), ("--label_smoothing_factor 0.1", "in trl"),
         ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
+        ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
+        ("--steps_per_generation 4", "--prompts"), ("--task grpo --epsilon 0.2", "in trl"),
         ("--mciro-batch 4", "no such option"), ("--deepspeed none-such.json", "no such file"),
     ],
 )  # fmt: skip
