@@ -192,7 +192,7 @@ def _on_a_line(value: Any) -> str:
 TYPED = ("trl", "llamafactory", "axolotl", "megatron")
 """Dialects in whose words flags are looked up, in this order."""
 RL = "num_generations: "
-"""What a file has where a run generates: what a key changes there follows from other keys too."""
+"""A key of files whose run generates: changes of a key there follow from other keys too."""
 BESIDE = "launch"
 """Their launchers' list of keys."""
 
