@@ -115,6 +115,8 @@ SAID = {
         "--task generate --server vllm:graphs=0,max_num_batched_tokens=512",
     "--task generate --server sglang --chunked-prefill-size 4096": "--task generate --server sglang:chunked_prefill_size=4096",
     "--task generate --context-length 8k": "--task generate --context 8k",
+    "--seq-len 4,096": "--seq-len 4096", "—gpu ４０９０ –gpus 2": "--gpu 4090 --gpus 2", "--zero‑stage 2": "--zero 2",
+    "--price 2,50 --tokens '1 000 000'": "--price 2.50 --tokens 1000000", "--tokens 1,000,000,000": "--tokens 1000000000",
     "--task grpo --vllm_tensor_parallel_size 2": "--task grpo --rollout vllm:tensor_parallel_size=2",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
@@ -209,6 +211,13 @@ def test_a_model_a_file_and_an_error_need_no_command(tmp_path: Path) -> None:
     assert with_verb(["fit", "gpt2"]) == ["estimate", "gpt2"]
     assert not set(VERBS) & set(COMMANDS)
     assert set(VERBS.values()) <= set(COMMANDS)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_no_file() -> None:
+    for line in ("estimate none.yaml", "trace none.py", "lint none.yaml", "capture none.py:model"):
+        assert "no such file" in typed(line).err, line
+    assert "neither a file nor an out-of-memory error" in typed("why none.txt").err
+    assert typed("check none.yaml").err.count("none.yaml") == 1
 
 
 def test_why_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

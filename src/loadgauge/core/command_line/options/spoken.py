@@ -6,8 +6,10 @@ import contextlib
 import math
 import re
 import shlex
+import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import click
@@ -54,7 +56,7 @@ class Spoken(click.Command):
             if isinstance(each, click.Option)
             for name in (*each.opts, *each.secondary_opts)
         }
-        counts, args = _counts(args, options)
+        counts, args = _counts([_typed(word) for word in args], options)
         args, served = _served(args, options)
         bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None)
@@ -79,6 +81,17 @@ class Spoken(click.Command):
         flags |= {key: value for key, value in own.items() if key in open_to}
         words = Job(model="", **{key: value for key, value in own.items() if key in open_to}).flags()
         return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
+
+
+def _typed(word: str) -> str:
+    """Return a word as a keyboard has it: without the dashes of text editors, and the wide letters and figures of Chinese input.
+
+    >>> [_typed(word) for word in ("—gpu", "–gpus", "llama‑3.1‑8b", "４０９０", "--gpu", "é.yaml")]
+    ['--gpu', '--gpus', 'llama-3.1-8b', '4090', '--gpu', 'é.yaml']
+    """
+    if word.isascii() or Path(word).exists():
+        return word
+    return re.sub("[‐‑]", "-", re.sub("^[–—−]-?", "--", unicodedata.normalize("NFKC", word)))
 
 
 def _plain(word: str) -> str:
@@ -114,9 +127,9 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
     >>> _served(["--task", "generate", "--enforce-eager", "--gpu-memory-utilization", "0.8"], server)[0]
     ['--task', 'generate', '--server', 'vllm:enforce_eager=true,gpu_memory_utilization=0.8']
     """
-    said = f"{' '.join(words)} "
-    task, named = re.search(r"--task[ =](\S+)", said), re.search(r"--(?:server|rollout)[ =](\S+)", said)
-    field = "rollout" if "--rollout" in said or (task and task[1] in fields()["task"].choices) else "server"
+    line = f"{' '.join(words)} "
+    task, named = re.search(r"--task[ =](\S+)", line), re.search(r"--(?:server|rollout)[ =](\S+)", line)
+    field = "rollout" if "--rollout" in line or (task and task[1] in fields()["task"].choices) else "server"
     if f"--{field}" not in options or not (task or named):
         return words, []
     engine, rest = named[1] if named else "", list(words)

@@ -336,6 +336,9 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
     ("draft", r"mtp", "--mtp"),
     ("task", r"prefill", "--task generate --answer 1"),
+    *((name, r"(\d{1,3})[,_ ](\d{3})", f"--{name.replace('_', '-')} \\1\\2") for name in ("seq_len", "context")),
+    ("tokens", r"(\d{1,3})" + 3 * r"(?:[,_ ](\d{3}))?" + r"[,_ ](\d{3})", r"--tokens \1\2\3\4\5"),
+    ("price", r"(\d+),(\d{1,2})", r"--price \1.\2"),
     ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
     ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
 )
