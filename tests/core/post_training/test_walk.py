@@ -167,6 +167,13 @@ def test_full_slots_take_tokens_over_throughput() -> None:
     assert reads.step == pytest.approx(found.step + 64 * 0.05, rel=0.02)
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_replicas_read_their_prompts_beside_each_other(replicas: int) -> None:
+    """9.6 seconds of tokens, an update and a move, after 64 prompts of 0.05 s, of which each replica reads its own."""
+    sides = of(staleness=0, update=3.0, sync=0.5, replicas=replicas, reads=0.05)
+    assert walk(Lengths.of([960]), constant, sides).step == pytest.approx(9.6 + 3.0 + 0.5 + 64 * 0.05 / replicas)
+
+
 def test_weights_that_move_every_second_update_are_waited_for_half_as_often() -> None:
     lengths = Lengths.of([10])
     each, second = (walk(lengths, constant, of(every=every, staleness=3, update=4.0, sync=2.0)) for every in (1, 2))
