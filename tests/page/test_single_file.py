@@ -14,7 +14,7 @@ from command_line import typed
 pytest.importorskip("playwright.sync_api", reason="the page is driven with playwright, which is missing")
 
 from driving import NEEDS_CHROMIUM, document, shown
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import write_text
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.page import single
@@ -37,7 +37,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(single, "values", lambda *_: AXES)
         file = tmp_path_factory.mktemp("one") / "run.html"
-        assert single.write(given, given.estimate(), file) == 16 + 5
+        text, count = single.page(given, given.estimate())
+    assert count == 16 + 5
+    write_text(file, text)
     return file
 
 
@@ -115,6 +117,35 @@ def test_the_table_says_where_it_ends(read: Any) -> None:
 
 
 @NEEDS_CHROMIUM
+def test_a_run_after_pre_training_has_a_file_too(reader: Any, tmp_path: Path) -> None:
+    """Its sliders are the task's own, and each place of them answers as the command beside them."""
+    file = tmp_path / "grpo.html"
+    asked = "gpt2 --task grpo --gpu a100-sxm4-80gb --gpus 2 --prompts 8 --samples 4 --prompt-len 64 --answers 128 --rollout hf"
+    told = typed(f"estimate {asked} --html {file}")
+    assert (told.code, "answers in one file" in told.err) == (0, True)
+    page, troubles = reader.new_page(), []
+    page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto(file.as_uri())
+    page.wait_for_selector("#panel-posttrain .lanes")
+    for axis, place in (("samples", 2), ("zero", 2)):
+        move(page, axis, place)
+        page.wait_for_selector("#panel-posttrain .delta")
+        said = document(page.inner_text("#command").removeprefix("loadgauge "))
+        update = next(each for each in said["time"]["phases"] if each["name"] == "update")
+        assert update["seconds"] in [
+            pytest.approx(float(each.get_attribute("data-value")), rel=1e-5)
+            for each in page.locator("#panel-posttrain .lanes .value").all()
+        ]
+    page.click("#panel-posttrain button.act")
+    assert page.locator("#panel-posttrain tbody tr").count() == len(said["memory"]["phases"])
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"] == []
+    page.close()
+    assert not troubles
+
+
+@NEEDS_CHROMIUM
 def test_it_is_for_everybody(read: Any) -> None:
     read.evaluate(AXE.read_text(encoding="utf-8"))
     for width, buttons in ((1440, ()), (390, ("#theme", "#language"))):
@@ -156,10 +187,8 @@ def test_without_a_card_or_where_it_cannot_be_written(tmp_path: Path) -> None:
     assert "gpu" not in single.values(given, given.estimate())
     told = typed(f"estimate gpt2 --html {tmp_path / 'none' / 'run.html'} --sweep zero=0,1")
     assert (told.code, "leave out --sweep" in told.err) == (2, True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(single, "values", lambda *_: {"micro_batch": (1,)})
-        with pytest.raises(ConfigError, match="cannot be written"):
-            single.write(given, given.estimate(), tmp_path)
+    told = typed(f"estimate gpt2 --task dpo --html {tmp_path}")
+    assert (told.code, "cannot be written" in told.err) == (2, True)
 
 
 def test_what_does_not_fit_says_what_would() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from loadgauge.core.base.errors import Error
@@ -190,6 +191,8 @@ def _on_a_line(value: Any) -> str:
 
 TYPED = ("trl", "llamafactory", "axolotl", "megatron")
 """Dialects in whose words flags are looked up, in this order."""
+RL = "num_generations: "
+"""A key of files whose run generates: changes of a key there follow from other keys too."""
 BESIDE = "launch"
 """Their launchers' list of keys."""
 
@@ -207,24 +210,46 @@ def heard(key: str, value: str, *, adapts: bool) -> tuple[str, dict[str, Any]] |
     'in trl: keeps the log-probabilities of all words once more; not counted, leave it out'
     """
     reasons = []
-    for name in TYPED:
-        job, extra = name_for_dialect(Job("qwen3-8b", gpus=8, precision="bf16", lora_rank=16 if adapts else None), name)
-        file, coverage = write(job, name, extra=extra).text.rstrip(), dialect(name).coverage
-        line = f" --{key.replace('_', '-')} {value}" if file.startswith("torchrun ") else f"\n{key}: {value}"
+    for name, old, new in _beside(key, value, adapts):
+        coverage = dialect(name).coverage
         try:
-            before, after = (read(text, name, alone=True, given={"gpus": 8}) for text in (file, file + line))
-        except Error:
+            before, after = (read(text, name, alone=True, given={"gpus": 8}) for text in (old, new))
+        except Error as error:
+            if name == "accelerate":
+                return f"in {name}: {error}"
             continue
-        unread = {each.lstrip("-").replace("-", "_") for each in after.unread}
-        fields = {
-            each: getattr(after.job, each) for each in FIELDS if getattr(after.job, each) != getattr(before.job, each)
-        }
-        (_, bound), rule = coverage.bound(key, value) or ("", None), coverage.stop(key, value)
-        listed, cause = bool(coverage.kinds(key)) and key in unread, rule or bound
-        if fields or (listed and cause is None):
+        unread = [each.lstrip("-").replace("-", "_") for each in after.unread]
+        full = next((each for each in unread if each.rpartition(".")[2] == key), "")
+        both = {each: [getattr(file.job, each) for file in (before, after)] for each in FIELDS}
+        fields = {each: new for each, (old, new) in both.items() if new != old and (each, old) != ("offload", None)}
+        (_, bound), rule = coverage.bound(full or key, value) or ("", None), coverage.stop(full or key, value)
+        listed, cause = bool(full and coverage.kinds(full)), rule or bound
+        if (fields and not full and RL not in old) or (listed and cause is None):
             return name, fields
-        if key not in unread:
-            reasons.append(f"in {name} it counts beside other keys: say it in a job file")
+        if not full:
+            file = "DeepSpeed's own file: --with ds_config.json" if name == "deepspeed" else "a job file"
+            reasons.append(f"in {name} it counts beside other keys: say it in {file}")
         elif listed and cause is not None:
             reasons.append(f"in {name}: {cause.why}; not counted, leave it out")
     return (BESIDE, {}) if key_lists(BESIDE).kinds(key) else next(iter(reasons), None)
+
+
+def _beside(key: str, value: str, adapts: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield a dialect, a job file of it without a flag, and the same with it."""
+    if key.startswith("fsdp_"):  # what accelerate's launcher hands to its configuration
+        text = "mixed_precision: bf16\nnum_processes: 8\ndistributed_type: "
+        sharded = f"{text}FSDP\nfsdp_config:\n  fsdp_version: {2 if 'reshard' in key and not value.isupper() else 1}\n"
+        yield "accelerate", sharded, f"{sharded}  {key}: {value}\n"
+        yield "accelerate", f"{text}MULTI_GPU\n", f"{sharded}  {key}: {value}\n"
+    for name in TYPED:
+        job, extra = name_for_dialect(Job("qwen3-8b", gpus=8, precision="bf16", lora_rank=16 if adapts else None), name)
+        file = write(job, name, extra=extra).text.rstrip()
+        line = f" --{key.replace('_', '-')} {value}" if file.startswith("torchrun ") else f"\n{key}: {value}"
+        yield name, file, file + line
+    job = Job("qwen3-8b", gpus=8, task="grpo", prompts=8, samples=8, prompt_len=512, answers="1024", rollout="vllm")
+    file = write(job, "trl", extra=name_for_dialect(job, "trl")[1]).text
+    if f"\n{key}: " not in file:
+        yield "trl", file, f"{file.rstrip()}\n{key}: {value}\n"
+    inner = value if re.fullmatch(r"true|false|[\d.]+(e\d+)?", value) else f'"{value}"'
+    text = '{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": 3{}}}}}'
+    yield "deepspeed", text.format(""), text.format(f', "{key}": {inner}')

@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from loadgauge.core.answers.figure import figures
 from loadgauge.core.answers.figures.lanes import lanes as lanes_of
 from loadgauge.core.answers.figures.treemap import treemap
 from loadgauge.core.answers.plan.progress import clear, say
+from loadgauge.core.answers.post_training import RunOfTask, answered
 from loadgauge.core.base import ConfigError, Error, is_script
-from loadgauge.core.definitions.hardware.hardware import gpu as gpu_of
+from loadgauge.core.definitions.hardware.hardware import Gpu, gpu as gpu_of
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import names_file
@@ -48,26 +49,57 @@ IMPORT = re.compile(r'^import \{ (.*?) \} from "\./([\w-]+)\.js";\n', re.MULTILI
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))", re.MULTILINE)
 
 
-def write(setup: Setup, result: Estimate, file: Path) -> int:
-    """Write the file of an estimate and return how many answers it has. Raises `ConfigError` where it cannot be written."""
-    text, count = page(setup, result)
-    try:
-        file.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", key="html", file=str(file)) from None
-    return count
-
-
 def page(
     setup: Setup, result: Estimate, job: Job | None = None, read: Callable[[Job], Setup] = resolve_job
 ) -> tuple[str, int]:
     """Return the file's text, and how many answers it has. job: with the names that a reader knows; read: resolves another"""
     axes, shown = values(setup, result), [each for each in figures() if "single" in each.shown]
     names = [each.name for each in shown]
-    here = {name: value[0] for name, value in axes.items()}
-    cells = {key: cell(trial, read, names) for key, trial in table(setup.job, axes, result.layout.dp > 1)}
+
+    def answer(job: Job) -> dict[str, Any]:
+        setup = read(job)
+        return told(setup, setup.estimate(), names)
+
+    more = {
+        "figures": [each.to_dict() for each in shown],
+        "explained": dict(explanations(setup, result)),
+        "remedy": remedy(setup, result),
+    }
+    trials = table(setup.job, axes, 2 if result.layout.dp > 1 else 3, {"gpu"})
+    return _page(setup.job if job is None else job, axes, told(setup, result, names), trials, answer, more)
+
+
+def page_of_task(answer: RunOfTask) -> tuple[str, int]:
+    """Return the file's text for a run after pre-training, and how many answers it has: those of one or two changes."""
+    job, layout = answer.job, answer.run.trained.layout
+    sizes = {"micro_batch": layout.micro_batch}
+    if answer.run.engine is None:
+        sizes["seq_len"] = layout.seq_len
+    else:
+        sizes |= {"prompts": answer.run.sequences.prompts, "samples": answer.run.sequences.samples}
+    axes: dict[str, tuple[Any, ...]] = {name: _doubled(own, 3) for name, own in sizes.items()}
+    if layout.dp > 1:
+        axes["zero"] = tuple(dict.fromkeys((layout.zero, 0, 1, 2, 3)))
+    axes["recompute"] = tuple(dict.fromkeys((str(layout.recompute), "none", "full")))
+    if answer.run.gpu is not None and job.memory is None:
+        axes["gpu"] = cards(answer.run.gpu, BESIDE)
+
+    more = {"figures": [], "explained": {}, "remedy": ""}
+    trials = table(job, axes, 2, set(axes))
+    own = {"estimate": answer.to_dict() | {"layout": {"gpus": answer.run.placement.gpus}}}
+    return _page(job, axes, own, trials, lambda trial: {"estimate": answered(trial).plain()}, more)
+
+
+def _page(
+    job: Job,
+    axes: dict[str, tuple[Any, ...]],
+    own: dict[str, Any],
+    trials: Iterator[tuple[str, Job]],
+    answer: Callable[[Job], dict[str, Any]],
+    more: dict[str, Any],
+) -> tuple[str, int]:
+    cells = {key: cell(trial, answer) for key, trial in trials}
     clear()
-    job = setup.job if job is None else job
     if names_file(job.model) and not is_script(job.model):
         job = job.replace(model=plain_name(job.model))  # not where it lies on this machine
     words = {
@@ -79,18 +111,16 @@ def page(
         "flags": {name: value if isinstance(value, str) else str(value).lower() for name, value in words.items()},
         "command": job.command(),
         "axes": {_flag(name): [str(option) for option in sorted(value, key=_order)] for name, value in axes.items()},
-        "here": {_flag(name): str(value) for name, value in here.items()},
-        "own": told(setup, result, names),
-        "figures": [each.to_dict() for each in shown],
+        "here": {_flag(name): str(value[0]) for name, value in axes.items()},
+        "own": own,
         "cells": cells,
         "count": len(cells) + 1,
-        "explained": dict(explanations(setup, result)),
         "messages": {
             name: msgspec.json.decode((STATIC / f"messages/{name}.json").read_bytes())
             for name in ("en", "zh", "errors.zh")
         },
-        "remedy": remedy(setup, result),
         "version": __version__,
+        **more,
     }
     packed = base64.b64encode(gzip.compress(msgspec.json.encode(run), mtime=0)).decode()
     return framed(packed), len(cells) + 1
@@ -129,13 +159,20 @@ def values(setup: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
         axes["zero"] = tuple(dict.fromkeys((layout.zero, 1) if dear else (layout.zero, 0, 1, 2, 3)))
     axes["recompute"] = tuple(dict.fromkeys((own, "none", "selective", "full")))
     if setup.gpu is not None and setup.job.memory is None:
-        size = setup.gpu.capacity
-        others = [name for name in CARDS if name != setup.gpu.id]
-        at = sum(gpu_of(name).capacity < size for name in others)
-        count = BESIDE // 2 if dear else BESIDE
-        first = max(0, min(at - count // 2, len(others) - count))
-        axes["gpu"] = (setup.gpu.id, *others[first : first + count])
+        axes["gpu"] = cards(setup.gpu, BESIDE // 2 if dear else BESIDE)
     return axes
+
+
+def cards(own: Gpu, count: int) -> tuple[str, ...]:
+    """A card and so many kinds that many have, next to it in memory.
+
+    >>> cards(gpu_of("rtx4090"), 2)
+    ('rtx4090', 'rtx3090', 'rtx5090')
+    """
+    others = [name for name in CARDS if name != own.id]
+    at = sum(gpu_of(name).capacity < own.capacity for name in others)
+    first = max(0, min(at - count // 2, len(others) - count))
+    return (own.id, *others[first : first + count])
 
 
 def _doubled(own: int, count: int) -> tuple[int, ...]:
@@ -148,29 +185,26 @@ def _doubled(own: int, count: int) -> tuple[int, ...]:
     return (own, *down, *(own << n for n in range(1, count - len(down))))
 
 
-def table(job: Job, axes: dict[str, tuple[Any, ...]], several: bool) -> Iterator[tuple[str, Job]]:
-    """Yield the job of each spot but the run's own, by the values of its flags; of another card those with few more changes.
+def table(job: Job, axes: dict[str, tuple[Any, ...]], most: int, dear: set[str]) -> Iterator[tuple[str, Job]]:
+    """Yield the job of each spot but the run's own, by the values of its flags; where a dear flag differs, of few changes.
 
-    several: whether ranks share the states, so that there are many more spots
-
-    >>> dict(table(Job("gpt2"), {"micro_batch": (1, 2), "gpu": ("t4",)}, False))
+    >>> dict(table(Job("gpt2"), {"micro_batch": (1, 2), "gpu": ("t4",)}, 2, {"gpu"}))
     {'2 t4': Job(model='gpt2', micro_batch=2)}
     """
-    here, most = {name: value[0] for name, value in axes.items()}, 2 if several else 3
+    here = {name: value[0] for name, value in axes.items()}
     spots = [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
     kept = [(spot, {name: value for name, value in spot.items() if value != here[name]}) for spot in spots]
-    kept = [(spot, changed) for spot, changed in kept if changed and ("gpu" not in changed or len(changed) <= most)]
+    kept = [(spot, changed) for spot, changed in kept if changed and (len(changed) <= most or dear.isdisjoint(changed))]
     for number, (spot, changed) in enumerate(kept):
         if number % 16 == 0:
             say(f"{number:,} of {len(kept):,} answers of the file's table")
         yield " ".join(map(str, spot.values())), job.replace(**changed)
 
 
-def cell(job: Job, read: Callable[[Job], Setup], shown: Sequence[str]) -> Any:
+def cell(job: Job, read: Callable[[Job], dict[str, Any]]) -> Any:
     """Return what differs from the run's own answer at another spot of the table: rounded figures, or why there is none."""
     try:
-        setup = read(job)
-        answer = told(setup, setup.estimate(), shown)
+        answer = read(job)
     except Error as error:
         return {"error": " ".join(str(error).split())}
     figures = {name: value for name, value in answer["estimate"].items() if name not in LEFT_OUT}

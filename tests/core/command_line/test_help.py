@@ -104,6 +104,20 @@ SAID = {
     "--recompute-granularity full --fp8-format hybrid": "--recompute full --precision fp8",
     "--use_gradient_checkpointing unsloth": "--recompute full --framework unsloth", "--stage3": "--zero 3",
     "--bnb_4bit_use_double_quant False --qlora": "--base nf4-single --qlora", "--transformer-impl transformer_engine": "",
+    "--nproc_per_node 8": "--gpus 8 --gpus-per-node 8", "--nnodes 2 --nproc-per-node=4": "--gpus 8 --gpus-per-node 4",
+    "--nproc_per_node gpu -N 2": "--gpus 16", "--gres gpu:h100:8": "--gpu h100 --gpus 8", "--gres=gpu:4": "--gpus 4",
+    "--gpus a100:8": "--gpu a100 --gpus 8", "--mem 512G": "--host-memory 512GB", "--fsdp_sharding_strategy FULL_SHARD": "--zero 3",
+    "--fsdp_sharding_strategy SHARD_GRAD_OP": "--zero 2", "--fsdp_offload_params true": "--offload all",
+    "--fsdp_reshard_after_forward false": "--zero 2", "--contiguous_gradients true": "",
+    "--dynamo_backend inductor": "--torch-compile",
+    "--per_device_eval_batch_size 8": "--eval-batch 8", "--precompute_ref_log_probs": "--reference precomputed",
+    "--task generate --enforce-eager --max-num-batched-tokens 512":
+        "--task generate --server vllm:graphs=0,max_num_batched_tokens=512",
+    "--task generate --server sglang --chunked-prefill-size 4096": "--task generate --server sglang:chunked_prefill_size=4096",
+    "--task generate --context-length 8k": "--task generate --context 8k",
+    "--seq-len 4,096": "--seq-len 4096", "—gpu ４０９０ –gpus 2": "--gpu 4090 --gpus 2", "--zero‑stage 2": "--zero 2",
+    "--price 2,50 --tokens '1 000 000'": "--price 2.50 --tokens 1000000", "--tokens 1,000,000,000": "--tokens 1000000000",
+    "--task grpo --vllm_tensor_parallel_size 2": "--task grpo --rollout vllm:tensor_parallel_size=2",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
 
@@ -126,6 +140,8 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--load-in-8bit", "--base"), ("--packing", "--seq-len"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
         ("--gpu-memory-utilization 0.9", "--server"), ("-ngl 20", "--offload experts"), ("--label_smoothing_factor 0.1", "in trl"),
         ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
+        ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
+        ("--steps_per_generation 4", "--prompts"), ("--task grpo --epsilon 0.2", "in trl"),
         ("--mciro-batch 4", "no such option"),
         ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
     ],
@@ -196,6 +212,13 @@ def test_a_model_a_file_and_an_error_need_no_command(tmp_path: Path) -> None:
     assert with_verb(["fit", "gpt2"]) == ["estimate", "gpt2"]
     assert not set(VERBS) & set(COMMANDS)
     assert set(VERBS.values()) <= set(COMMANDS)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_no_file() -> None:
+    for line in ("estimate none.yaml", "trace none.py", "lint none.yaml", "capture none.py:model"):
+        assert "no such file" in typed(line).err, line
+    assert "neither a file nor an out-of-memory error" in typed("why none.txt").err
+    assert typed("check none.yaml").err.count("none.yaml") == 1
 
 
 def test_why_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,6 +261,12 @@ def test_a_users_question_is_answered(one: Any, monkeypatch: pytest.MonkeyPatch)
     assert "this is a defect" not in found.err
 
 
+def test_a_figure_that_is_one_percent_off_is_no_right_answer() -> None:
+    asked = ASKED.Question("", "", "", ("weights = 1000*2", "host"), False)
+    assert asked.lacks("weights 2,000 5.0% on the host") == []
+    assert asked.lacks("weights 2,020 5.0% on the host; 2,000") == ["weights = 1000*2"]
+
+
 def test_most_questions_are_answered_and_the_page_says_how_many() -> None:
     listed = ASKED.questions()
     assert len({(one.source, one.text) for one in listed}) == len(listed) > 90

@@ -1,5 +1,6 @@
 """The answer of `loadgauge estimate --task`: memory, time and remedies of a run after pre-training, and its document."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -47,7 +48,11 @@ class RunOfTask(Answer, frozen=True, kw_only=True):
         return explain(self.run, self.memory, topic, self.time) if topic in TOPICS else super().why(topic)
 
     def to_dict(self) -> dict[str, Any]:
-        return _memory_document(self) | time_document(self.time, self.untimed, self.job)
+        return self.plain(self.alternatives())
+
+    def plain(self, remedies: Sequence[tuple[str, PostMemory]] = ()) -> dict[str, Any]:
+        """Return the document of `--json`. remedies: flags that were tried, with the memory under them"""
+        return _memory_document(self, remedies) | time_document(self.time, self.untimed, self.job)
 
 
 def answered(job: Job, model: ModelSpec | None = None, *, allow_tight: bool = False) -> RunOfTask:
@@ -79,7 +84,7 @@ def answered(job: Job, model: ModelSpec | None = None, *, allow_tight: bool = Fa
     )
 
 
-def _memory_document(answer: RunOfTask) -> dict[str, Any]:
+def _memory_document(answer: RunOfTask, remedies: Sequence[tuple[str, PostMemory]]) -> dict[str, Any]:
     """Return the document of `--json`: bytes and plain counts."""
     run, memory = answer.run, answer.memory
     sequences, engine = run.sequences, memory.engine
@@ -122,7 +127,7 @@ def _memory_document(answer: RunOfTask) -> dict[str, Any]:
         },
         "host": memory.host,
         "assumed": run.assumed,
-        "remedies": [{"flags": flags, "memory": needs(remedy)} for flags, remedy in answer.alternatives()],
+        "remedies": [{"flags": flags, "memory": needs(remedy)} for flags, remedy in remedies],
         "not_counted": answer.not_counted,
         "unread": answer.unread,
     }

@@ -138,10 +138,12 @@ def command(
             if task is None:
                 raise ConfigError(f"{error}; --task generate estimates what it runs") from None
             reader = error
-    of_training = {"table": table, "html": page, "timeline": timeline, "counter": counter}
+    of_training = {"table": table, "timeline": timeline, "counter": counter}
+    if task not in (None, "train", *AFTER):
+        of_training |= {"html": page}
     if task in (None, "train"):
         if sweeps:
-            refuse(of_training, "works for one estimate; leave out --sweep")
+            refuse(of_training | {"html": page}, "works for one estimate; leave out --sweep")
         elif output is not None:
             raise ConfigError("needs --sweep", key="output")
     else:
@@ -153,7 +155,10 @@ def command(
     if task in AFTER:
         from loadgauge.core.answers.post_training import answered
 
-        return answered(job, allow_tight=allow_tight)
+        run = answered(job, allow_tight=allow_tight)
+        if page is not None:
+            write_page(page, *need("HTML").page_of_task(run))
+        return run
     if sweeps:
         return _sweep(job, sweeps, output, allow_tight=allow_tight)
     return _estimate(job, counter=counter, at=at, table=table, page=page, timeline=timeline, allow_tight=allow_tight)
@@ -182,7 +187,7 @@ def _estimate(
 
         write_text(timeline, msgspec.json.encode(chrome_trace(result)).decode())
     if page is not None:
-        write_page(page, setup, result)
+        write_page(page, *need("HTML").page(setup, result))
     if table is not None:
         whole = Estimated.of(setup, result, allow_tight=more["allow_tight"])
         listing = table_of(result.workings, table)

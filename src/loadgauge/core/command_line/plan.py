@@ -224,7 +224,8 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
         return need("OBJECTIVES").report(request)  # type: ignore[no-any-return]
     answer = planned(request) if request.find is None else found(request)
     if page is not None and isinstance(answer, Planned):
-        write_page(page, resolve_job(answer.plan.best.job), answer.plan.best.estimate)
+        best = answer.plan.best
+        write_page(page, *need("HTML").page(resolve_job(best.job), best.estimate))
     return answer
 
 

@@ -37,6 +37,8 @@ _PART_OF = re.compile(
     re.IGNORECASE,
 )
 """Folders of a model that are not called by its name."""
+FILES = (".py", ".ipynb", ".yaml", ".yml", ".toml", ".json", ".sh", ".txt", ".csv")
+"""Endings of files, which no model has."""
 MANY = 8
 """Names that a message lists."""
 
@@ -335,6 +337,8 @@ def _unknown(text: str) -> ConfigError:
         return ConfigError(
             f"{shown(text)} names no model: give the model's name, and the file's format as --weight-format q4_k_m"
         )
+    if text.lower().endswith(FILES):
+        return ConfigError("no such file", file=text)
     repository_of = repositories()
     going = goes_on(text, repository_of)
     if 1 < len(going) <= MANY:

@@ -161,7 +161,7 @@ def command(
         checked.append(budgets.check(name, job, limits, before.get(name), allow_tight=allow_tight))
     code = budgets.exit_code(checked)
     if code == CANNOT_TELL:  # As with every command, one line on stderr says why, before what could be told.
-        say("; ".join(f"{check.name}: {check.error}" for check in checked if check.error), code)
+        say("; ".join(_named(check.name, check.error) for check in checked if check.error), code)
         if not (as_json or as_markdown or any(check.now is not None for check in checked)):
             return code
     if as_json or as_markdown:
@@ -177,6 +177,11 @@ def command(
 
         report(checked)
     return code
+
+
+def _named(name: str, error: str) -> str:
+    """Return an error behind its job's name, once."""
+    return error if error.startswith(f"{name}: ") else f"{name}: {error}"
 
 
 def _facts(jobs: Sequence[Job], *, as_json: bool) -> None:

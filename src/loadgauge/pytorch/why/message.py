@@ -268,7 +268,9 @@ def _stated(text: str) -> OutOfMemory:
     """The error of a text that has no figures of PyTorch's allocator. Raises ConfigError where there is none."""
     named = bare(text)
     if named is None:
-        raise ConfigError('has no out-of-memory error (such as "Tried to allocate ...")')
+        raise ConfigError(
+            'there is no out-of-memory error (such as "Tried to allocate ...") in this text; give all of it, with its traceback'
+        )
     error, at = named
     asked = re.search(r"allocat(?:e|ing) ([0-9.]+) ?(bytes|[KMGT]i?B)", text[at : at + 500])
     tried = _bytes(asked[1], asked[2]) if asked else None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from loadgauge.core.base import ConfigError, need
+from loadgauge.core.base import ConfigError, write_text
 from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.definitions.job.job import POSTTRAIN, WHOLE_RUN, Field, Job, fields
 from loadgauge.core.definitions.serving.inference import TASKS, fields as inference_fields
@@ -126,7 +125,7 @@ page_option = click.option(
 )
 
 
-def write_page(file: str, setup: Any, result: Any) -> None:
-    """Write a `Setup` and its estimate as one page, and say so on stderr. Raises `ConfigError` where it cannot be written."""
-    count = need("HTML").write(setup, result, Path(file))
+def write_page(file: str, text: str, count: int) -> None:
+    """Write one page with so many answers, and say so on stderr. Raises `ConfigError` where it cannot be written."""
+    write_text(file, text)
     click.echo(f"{file}: {count:,} answers in one file that opens anywhere, without a network", err=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import shlex
+import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,6 +22,8 @@ from loadgauge.core.definitions.job.spoken import (
     ASKED,
     COUNT,
     COUNTS,
+    EACH,
+    ENGINES,
     FILLERS,
     HARMLESS,
     LENGTHS,
@@ -50,7 +56,8 @@ class Spoken(click.Command):
             if isinstance(each, click.Option)
             for name in (*each.opts, *each.secondary_opts)
         }
-        counts, args = _counts(args, options)
+        counts, args = _counts([_typed(word) for word in args], options)
+        args, served = _served(args, options)
         bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None)
         try:
@@ -61,6 +68,7 @@ class Spoken(click.Command):
             if planning is None or not any(error.option_name in each.opts for each in planning.params):
                 raise
             raise click.UsageError(f"no such option {error.option_name!r} here; `loadgauge plan` has it", ctx) from None
+        notes += served
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
         if notes:
@@ -82,14 +90,33 @@ class Spoken(click.Command):
         return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
 
 
+def _typed(word: str) -> str:
+    """Return a word as a keyboard has it: without the dashes of text editors, and the wide letters and figures of Chinese input.
+
+    >>> [_typed(word) for word in ("—gpu", "–gpus", "llama‑3.1‑8b", "４０９０", "--gpu", "é.yaml")]
+    ['--gpu', '--gpus', 'llama-3.1-8b', '4090', '--gpu', 'é.yaml']
+    """
+    if word.isascii() or Path(word).exists():
+        return word
+    return re.sub("[‐‑]", "-", re.sub("^[–—−]-?", "--", unicodedata.normalize("NFKC", word)))
+
+
+def _plain(word: str) -> str:
+    """Return a flag's name with dashes inside, without those before it and what it is set to."""
+    return word.partition("=")[0].lstrip("-").lower().replace("_", "-")
+
+
 def _counts(words: list[str], options: Mapping[str, click.Option]) -> tuple[dict[str, tuple[str, int]], list[str]]:
     """Return the counts of a command line that are no flags here, by flag, and the other words."""
     counts: dict[str, tuple[str, int]] = {}
     others, rest = [], list(words)
+    many = any(COUNTS.get(_plain(word)) == "nodes" for word in words)
     while rest:
         word = rest.pop(0)
         flag, _, value = word.partition("=")
-        name = COUNTS.get(flag.lstrip("-").lower().replace("_", "-")) if flag.startswith("--") else None
+        name = (
+            None if many and _plain(flag) in EACH else COUNTS.get(_plain(flag)) if re.match("--|-dp|-N", flag) else None
+        )
         number = value or (rest[0] if rest else "")
         if name is None or flag in options or not re.fullmatch(r"[1-9]\d{0,6}", number):
             others.append(word)
@@ -98,6 +125,60 @@ def _counts(words: list[str], options: Mapping[str, click.Option]) -> tuple[dict
         del rest[: not value]
     # GPUs first, the batch follows from them
     return dict(sorted(counts.items(), key=lambda each: each[1][0] == "accumulation")), others
+
+
+def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:
+    """Return a command line with an engine's own flags as options of `--server`, or of `--rollout`, and a note on them.
+
+    >>> server = {"--server": click.Option(["--server"])}
+    >>> _served(["--task", "generate", "--enforce-eager", "--gpu-memory-utilization", "0.8"], server)[0]
+    ['--task', 'generate', '--server', 'vllm:enforce_eager=true,gpu_memory_utilization=0.8']
+    """
+    line = f"{' '.join(words)} "
+    task, named = re.search(r"--task[ =](\S+)", line), re.search(r"--(?:server|rollout)[ =](\S+)", line)
+    field = "rollout" if "--rollout" in line or (task and task[1] in fields()["task"].choices) else "server"
+    if f"--{field}" not in options or not (task or named):
+        return words, []
+    engine, rest = named[1] if named else "", list(words)
+    taken: list[str] = []
+    others: list[str] = []
+    notes: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        full = _plain(word)
+        plain = full.removeprefix("vllm-").removeprefix("rollout-")
+        own = not flag.startswith("--") or f"--{full}" in options or (plain == full and plain in RENAMED)
+        text = value if equals else rest[0] if rest and not rest[0].startswith("-") else "true"
+        if trial := "" if own else _engine(engine, field, ENGINES.get(plain) or f"{plain.replace('-', '_')}={text}"):
+            engine, beside = trial, not equals and rest[:1] == [text]
+            taken.append(f"{word} {text}" if beside else word)
+            rest = rest[beside:]
+        elif field == "server" and RENAMED.get(full) == "--seq-len" and flag.startswith("--"):
+            others.append(f"--context{equals}{value}")
+            notes.append(f"{flag} as --context")
+        else:
+            others.append(word)
+    if taken and named:
+        at = next(n for n, word in enumerate(others) if word.partition("=")[0] == f"--{field}")
+        del others[at : at + (1 if "=" in others[at] else 2)]
+    return (
+        [*others, *([f"--{field}", engine] if taken else [])],
+        [*notes, *([f"{', '.join(taken)} as --{field} {engine}"] if taken else [])],
+    )
+
+
+def _engine(engine: str, field: str, option: str) -> str:
+    """Return an engine with one more option, or the first that has such a one; nothing where none has."""
+    from loadgauge.core.base.errors import ConfigError
+    from loadgauge.core.definitions.serving.rollout import ROLLOUTS, SERVERS, Engine
+
+    for name in (engine,) if engine else SERVERS if field == "server" else ROLLOUTS:
+        trial = f"{name}{',' if ':' in name else ':'}{option}"
+        with contextlib.suppress(ConfigError):
+            Engine.parse(trial, field)
+            return trial
+    return ""
 
 
 def _follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
@@ -109,6 +190,9 @@ def _follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
     if not all(isinstance(degree, int) for degree in degrees) or "gpus" not in flags:
         raise click.UsageError(f"no flag {flag} here: give --gpus", click.get_current_context(silent=True))
     within = math.prod(degrees)
+    if name == "each":  # of the one node
+        flags |= {"gpus": flags["gpus"] or count} | ({"gpus_per_node": count} if "gpus_per_node" in flags else {})
+        return f"{flag} {count} as --gpus {flags['gpus']}"
     if name == "accumulation":
         field, number = "global_batch", count * (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
     else:
@@ -185,7 +269,7 @@ def _card(word: str) -> list[str] | None:
 
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
     """Return the words here of a flag and what it has with it, as many as are sure; those of `rest` that it takes go to `typed`."""
-    plain = name.lstrip("-").lower().replace("_", "-")
+    plain = _plain(name)
     if name in options or name in ("-h", "--help", "--help-all"):
         return list(typed)
     if f"--{plain}" in options and len(name) > 2:
@@ -237,13 +321,8 @@ def _of_a_tool(
     if meant is None:
         return list(typed)
     typed += [rest.pop(0)] if beside else []
-    return (
-        Job(
-            model="", **{field: value for field, value in meant[1].items() if f"--{field.replace('_', '-')}" in options}
-        )
-        .flags()
-        .split()
-    )
+    own = {field: value for field, value in meant[1].items() if f"--{field.replace('_', '-')}" in options}
+    return shlex.split(Job(model="", **own).flags())
 
 
 def _value(field: str, taken: list[str]) -> list[str]:

@@ -27,7 +27,9 @@ RENAMED = {
     **dict.fromkeys(("gpu-type", "gpu-name", "gpu-model", "card", "device", "hardware", "accelerator"), "--gpu"),
     **dict.fromkeys(("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes"), "--gpus"),
     **dict.fromkeys(("vram", "gpu-memory", "gpu-mem"), "--memory"),
-    **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node"), "--gpus-per-node"),
+    **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node"), "--gpus-per-node"),
+    "ntasks": "--gpus", "gres": "--gpu", "mem": "--host-memory",
+    "per-device-eval-batch-size": "--eval-batch", "eval-batch-size": "--eval-batch", "eval-accumulation-steps": "--eval-batches",
     **dict.fromkeys(("tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel", "tp-size"), "--tp"),
     **dict.fromkeys(("pipeline-parallel-size", "pipeline-model-parallel-size", "pipeline-parallel", "pp-size"), "--pp"),
     **dict.fromkeys(("context-parallel-size", "context-parallel", "cp-size"), "--cp"),
@@ -70,6 +72,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         ("--determinism kernels", ""),
     ),
     **dict.fromkeys(("full-determinism", "enable-full-determinism"), ("--determinism blocking", "")),
+    "float8-kv-cache": ("--cache-format fp8",), "precompute-ref-log-probs": ("--reference precomputed", ""),
     "recompute-activations": ("--recompute selective", "--recompute none"),
     **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--use-dora",),
@@ -105,7 +108,7 @@ ASKED = {
     "overlap-comm": "give --overlap dp,prefetch",
     **dict.fromkeys(("use-cpu", "no-cuda"), "what is estimated runs on a GPU: give --gpu, or --memory 24GB"),
     **dict.fromkeys(("kv-cache-memory", "kv-cache-memory-bytes"), "give --server vllm:utilization=0.9"),
-    "ubatch-size": "give --server vllm:max_batched_tokens=N", "cpu-offload-gb": "give --offload experts",
+    **dict.fromkeys(("ubatch-size", "ub"), "give --server vllm:max_batched_tokens=N"), "cpu-offload-gb": "give --offload experts",
     "enforce-eager": "give --server vllm:graphs=0",
     "max-num-batched-tokens": "give --server vllm:max_batched_tokens=N",
     "enable-prefix-caching": "prompts are taken to be new; give --prompt-len without what is in the cache",
@@ -113,6 +116,23 @@ ASKED = {
     "enable-expert-parallel": "give --ep, as many ranks as --tp",
     **dict.fromkeys(("override-tensor", "ot"), "give --offload experts"),
     **dict.fromkeys(("tensor-split", "split-mode", "sm", "ts"), "give --pp (layers, as llama.cpp does) or --tp (rows)"),
+    **dict.fromkeys(("enable-lora", "max-loras", "max-lora-rank"), "a server's adapters are not counted; leave it out"),
+    **dict.fromkeys(("num-gpu-blocks-override", "max-total-tokens"), "give --batch and --context, whose product the cache holds"),
+    **dict.fromkeys(
+        ("speculative-num-steps", "speculative-algorithm", "speculative-eagle-topk", "speculative-num-draft-tokens",
+         "num-speculative-tokens", "draft-max"),
+        "give --draft MODEL|eagle|ngram and --draft-tokens, or --mtp",
+    ),
+    "attention-backend": "give --attention flash, fa2 or fa3, of training; a server's is its own",
+    **dict.fromkeys(("no-kv-offload", "nkvo"), "the cache is on the card; leave it out"),
+    **dict.fromkeys(
+        ("steps-per-generation", "generation-batch-size", "num-iterations"),
+        "give --prompts, of all that is generated at once, and --global-batch, the answers of an update",
+    ),
+    **dict.fromkeys(
+        ("cuda-graph-max-bs", "cuda-graph-bs", "max-cudagraph-capture-size", "cudagraph-capture-sizes"),
+        "graphs are of every batch that the engine captures; without them: --server vllm:graphs=0 or sglang:graphs=0",
+    ),
     "max-position-embeddings": "give --seq-len",
     **dict.fromkeys(("freeze-layers", "unfreeze-layers"), "give --train, for a part of a model"),
     **dict.fromkeys(("finetune-vision-layers", "freeze-vision-tower", "freeze-vit"), "give --pictures and --tower"),
@@ -165,6 +185,15 @@ _OFFLOADED = {
     what: {"cpu": f"--offload {what}", "nvme": f"--offload {what} --offload-to nvme", "none": ""}
     for what in ("optimizer", "all")
 }
+ENGINES = {
+    "enable-sleep-mode": "sleep=1",
+    "free-cache-engine": "sleep=1",
+    "disable-cuda-graph": "graphs=0",
+    "enforce-eager": "graphs=0",
+}
+"""Switches of engines, and the options of `--server` and `--rollout` that they are."""
+EACH = ("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node")
+"""Flags with the GPUs of a node: all there are where no nodes are counted."""
 WORDED = {
     **dict.fromkeys(("deepspeed", "strategy", "distributed", "distributed-type", "sharding", "sharding-strategy", "fsdp"), _SHARED),
     **dict.fromkeys(("peft", "method", "finetuning-type", "train-type", "tuner-type", "mode"), _METHODS),
@@ -179,7 +208,9 @@ WORDED = {
         "mxfp8": "--precision mxfp8", **{name: f"--precision fp8-{name}" for name in ("delayed", "tensorwise", "blockwise")},
     },
     "use-gradient-checkpointing": {"unsloth": "--recompute full --framework unsloth"},
-    "recompute-method": {"uniform": ""},
+    **dict.fromkeys(EACH, dict.fromkeys(("gpu", "auto", "cuda"), "")),
+    "dynamo-backend": {"inductor": "--torch-compile", "no": ""},
+    "recompute-method": {"uniform": ""}, "vllm-mode": {"colocate": ""},
     "show": dict.fromkeys(("network", "all", "front"), "--full"),
 }  # fmt: skip
 """Flags with a word of a few, and the words here."""
@@ -192,7 +223,8 @@ FILLERS = ("on", "with", "using", "for", "in", "at")
 
 COUNTS = {
     **dict.fromkeys(("dp", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
-    **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines"), "nodes"),
+    **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines", "n"), "nodes"),
+    **dict.fromkeys(EACH, "each"),
     **dict.fromkeys(
         ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps", "accumulate"),
         "accumulation",
@@ -279,6 +311,10 @@ COUNT = r"\d{1,6}"
 PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("adapter", r"qlora", "--qlora"),
     ("adapter", r"dora", "--use-dora"),
+    ("gpu", rf"gpu:([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
+    ("gpu", rf"gpu:({COUNT})", r"--gpus \1"),
+    ("gpus", rf"([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
+    ("host_memory", r"(\d+)G", r"--host-memory \1GB"),
     ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
     ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
     ("gpu", r"(\d+(?:\.\d+)?) ?(GB|GiB)", r"--memory \1\2"),
@@ -298,6 +334,9 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("server", r"tensorrt[-_]llm(.*)", r"--server trtllm\1"),
     ("draft", r"mtp", "--mtp"),
     ("task", r"prefill", "--task generate --answer 1"),
+    *((name, r"(\d{1,3})[,_ ](\d{3})", f"--{name.replace('_', '-')} \\1\\2") for name in ("seq_len", "context")),
+    ("tokens", r"(\d{1,3})" + 3 * r"(?:[,_ ](\d{3}))?" + r"[,_ ](\d{3})", r"--tokens \1\2\3\4\5"),
+    ("price", r"(\d+),(\d{1,2})", r"--price \1.\2"),
     ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
     ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
 )

@@ -2,11 +2,12 @@
 import { answerAt, commandAt, position, unpacked } from "./api.js";
 import { find, glyph, h } from "./dom.js";
 import { others } from "./figure.js";
-import { preferred, refusal, speak, t, term } from "./i18n.js";
+import { has, preferred, refusal, speak, t, term } from "./i18n.js";
 import { lanes } from "./lanes.js";
 import { fixed } from "./numbers.js";
 import { phases } from "./phases.js";
-import { repaint } from "./panel.js";
+import { Panel, repaint } from "./panel.js";
+import { passes, taskTable } from "./passes.js";
 import { follow } from "./pin.js";
 import { knowAnswer, listenToPrint } from "./print.js";
 import { copy } from "./share.js";
@@ -15,12 +16,16 @@ import { dark, dress, toggleTheme } from "./theme.js";
 import { treemap } from "./treemap.js";
 import { verdict } from "./verdict.js";
 
-const PANELS = [treemap, phases, lanes];
+const PANELS = [];
+/** A run after pre-training is one panel, with its verdict in it. */
+const ofTask = () => new Panel({ id: "posttrain", wide: true, draw: (place, { estimate }) => place.replaceChildren(...passes(estimate, run.flags.price)), table: ({ estimate }) => taskTable(estimate),
+  sub: ({ estimate: { task, model, gpus } }) => t("post.sub", { task: task.toUpperCase(), model: model.name, gpus: fixed(gpus.all) }) });
 let run = null;
 let answer = null;
 const updates = [];
 
-const shown = (axis, value) => (axis === "seq-len" || axis === "micro-batch" ? fixed(Number(value)) : axis === "gpu" ? value : term(value));
+const shown = (axis, value) => (["seq-len", "micro-batch", "prompts", "samples"].includes(axis) ? fixed(Number(value)) : axis === "gpu" ? value : term(value));
+const name = (axis) => t(has(`flag.${axis}`) ? `flag.${axis}` : `post.${axis}`);
 /** Whether the table has an answer where only this flag is moved to a value. */
 function reaches(axis, value) {
   try {
@@ -44,7 +49,7 @@ const controls = {
       number.textContent = shown(axis, place[axis]);
       range.setAttribute("aria-valuetext", number.textContent);
     });
-    return h("div", { class: "slide row" }, h("label", { for: range.id }, t(`flag.${axis}`)), range, number,
+    return h("div", { class: "slide row" }, h("label", { for: range.id }, name(axis)), range, number,
       h("p", { class: "ends" }, h("span", {}, shown(axis, values[0])), end, h("span", {}, shown(axis, values.at(-1)))));
   },
   choice(axis, values) {
@@ -54,7 +59,7 @@ const controls = {
       select.value = place[axis];
       options.forEach((option) => { option.textContent = `${shown(axis, option.value)}${reaches(axis, option.value) ? "" : " …"}`; });
     });
-    return h("div", { class: "row pick" }, h("label", { for: select.id }, t(`flag.${axis}`)), select);
+    return h("div", { class: "row pick" }, h("label", { for: select.id }, name(axis)), select);
   },
 };
 
@@ -111,7 +116,7 @@ function draw() {
   document.body.classList.toggle("stale", !problem.hidden);
   if (!problem.hidden) return;
   knowAnswer({ ...answer, command: commandAt(flags) });
-  verdict(answer);
+  if (!answer.estimate.roles) verdict(answer);
   for (const one of PANELS) one.show(answer);
 }
 
@@ -135,6 +140,7 @@ async function dressed() {
 async function begin() {
   dress();
   run = await unpacked();
+  PANELS.push(...(run.own.estimate.roles ? [ofTask()] : [treemap, phases, lanes]));
   PANELS.push(...others(run.figures, PANELS));
   const asked = decoded(location.hash.slice(1));
   Object.assign(view, Object.fromEntries(["lang", "theme"].filter((name) => asked[`~${name}`]).map((name) => [name, asked[`~${name}`]])));
