@@ -253,5 +253,5 @@ def test_what_cannot_be_told_is_said_first(folder: Path) -> None:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         assert done.returncode == 2
         first, *others = done.stdout.splitlines()
-        assert first.startswith("loadgauge: nope.yaml: 'nope.yaml' is neither")
+        assert first == "loadgauge: nope.yaml: no such file"
         assert bool(others) == told

@@ -57,7 +57,8 @@ def test_without_it_the_program_says_the_batch_and_flags_the_rest(tmp_path: Path
     assert [item.effect for item in file.uncounted if "not there" in item.note] == [
         "either",
         "either",
-    ]  # precision, ZeRO
+        "either",
+    ]  # precision, optimizer, ZeRO
     bare = read(PRETRAIN.replace("sizes.json", "bert_large.json"), file=place)
     assert bare.job.model == "bert-large"
     assert [item.share for item in bare.uncounted if "micro-batch" in item.note] == [63]

@@ -209,9 +209,9 @@ def test_slime_reads_formats_by_the_checkpoint_and_stages_by_their_ends() -> Non
     assert named(file) == {"--moe-enable-deepep": "costs", "--use-opd": "costs"}
 
 
-def test_openrlhf_counts_models_on_gpus_of_their_own_on_the_actors() -> None:
+def test_openrlhf_gives_roles_gpus_of_their_own() -> None:
     file = read(PPO, file="a.sh")
-    assert (file.job.placement, named(file)["--train.colocate_all"]) == ("split:4+4", "saves")
+    assert (file.job.placement, file.job.gpus, named(file)) == ("split:4+4,critic=4,reward=8", 20, {})
     with pytest.raises(ConfigError, match="serve_rm: is no training job"):
         read("python -m openrlhf.cli.serve_rm --reward.model_name_or_path x --ds.param_dtype bf16\n", file="a.sh")
 

@@ -91,3 +91,21 @@ def test_a_pass_that_waits_for_its_launches_takes_their_time() -> None:
     assert passes == pytest.approx(12 * 4 * (ahead + back) * step.machine.host, rel=1e-9)
     waits = step.layers[key]
     assert waits.forward["host"] * back == pytest.approx(waits.backward["host"] * ahead, rel=1e-9)
+
+
+def test_gradients_of_micro_batches_are_added_up() -> None:
+    """Each but the first is read, with those before, and their sum written; buffers that stay are added to in the product."""
+    job = Job(model="gpt2", gpu="h100-sxm5-80gb", gpus=1, micro_batch=1, global_batch=1, precision="bf16-autocast")
+
+    def update(framework: str, batch: int, **more: Any) -> tuple[float, float]:
+        run = resolve_job(job.replace(framework=framework, global_batch=batch, **more)).estimate()
+        assert run.time is not None
+        return run.time.parts["optimizer"], run.workings.step.machine.memory("elementwise").forward
+
+    once, rate = update("huggingface", 1)
+    parameters = 124_439_808
+    assert update("huggingface", 4)[0] - once == pytest.approx(3 * 3 * 4 * parameters / rate)
+    assert update("megatron", 4)[0] == pytest.approx(update("megatron", 1)[0])
+    for sync, share in (("last", 1), ("each", 2)):  # FSDP waits with whole gradients, or adds shards
+        shared = [update("huggingface", batch, gpus=2, zero=3, gradient_sync=sync)[0] for batch in (2, 8)]
+        assert shared[1] - shared[0] == pytest.approx(3 * 3 * 4 * parameters / share / rate, rel=1e-3)

@@ -267,15 +267,6 @@ def test_states_of_the_cache(name: str) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["lfm2"])
-def test_mixers_without_heads_are_not_sharded(name: str) -> None:
-    model_type, keys = CASES[name]
-    spec = from_dict({"model_type": model_type, **keys})
-    block = next(block for block in spec.blocks if not isinstance(block.attention, Attention))
-    with pytest.raises(NotModelled, match=r"tensor parallelism on a .* mixer is not modelled"):
-        block_layer(block, spec.hidden_size, View.of(64, 1, tp=2))
-
-
 @pytest.mark.parametrize("name", ["mamba", "jamba"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_channels_of_a_scan_are_shared_out(name: str, ranks: int) -> None:

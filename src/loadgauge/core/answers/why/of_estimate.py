@@ -455,10 +455,12 @@ def _bubble(result: Estimate, time: Time) -> Reason:
 
 def _optimizer(result: Estimate, time: Time) -> Reason:
     model, training = result.workings.step, result.training
-    elements = model.updated(model.stages[time.stage])
+    stage = model.stages[time.stage]
+    elements = model.updated(stage)
     legend: dict[str, tuple[str, Size]] = {
         "B": ("bytes read and written an element", training.optimizer.moved(training.precision)),
         "E": ("elements that the rank updates", elements),
+        "A": ("bytes moved to add up gradients of micro-batches", model.summed(stage)),
         "W": ("achieved memory bandwidth [byte/s]", model.machine.memory("elementwise").forward),
         "k": ("measured over predicted time of your run", time.scale),
     }
@@ -469,7 +471,7 @@ def _optimizer(result: Estimate, time: Time) -> Reason:
         unit="s",
         basis=result.basis["time"],
         rule="gradients are read twice, master weights and moments read and written; offloaded, host and PCIe bound it",
-        lines=(line("seconds of the update", "B*E/W*k", time.parts["optimizer"], "s", legend),),
+        lines=(line("seconds of the update", "(B*E + A)/W*k", time.parts["optimizer"], "s", legend),),
         sources=_kernels(result),
     )
 

@@ -132,7 +132,7 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
 
     >>> server = {"--server": click.Option(["--server"])}
     >>> _served(["--task", "generate", "--enforce-eager", "--gpu-memory-utilization", "0.8"], server)[0]
-    ['--task', 'generate', '--server', 'vllm:enforce_eager=true,gpu_memory_utilization=0.8']
+    ['--task', 'generate', '--server', 'vllm:graphs=0,gpu_memory_utilization=0.8']
     """
     line = f"{' '.join(words)} "
     task, named = re.search(r"--task[ =](\S+)", line), re.search(r"--(?:server|rollout)[ =](\S+)", line)

@@ -71,7 +71,7 @@ def updated(memory: MemoryModel, weights: RankWeights, field: Literal["trainable
     return spread(dense, memory.layout.zero_ranks) + spread(expert, memory.layout.expert_zero_ranks)
 
 
-def summed(memory: MemoryModel, stage: Stage) -> Size:
+def summed_gradients(memory: MemoryModel, stage: Stage) -> Size:
     """Return the bytes that move where gradients of a step's micro-batches are added to those before: both read, one written.
 
     Buffers that exist from the start are added to inside the product. FSDP adds shards, after their reduction, where it does not

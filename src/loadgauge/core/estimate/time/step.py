@@ -21,7 +21,7 @@ from loadgauge.core.definitions.training.software import bounds, kind_of
 from loadgauge.core.estimate.memory.rank_memory import LayerFacts, MemoryModel
 from loadgauge.core.estimate.schedule.simulate import played_seconds
 from loadgauge.core.estimate.schedule.stages import Chunk, Stage, stages
-from loadgauge.core.estimate.states.optimizer_step import staying, summed, updated
+from loadgauge.core.estimate.states.optimizer_step import staying, summed_gradients, updated
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
@@ -444,16 +444,23 @@ class StepModel:
         """Return the elements that one rank of a stage updates."""
         return updated(self.memory, self.memory.weighed(stage)[1])
 
+    def summed(self, stage: Stage) -> Size:
+        """Return the bytes that one rank of a stage moves to add up gradients of micro-batches."""
+        return summed_gradients(self.memory, stage)
+
     def optimizer(self, stage: Stage) -> Size:
         """Return the seconds of the update, bound by memory bandwidth, or by host and PCIe where it is offloaded.
 
         Gradients are read twice (once for their norm), master weights and moments read and written back. Of a part that is
-        offloaded, the card updates the rest beside the host.
+        offloaded, the card updates the rest beside the host. Before it, gradients of micro-batches are added up.
         """
         elements, stays = self.updated(stage), staying(self.memory, stage)
         moved = self.training.optimizer.moved(self.training.precision) * stays * elements
-        here = moved / self.machine.memory("elementwise").forward
-        return here if self.training.offload == "none" else maximum(here, self.host_update((1 - stays) * elements))
+        rate = self.machine.memory("elementwise").forward
+        added, here = self.summed(stage) / rate, moved / rate
+        return added + (
+            here if self.training.offload == "none" else maximum(here, self.host_update((1 - stays) * elements))
+        )
 
     def host_update(self, elements: Size) -> Size:
         """Return the seconds of an update on the host. elements: that one rank updates
@@ -518,8 +525,6 @@ class StepModel:
                 parts[lane] = parts[lane] + passes * value
         for lane, value in self.once(rows, stages[slowest], micro).items():
             parts[lane] = parts[lane] + value
-        added = summed(self.memory, stages[slowest]) / self.machine.memory("elementwise").forward
-        parts["backward"] = parts["backward"] + added
         parts["pp"] = parts["pp"] + sent
         parts.update(bubble=waiting - sent, optimizer=self.optimizer(stages[slowest]))
         return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
