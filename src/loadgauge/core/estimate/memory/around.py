@@ -203,4 +203,9 @@ def host_for_saving(rank: StageAtWork) -> Size:
         return rank.states.optimizer + (held * weights.all.trainable / weights.total if alone else held)
     if training.around.save != "full" or not gathered_for_saving(rank.memory):
         return 0
-    return training.precision.weight * (weights.all.trainable if alone else weights.total)
+    layout = rank.memory.layout
+    if alone:
+        return training.precision.weight * (weights.dense.trainable + layout.ep * weights.expert.trainable)
+    # Those of all ranks; what tensor parallelism does not split (norms, routers) is next to nothing.
+    whole = layout.tp * weights.dense.total + layout.ep * layout.etp * weights.expert.total
+    return training.precision.weight * whole
