@@ -87,7 +87,7 @@ def test_layers_that_cannot_be_shared_out_are_one_line(said: str, layers: int, s
         (", torch_dtype: float32", "", ADAM, {"precision": "bf16-autocast"}),
         (", torch_dtype: float32", ", mp_policy: {param_dtype: float32}", ADAM, {"precision": "fp32"}),
         ("", "", f"{FUSED}, master_weights: true", {"precision": "bf16-mixed-16", "optimizer": "adamw-fused"}),
-        ("", "", FUSED, {"precision": "bf16-pure", "optimizer": "adamw-anyprecision"}),  # float32 moments
+        ("", "", FUSED, {"precision": "bf16-pure-32", "optimizer": "adamw-anyprecision"}),  # float32 moments
     ],
 )
 def test_automodel(model: str, distributed: str, optimizer: str, job: dict[str, Any]) -> None:

@@ -236,18 +236,7 @@ class _Search:
 
     def run(self, job: Job) -> Run | None:
         """The run of a candidate, resolved once for its layout and its rollout; None where it is no layout."""
-        # What leaves the card may need that it runs again.
-        again = "none" if job.activation_offload in (None, "none") else job.recompute
-        key = (job.placement, job.tp, job.pp, job.zero, job.rollout, again)
-        if key not in self.resolved:
-            try:
-                self.resolved[key] = resolve_posttrain(
-                    job.replace(micro_batch=1, recompute=again, logprob_batch=job.logprob_batch and 1),
-                    reading=self.reading,
-                )[0]
-            except Error as error:
-                self.resolved[key] = str(error)
-        base = self.resolved[key]
+        base = self._resolved(job, 1)
         if isinstance(base, str):
             self._refused(base)
             return None
@@ -257,6 +246,8 @@ class _Search:
         if batch % (micro * ranks):
             self._refused(f"global_batch: {batch} sequences are no multiple of dp x micro-batch")
             return None
+        several = base if job.micro_batch == 1 else self._resolved(job, job.micro_batch)
+        base = base if isinstance(several, str) else several
         word = job.recompute or "none"
         members = {}
         for name, member in base.members.items():
@@ -267,6 +258,19 @@ class _Search:
         if base.logprob_tokens is None:
             rows = (job.logprob_batch or job.micro_batch) * base.task.rows
         return msgspec.structs.replace(base, members=members, logprob_rows=rows)
+
+    def _resolved(self, job: Job, micro_batch: int) -> Run | str:
+        """The run of a layout, or why it is none; with several sequences in a micro-batch, which are padded, once more."""
+        # What leaves the card may need that it runs again.
+        again = "none" if job.activation_offload in (None, "none") else job.recompute
+        key = (job.placement, job.tp, job.pp, job.zero, job.rollout, again, micro_batch > 1)
+        if key not in self.resolved:
+            more = {"micro_batch": micro_batch, "recompute": again, "logprob_batch": job.logprob_batch and 1}
+            try:
+                self.resolved[key] = resolve_posttrain(job.replace(**more), reading=self.reading)[0]
+            except Error as error:
+                self.resolved[key] = str(error)
+        return self.resolved[key]
 
     def time(self, job: Job, run: Run, *, walked: bool = False) -> StepTime | None:
         """The time of a candidate's step, or at least (`step.step_time`); None where it has no cache or no time."""

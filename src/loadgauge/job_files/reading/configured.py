@@ -77,10 +77,10 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
     inside = next((name for name in names if re.fullmatch(r"\w[\w.]*/\w+", name)), None)
     names = [name for name in names if name.endswith(ENDINGS) and not re.search(r"^-|[=$\s]", name)]
     if tuned and inside is not None and f"{inside}.yaml" in names:
-        why = (
-            f"names {inside}, a configuration inside torchtune: `tune cp {inside} FILE.yaml` writes it; give that file"
+        raise ConfigError(
+            f"names {inside}, a configuration inside torchtune: `tune cp {inside} FILE.yaml` writes it; give that file,"
+            " and --gpus"
         )
-        raise ConfigError(f"{why}, and --gpus")
     if not names:
         return line
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]

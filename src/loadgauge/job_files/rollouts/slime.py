@@ -355,7 +355,7 @@ def _checkpoint(keys: Keys) -> str:
 
 
 HANDED = ("update_weight_mode", "update_weight_transport")
-FILES = {("delta", "disk"): "delta-disk", ("full", "disk"): "disk", (None, "disk"): "disk", (None, "nccl"): "nccl"}
+FILES = {("delta", "disk"): "delta-disk", ("full", "disk"): "disk", (None, "disk"): "disk"}
 """`sync` by the words of both; a trainer that leaves the card destroys its process groups (`megatron_utils/actor.py`, `sleep`)."""
 CACHES = {"auto": "bf16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "bf16": "bf16"}
 

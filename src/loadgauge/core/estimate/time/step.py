@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import msgspec
@@ -455,12 +455,11 @@ class StepModel:
         offloaded, the card updates the rest beside the host. Before it, gradients of micro-batches are added up.
         """
         elements, stays = self.updated(stage), staying(self.memory, stage)
-        moved = self.training.optimizer.moved(self.training.precision) * stays * elements
         rate = self.machine.memory("elementwise").forward
-        added, here = self.summed(stage) / rate, moved / rate
-        return added + (
-            here if self.training.offload == "none" else maximum(here, self.host_update((1 - stays) * elements))
-        )
+        update = self.training.optimizer.moved(self.training.precision) * stays * elements / rate
+        if self.training.offload != "none":
+            update = maximum(update, self.host_update((1 - stays) * elements))
+        return self.summed(stage) / rate + update
 
     def host_update(self, elements: Size) -> Size:
         """Return the seconds of an update on the host. elements: that one rank updates
@@ -516,9 +515,7 @@ class StepModel:
         # Hidden sends are exposed while the pipeline fills and drains, where nothing overlaps with them.
         sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
         rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups)
-        micro = MicroBatch({}, {})
-        for chunk in chunks[slowest]:
-            micro = micro.add(chunk)
+        micro = reduce(MicroBatch.add, chunks[slowest], MicroBatch({}, {}))
         parts: dict[str, Size] = dict.fromkeys(LANES, 0)
         for side in (micro.forward, micro.backward):
             for lane, value in side.items():

@@ -98,7 +98,7 @@ class DLRM(nn.Module):
         **_: Any,
     ) -> None:
         super().__init__()
-        self.tables, self.bottom = Tables(rows, dim), stack(dense, bottom)
+        self.tables, self.bottom = Tables(rows, dim), stack(dense, (*bottom[:-1], dim))
         width = (tables + 1) * dim
         self.cross = nn.ModuleList(Cross(width, rank) for _ in range(cross))
         self.count = tables
