@@ -215,10 +215,16 @@ def test_a_model_a_file_and_an_error_need_no_command(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_said_to_be_no_file() -> None:
-    for line in ("estimate none.yaml", "trace none.py", "lint none.yaml", "capture none.py:model"):
+    for line in ("estimate none.yaml", "lint none.yaml"):
         assert "no such file" in typed(line).err, line
     assert "neither a file nor an out-of-memory error" in typed("why none.txt").err
     assert typed("check none.yaml").err.count("none.yaml") == 1
+
+
+def test_a_script_that_is_not_there_is_said_to_be_no_file() -> None:
+    pytest.importorskip("torch")
+    for line in ("trace none.py", "capture none.py:model"):
+        assert "no such file" in typed(line).err, line
 
 
 def test_why_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from command_line import typed
+from command_line import document, typed
 from loadgauge import NothingFits, cluster, gpu, model, training
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
@@ -272,3 +272,15 @@ def test_most_questions_are_answered_and_the_page_says_how_many() -> None:
     assert len({(one.source, one.text) for one in listed}) == len(listed) > 90
     assert sum(not one.open for one in listed) >= 0.8 * len(listed)
     assert (ROOT / "docs" / "asked.md").read_text(encoding="utf-8") == ASKED.page(), "run python docs/asked.py"
+
+
+def test_padded_micro_batches_are_planned_as_they_are_estimated() -> None:
+    """Of one sequence there is nothing to pad; of several PyTorch's attention is given a mask."""
+    line = "llama-3.2-1b --gpu a100-sxm4-80gb --gpus 2 --framework huggingface --global-batch 8 --padding dynamic"
+    line += " --lengths uniform:2048 --recompute none --zero 2"
+    layouts = document(f"plan {line} --no-cache")["layouts"]
+    found = {layout["layout"]["micro_batch"]: layout["time"]["step"] for layout in layouts}
+    assert {1, 2} <= set(found)
+    for size, seconds in found.items():
+        alone = document(f"estimate {line} --micro-batch {size}")["time"]["step"]
+        assert seconds == pytest.approx(alone, rel=1e-9), size

@@ -25,6 +25,7 @@ from loadgauge.core.families.catalogue import models as catalogue
 from loadgauge.core.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.core.plan.space.axis_values import ALL, space_for
 from loadgauge.core.plan.space.space import Space
+from loadgauge.core.resolve import unsaid
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.rescale import is_run
 from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
@@ -393,6 +394,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
                 overlap_open=setup.overlap_open,
             )
         )
+    if setup is not None and setup.padded:
+        searches = [part for case in searches for part in _padded(case)]
     if mixed:
         searches += [other for case in searches for other in _offloaded(case)]
     assert setup is not None
@@ -407,6 +410,19 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     if assumed_framework is not None:
         assumed["--framework"] = assumed_framework
     return msgspec.structs.replace(setup, assumed=assumed), searches
+
+
+def _padded(case: Case) -> Iterator[Case]:
+    """Yield the case with micro-batches of one sequence, which nothing pads, and that of several, where attention has a mask."""
+    space, masked = case.space, unsaid.masked(case.training)
+    if masked == case.training:
+        yield case
+        return
+    for several, training in ((False, case.training), (True, masked)):
+        sizes = tuple(size for size in space.micro_batch if (size > 1) == several)
+        if sizes:
+            own = msgspec.structs.replace(space, micro_batch=sizes)
+            yield msgspec.structs.replace(case, space=own, training=training)
 
 
 def _offloaded(case: Case) -> Iterator[Case]:

@@ -399,10 +399,13 @@ def seconds(estimate: Estimate) -> float:
 
 
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
-    """Return the case of the search that has as many GPUs as an estimate, and as much off the card."""
-    hosted = exact.training.host.activations
+    """Return the case of the search that has as many GPUs as an estimate, as much off the card, and masks where it has."""
+
+    def of(training: Training) -> tuple[object, ...]:
+        return training.host.activations, training.kernels.masks
+
     same = (case for case in cases if case.space.gpus == exact.layout.gpus)
-    return next(case for case in same if case.training.host.activations == hosted)
+    return next(case for case in same if of(case.training) == of(exact.training))
 
 
 def _tighter(
