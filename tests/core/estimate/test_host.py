@@ -93,6 +93,23 @@ def test_a_pass_that_waits_for_its_launches_takes_their_time() -> None:
     assert waits.forward["host"] * back == pytest.approx(waits.backward["host"] * ahead, rel=1e-9)
 
 
+def test_fsdp2_reduces_in_float32_what_it_computes_in_16_bits() -> None:
+    """`MixedPrecisionPolicy(reduce_dtype=torch.float32)`: four bytes an element come together, two are gathered."""
+    for precision, times in (("bf16-pure", 1), ("bf16-pure-32", 2)):
+        job = Job(
+            model="llama-3.2-1b", gpu="h100-sxm5-80gb", gpus=8, zero=3, framework="torchtitan", precision=precision
+        )
+        network = resolve_job(job).estimate().network
+        assert network is not None
+        payloads = {row.collective: row.payload for row in network if row.axis == "dp"}
+        assert payloads["reduce_scatter"] == times * payloads["all_gather"]
+
+
+def test_a_whole_checkpoint_has_the_experts_of_all_ranks() -> None:
+    job = Job(model="qwen3-30b-a3b", gpu="h100-sxm5-80gb", gpus=8, ep=8, zero=3, save="full")
+    assert resolve_job(job).estimate().memory.saving == 2 * 30_532_122_624
+
+
 def test_gradients_of_micro_batches_are_added_up() -> None:
     """Each but the first is read, with those before, and their sum written; buffers that stay are added to in the product."""
     job = Job(model="gpt2", gpu="h100-sxm5-80gb", gpus=1, micro_batch=1, global_batch=1, precision="bf16-autocast")

@@ -189,6 +189,12 @@ def test_a_convolution_takes_the_time_of_its_product() -> None:
         assert found.backward == pytest.approx(2 * found.forward, rel=0.05)
         assert seconds(precision, strided=True).forward > found.forward
     assert seconds("fp32", "v100-sxm2-32gb").forward > flops / 15.7e12  # no TF32
+    # TF32 has half the peak of 16 bits and the same tensor cores, whatever products reach without them.
+    wide, half = (
+        seconds(name, moves=(0, 0), software=2.0).forward - seconds(name, moves=(0, 0), software=1.0).forward
+        for name in ("fp32", "bf16-autocast")
+    )
+    assert wide == pytest.approx(2 * half, rel=0.015)  # power slows the narrow ones a little
 
 
 MEASURED = {
