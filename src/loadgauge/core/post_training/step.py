@@ -301,19 +301,13 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
     held = math.inf if pool is None else pool / cache["cache", own]
     slots = max(1.0, min(most, each, held))
     key = (own, each, slots, replicas)
+    batch: dict[str, Any] = {"sequences": each, "slots": slots, "prompt": sequences.prompt, "replicas": replicas}
 
     def step(running: float, context: float) -> float:
         return server.step(max(1, round(running)), context)
 
     if key not in cache:
-        cache[key] = generation(
-            sequences.answers,
-            step,
-            sequences=each,
-            slots=slots,
-            prompt=sequences.prompt,
-            replicas=replicas,
-        )
+        cache[key] = generation(sequences.answers, step, **batch)
     phase: Phase = cache[key]
     faster = 1.0 if engine.accepted is None else max(1.0, engine.accepted * SPECULATION)
     unique = max(1.0, (sequences.prompts if engine.prefix else sequences.number) / replicas)
@@ -328,16 +322,7 @@ def _answers(run: Run, pool: float | None, software: float, cache: Known) -> _Ma
     if tool:
         at = (key, tool / scale)
         if at not in cache:
-            cache[at] = in_turns(
-                phase,
-                sequences.answers,
-                step,
-                sequences=each,
-                slots=slots,
-                prompt=sequences.prompt,
-                replicas=replicas,
-                away=tool / scale,
-            )
+            cache[at] = in_turns(phase, sequences.answers, step, away=tool / scale, **batch)
         phase = cache[at]
     again += each * _turns(server, engine, sequences.prompt, mean)
     software, scale = software * run.on_policy, scale * run.on_policy
