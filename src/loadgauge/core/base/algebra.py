@@ -5,9 +5,11 @@ number, an array of layouts or an equation. Neither NumPy nor SymPy is imported 
 symbol when its library is loaded already.
 """
 
+import functools
 import math
 import sys
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 from loadgauge.core.base.errors import LayoutError
 
@@ -15,8 +17,31 @@ Size: TypeAlias = Any
 """int, float, float64 `numpy.ndarray` or `sympy.Expr`."""
 
 
+Answer = TypeVar("Answer")
 _PLAIN = frozenset({int, float, bool})
 """Types that need no library: most values by far, so they are asked for first."""
+
+
+def remembered(most: int) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Return a decorator of a function of frozen values: its last `most` answers are kept, none of them for arrays.
+
+    >>> remembered(8)(shard)(4096, 8)
+    512
+    """
+
+    def decorate(of: Callable[..., Answer]) -> Callable[..., Answer]:
+        kept = functools.lru_cache(most)(of)
+
+        @functools.wraps(of)
+        def again(*values: Any, **more: Any) -> Answer:
+            try:
+                return kept(*values, **more)
+            except TypeError:  # an array has no hash
+                return of(*values, **more)
+
+        return again
+
+    return decorate
 
 
 def _is_symbol(*values: Size) -> bool:

@@ -115,6 +115,8 @@ class Workings:
             there = layout.at_peak
             other.at_peak = self.at_peak.rerouted(there, view_of(there, self.training))
         other.stages, other.flops, other.workspaces = self.stages, self.flops, self.workspaces
+        if self.cluster is not None:
+            other.fabric = self.fabric
         return other
 
     def overlapping(self, overlap: Overlap) -> Workings:
@@ -205,7 +207,13 @@ class Workings:
         """The step model on the cluster. Raises `NotStated` where the GPU lacks a figure that is needed."""
         assert self.cluster is not None, "time needs a cluster"
         machine = Machine.of(self.cluster.gpu, self.efficiencies, self.training, experts=self.model.has_experts)
-        return StepModel(self.memory, machine, Fabric.of(self.cluster, self.efficiencies))
+        return StepModel(self.memory, machine, self.fabric)
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        """The cluster's links, as collectives see them."""
+        assert self.cluster is not None, "links need a cluster"
+        return Fabric.of(self.cluster, self.efficiencies)
 
     @cached_property
     def timed(self) -> tuple[Time, tuple[Traffic, ...]]:

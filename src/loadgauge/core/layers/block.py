@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, same
+from loadgauge.core.base.algebra import Size, remembered, same
 from loadgauge.core.definitions.model.model import (
     AltUp,
     Attention,
@@ -32,6 +32,18 @@ from loadgauge.core.layers.tower import patches, scaled, tower_steps
 def _activation(block: Block) -> str:
     assert block.mlp is not None
     return block.mlp.activation
+
+
+@remembered(64)
+def block_layers(blocks: tuple[Block, ...], hidden_size: Size, view: View) -> tuple[Layer, ...]:
+    """Return the operations of each of some blocks; a question that varies in other things finds them made.
+
+    >>> from loadgauge import model
+    >>> gpt2 = model("gpt2")
+    >>> len(block_layers(gpt2.blocks, gpt2.hidden_size, View(tokens=8, pairs=64)))
+    1
+    """
+    return tuple(block_layer(block, hidden_size, view) for block in blocks)
 
 
 def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:

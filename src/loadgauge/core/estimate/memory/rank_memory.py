@@ -30,7 +30,7 @@ from loadgauge.core.estimate.memory.liveness import (
 from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, leaving
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, gathered_bytes, model_states
-from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
+from loadgauge.core.layers import View, block_layers, embedding_layer, head_layer
 from loadgauge.core.layers.embedding_head import mask_bytes, prediction_layer, rotary_layer
 from loadgauge.core.layers.operations.operations import NOTHING, Layer, Recompute, Weight
 
@@ -210,13 +210,13 @@ class MemoryModel:
         other.layout, other.view, other.facts, other.delays = layout, view, dict(self.facts), {}
         for kind, block in enumerate(self.model.blocks):
             if isinstance(block.mlp, Moe):
-                other.facts.update(other._facts_of(kind, block_layer(block, self.model.hidden_size, view)))
+                other.facts.update(other._facts_of(kind, other.block_layers()[kind]))
         other.prediction = other._prediction() if self.model.mtp_layers else None
         return other
 
-    def block_layers(self) -> list[Layer]:
+    def block_layers(self) -> tuple[Layer, ...]:
         """Return the list of operations of each of the model's distinct blocks."""
-        return [block_layer(block, self.model.hidden_size, self.view) for block in self.model.blocks]
+        return block_layers(self.model.blocks, self.model.hidden_size, self.view)
 
     def end_layers(self) -> tuple[Layer, Layer]:
         """Return the operations of the embedding and of the head."""

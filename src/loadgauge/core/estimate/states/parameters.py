@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, shard
+from loadgauge.core.base.algebra import Size, remembered, shard
 from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Moe
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
@@ -37,6 +37,7 @@ class Parameters(msgspec.Struct, frozen=True):
         return self.total - self.idle
 
 
+@remembered(64)
 def parameters(model: ModelSpec) -> Parameters:
     """Count a model's parameters by part.
 

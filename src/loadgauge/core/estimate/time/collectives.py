@@ -22,6 +22,7 @@ from loadgauge.core.base import (
     common_divisor,
     maximum,
     minimum,
+    remembered,
     same,
     spread,
     square_root,
@@ -145,7 +146,7 @@ class Group(msgspec.Struct, frozen=True):
         return "inner" if same(self.domains(domain), 1) else "outer"
 
 
-class Fabric(msgspec.Struct, frozen=True, kw_only=True):
+class Fabric(msgspec.Struct, frozen=True, kw_only=True, eq=False):  # each is itself: its times are kept by it
     """The levels of a cluster as collectives see them [byte/s per GPU and direction, s, GPUs].
 
     inner: the NVLink (or Infinity Fabric, ICI) domain of `domain` GPUs; outer: the network between domains, at
@@ -326,6 +327,7 @@ def adapter_bytes(
     return crossing * wire_bytes(kind, nbytes, n) / m
 
 
+@remembered(4096)
 def seconds(
     kind: str,
     nbytes: Size,

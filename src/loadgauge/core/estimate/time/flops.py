@@ -12,7 +12,7 @@ from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.memory.recompute import applied, recomputed_counts
 from loadgauge.core.estimate.schedule.stages import stages
-from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
+from loadgauge.core.layers import View, block_layer, block_layers, embedding_layer, head_layer
 from loadgauge.core.layers.embedding_head import prediction_layer
 from loadgauge.core.layers.operations.operations import Layer
 
@@ -88,7 +88,7 @@ def microbatch_flops(
     again: Size = sum(layer.recompute_flops() for layer in ends)
     counts = model.layer_counts()
     rerun = recomputed_counts(model, recompute, 0, model.num_hidden_layers) if repeated is None else repeated
-    layers = [block_layer(block, model.hidden_size, whole) for block in model.blocks]
+    layers = block_layers(model.blocks, model.hidden_size, whole)
     names = frozenset(name for layer in layers for name in layer.names)
     if modules:
         # Their blocks are like the last layer.
