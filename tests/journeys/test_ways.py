@@ -81,6 +81,12 @@ WAYS = {
             (0,),
         ),
         Step("qwen3-8b --gpu h100 --gpus 8 --framework verl", r"GiB of 79\.2 GiB"),
+        Step("qwen3-8b --gpu 8xh100 --framework verl --grpo", r"FITS .*Fullest in generate"),  # its engine sleeps
+        Step(
+            "qwen3-8b --gpu h100 --framework verl --recompute none --micro-batch 2",
+            r"Try .*FITS.*In verl: .*actor_rollout_ref\.",
+        ),
+        Step("qwen3-8b --gpu 8x4090 --framework verl --grpo", r"In verl: actor_rollout_ref\.rollout\.", lines=15),
     ),
     "own module": (
         Step("net.py --gpu 4090", r"net\.py:FUNCTION", (2,), 0),

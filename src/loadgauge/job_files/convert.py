@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.base import Error
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.reproduce import completer
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import JobFile, Written, combine, load, write
-from loadgauge.job_files.export import FLAGS, export, job_of, name_for_dialect
+from loadgauge.job_files.export import FLAGS, export, job_of, name_for_dialect, told
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import (
     READING,
@@ -136,6 +137,22 @@ def _of_task(job: Job, to: str, onto: str | None) -> Written:
     )
     named, extra = name_for_dialect(filled, dialect_of(to).name, patched=onto is not None)
     return write(named, dialect_of(to).name, None if onto is None else load(onto), extra=extra, file=onto or "")
+
+
+def words_of_task(job: Job, flags: str) -> str:
+    """Return flags that change a run after pre-training as lines of its trainer's file; empty where these cannot say it.
+
+    >>> words_of_task(Job("qwen3-8b", task="grpo", gpus=8, dialect="verl"), "--zero 3")
+    'verl: actor_rollout_ref.actor.fsdp_config.reshard_after_forward=True'
+    """
+    words = [piece.partition(" ") for piece in re.split(r"(?:^| )--", flags) if piece]
+    changed = Job.of("", {name: value or True for name, _, value in words})
+    after = job.replace(**{name.replace("-", "_"): getattr(changed, name.replace("-", "_")) for name, _, _ in words})
+    try:
+        texts = [_of_task(each, job.dialect or "", None) for each in (job, after)]
+    except Error:
+        return ""
+    return told(dialect_of(job.dialect or "").name, *texts)
 
 
 def convert_files(

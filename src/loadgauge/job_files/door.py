@@ -26,6 +26,7 @@ NAMES = {
     "note": "loadgauge.job_files.job_file:note",
     "FLAGS": "loadgauge.job_files.export:FLAGS",
     "words": "loadgauge.job_files.export:words",
+    "words_of_task": "loadgauge.job_files.convert:words_of_task",
     "heard": "loadgauge.job_files.export:heard",
     "export": "loadgauge.job_files.export:export",
 }

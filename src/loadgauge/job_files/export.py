@@ -125,8 +125,10 @@ MEANS = re.compile(r" [^ ]*: it means ")
 """Pattern of that between a flag and the value that a file gives it."""
 
 
-def words(before: Setup, after: Setup) -> str:
+def words(before: Setup, after: Setup, *, partly: bool = False) -> str:
     """Return a change of a run as lines of its job file, or of its framework's, to paste; empty where these cannot say it.
+
+    partly: what they can say of it, with the flags that they cannot
 
     >>> from loadgauge.core.resolve.resolve import resolve_job
     >>> runs = [resolve_job(Job("qwen3-8b", qlora=True, lora_rank=8, loss="auto", recompute=how)) for how in ("none", "full")]
@@ -137,20 +139,27 @@ def words(before: Setup, after: Setup) -> str:
     names = {setup.training.framework.name for setup in (before, after)}
     try:
         template = load(file) if file else None
-        dialect = (
-            read(load(file), before.job.dialect, file=file).dialect if file else "trl" if kind.is_default else kind.name
-        )
+        usual = before.job.dialect or ("trl" if kind.is_default else kind.name)
+        dialect = read(load(file), before.job.dialect, file=file).dialect if file else usual
         if len(names) > 1 or dialect not in FILES:
             return ""
         texts = [export(setup, dialect, template, file=file) for setup in (before, after)]
     except Error:
         return ""
-    added = _added(*(text.text for text in texts))
-    lost = sorted(set(texts[1].left_out) - set(texts[0].left_out))
-    if not added or any("it means" not in line for line in lost):
+    return told(file or dialect, *texts, partly=partly)
+
+
+def told(whose: str, before: Written, after: Written, *, partly: bool = False) -> str:
+    """Return what a job file says more than the one before it, and where it does not say the same; empty where it cannot."""
+    added = _added(before.text, after.text)
+    lost = sorted(set(after.left_out) - set(before.left_out))
+    none = [line.partition(":")[0] for line in lost if "it means" not in line]
+    if not added or (none and not partly):
         return ""
-    nearest = f" (there it is {', '.join(MEANS.sub(' ', line) for line in lost)})" if lost else ""
-    return f"{file or dialect}: {'; '.join(added)}{nearest}"
+    there = [MEANS.sub(" ", line) for line in lost if "it means" in line]
+    notes = [f"there it is {', '.join(there)}"] * bool(there) + [f"no key for {', '.join(none)}"] * bool(none)
+    remarks = f" ({'; '.join(notes)})" if notes else ""
+    return f"{whose}: {'; '.join(added)}{remarks}"
 
 
 def _added(old: str, new: str) -> list[str]:
@@ -164,7 +173,7 @@ def _added(old: str, new: str) -> list[str]:
     try:
         before, after = (yaml_document(text).root for text in (old, new))
     except Error:
-        was, now = ([piece.strip().rstrip(",\\") for piece in PIECES.split(text)] for text in (old, new))
+        was, now = ([piece.strip().rstrip(" ,\\") for piece in PIECES.split(text)] for text in (old, new))
         return [piece for piece in now if piece not in was and piece.strip("{}[]")]
     return [f"{key}: {_on_a_line(value)}" for key, value in _changed(before, after).items()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -220,14 +221,22 @@ def usual(name: str, job: Job) -> dict[str, Any]:
         **flags_given(job.replace(framework=None)),
     }
     facts = {field: value for field, value in stated.items() if field in FIELDS}
-    try:
-        text = write(Job(model=job.model, **facts), chosen.name).text
-        file = read(text, chosen.name, version=job.version, alone=True, given={"gpus": 1})
-    except ConfigError:  # Its files cannot do without some key.
+    filled = None
+    for left_out in ((), (*POSTTRAIN, "task")):  # Numbers of sequences that no group divides are the user's.
+        with contextlib.suppress(ConfigError):
+            asked = {field: value for field, value in facts.items() if field not in left_out}
+            text = write(Job(model=job.model, **asked), chosen.name).text
+            file = read(text, chosen.name, version=job.version, alone=True, given={"gpus": 1})
+            filled = filled or fill_in(file.job, file.extra, None)
+    if filled is None:  # Its files cannot do without some key.
         return {"framework": chosen.framework}
-    filled = fill_in(file.job, file.extra, None)
     fields = [each for each in OF_METHOD if getattr(job, each) is None and (job.adapts or each not in OF_ADAPTERS)]
     own = {field: getattr(filled, field) for field in fields}
+    if job.task is not None and job.rollout is None and filled.rollout is not None:
+        name, _, options = filled.rollout.partition(":")
+        usual_ones = [each for each in options.split(",") if each.partition("=")[0] in ("utilization", "sleep")]
+        own |= {"rollout": f"{name}:{','.join(usual_ones)}".rstrip(":"), "rollout_offload": filled.rollout_offload}
+        fields += ["rollout", "rollout_offload"]
     # Under adapters and on many GPUs other recomputation and weights may be assumed than a file's default.
     kept = [field for field, value in own.items() if field in ("recompute", "weights") or value != ALIKE.get(field)]
     return {"framework": chosen.framework} | {field: own[field] for field in kept if own[field] not in (None, False)}

@@ -74,8 +74,8 @@ def asks_for_files(job: Job) -> bool:
     >>> asks_for_files(Job(model="gpt2")), asks_for_files(Job(model="gpt2", beside="ds_config.json"))
     (False, True)
     """
-    stated = (job.beside, job.dialect, job.base_model)
-    return any(value is not None for value in stated) or names_job_file(job.model)
+    read = job.dialect is not None and os.path.isfile(job.model)
+    return read or (job.beside, job.base_model) != (None, None) or names_job_file(job.model)
 
 
 def names_job_file(model: str) -> bool:
@@ -99,8 +99,10 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     (2, 4096, 'megatron')
     """
     file, uncounted = "", tuple[Uncounted, ...]()
-    if model is not None and (job.beside is not None or job.dialect is not None):
-        raise ConfigError("needs the name of a model or of a job file", key="beside" if job.beside else "dialect")
+    if model is not None and job.beside is not None:
+        raise ConfigError("needs the name of a model or of a job file", key="beside")
+    if job.dialect is not None and not os.path.isfile(job.model):
+        need("DIALECTS").dialect(job.dialect)  # in whose words remedies are told
     if model is None and asks_for_files(job):
         dialects = need("DIALECTS")  # only then are they imported
         posttrain_flags = {name for name in POSTTRAIN if getattr(job, name) is not None}

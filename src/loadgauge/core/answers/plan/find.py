@@ -1,5 +1,6 @@
 """Answers to inverse questions: the longest, the fewest, the cheapest, the smallest that will do."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,12 +8,13 @@ import msgspec
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.plan.progress import clear, say
-from loadgauge.core.base import needs, parse_count, share
+from loadgauge.core.base import NothingFits, needs, parse_count, share
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.estimate.memory.phases import Phase
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
-from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
+from loadgauge.core.plan.deadline import Pace, Sized, days_for, days_of, gpus_by_date, tokens_of
 from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, models_named
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
@@ -51,6 +53,8 @@ def found(request: PlanRequest) -> Answer:
             answers = [_answer(request, setup, cases[-1])]
     finally:
         clear()
+    if request.dated and request.price is not None and request.find != "gpu":
+        answers = [_priced(answer, request) for answer in answers]
     commands = [_complete(setup, answer, request)(answer.best).command() for answer in answers]
     documents = [_document(setup, answer, request) for answer in answers]
     sizes = [
@@ -84,7 +88,16 @@ def _complete(setup: Setup, answer: inverse.Answer, request: PlanRequest) -> Cal
     if not request.dated:
         return complete
     tokens = f"{answer.value:.0f}" if request.find == "tokens" else request.tokens
-    return lambda best: complete(best).replace(tokens=tokens, measured=_pace(request).measured)
+    return lambda best: complete(best).replace(tokens=tokens, price=request.price, measured=_pace(request).measured)
+
+
+def _priced(answer: inverse.Answer, request: PlanRequest) -> inverse.Answer:
+    """An answer about a whole run, with its GPU-hours and what they cost."""
+    tokens = answer.value if request.tokens is None else parse_count(request.tokens, "tokens")
+    hours = 24 * days_for(answer.best, tokens) * answer.best.layout.gpus
+    assert request.price is not None
+    text = f"{answer.text}: {hours:,.0f} GPU-hours, {hours * request.price:,.0f} at {request.price:g} per GPU-hour"
+    return answer._replace(text=text)
 
 
 def _document(setup: Setup, answer: inverse.Answer, request: PlanRequest) -> dict[str, Any]:
@@ -142,6 +155,24 @@ def _any_batch(request: PlanRequest) -> bool:
     return request.job.global_batch is None and not asks_for_files(request.job)
 
 
+def _with_loss(answer: inverse.Answer, request: PlanRequest) -> inverse.Answer:
+    """The largest micro-batch, with that of a loss in chunks where the loss is the peak and nothing is said of it."""
+    peak = answer.best.memory
+    if peak.moments[peak.peak].phase != Phase.LOSS:
+        return answer
+    chunked = msgspec.structs.replace(request, job=request.job.replace(loss="chunked"))
+    setup, cases = planned_cases(chunked)
+    with contextlib.suppress(NothingFits):
+        more = inverse.largest_micro_batch(
+            cases[-1], request.objective, request.margin_bytes, say, setup.job.global_batch
+        )
+        verdict = more.best.memory.verdict
+        if more.value > answer.value or verdict != peak.verdict:
+            text = f"{answer.text}; with --loss chunked {more.value:,}{', which fits' if verdict == 'fits' else ''}"
+            return answer._replace(text=text)
+    return answer
+
+
 def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
     objective, margin = request.objective, request.margin_bytes
     exposed = {"nic": inverse.smallest_nic, "link": inverse.smallest_link, "batch": inverse.smallest_batch}
@@ -150,7 +181,8 @@ def _answer(request: PlanRequest, setup: Setup, case: Case) -> inverse.Answer:
     if request.find == "seq-len":
         return inverse.largest_sequence(case, objective, margin, say)
     if request.find == "micro-batch":
-        return inverse.largest_micro_batch(case, objective, margin, say, setup.job.global_batch)
+        answer = inverse.largest_micro_batch(case, objective, margin, say, setup.job.global_batch)
+        return _with_loss(answer, request) if request.job.loss is None else answer
     if request.find == "gpus":
         return inverse.fewest_gpus(case, objective, margin, say, _any_batch(request))
     models = [find_model(name) for name in models_named(request.job.model)]

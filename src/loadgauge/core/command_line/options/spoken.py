@@ -86,6 +86,8 @@ class Spoken(click.Command):
         open_to = {key: value for key, value in flags.items() if key in fields() and key not in ("model", *locked)}
         own = dialects.usual(name, Job(model=str(flags.get("model") or ""), **open_to))
         flags |= {key: value for key, value in own.items() if key in open_to}
+        if "dialect" in flags and flags["dialect"] is None:
+            flags["dialect"] = name  # in whose words remedies are told
         words = Job(model="", **{key: value for key, value in own.items() if key in open_to}).flags()
         return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
 

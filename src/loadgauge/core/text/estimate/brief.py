@@ -1,8 +1,8 @@
-"""The short answer: the verdict, the largest parts, the step and the remedy, in at most ten lines."""
+"""The short answer: the verdict, the largest parts, the step and the remedy, on one small screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from loadgauge.core.base import Needs, days_words, gib, in_gib, provider, seconds
 from loadgauge.core.definitions.training.memory_range import Counter
@@ -11,7 +11,7 @@ from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
 from loadgauge.core.text.estimate.step_time import moved
-from loadgauge.core.text.table import Paper, draw_lines
+from loadgauge.core.text.table import DEFAULT, Paper, draw_lines, room
 from loadgauge.core.text.verdict import (
     WORDS,
     host_words,
@@ -22,8 +22,10 @@ from loadgauge.core.text.verdict import (
     verdict_words,
 )
 
-SHOWN = 5
-"""Lines of parts; what they leave out is in the last one."""
+SHOWN, LEAST = 5, 2
+"""Lines of parts, and where the rest is long; what they leave out is in the last one."""
+SCREEN = 12
+"""Lines of the terminal that a short answer has."""
 BAR = 24
 NAMES = {"outside": "outside tensors"}
 """Parts whose key alone does not say what they are."""
@@ -41,19 +43,33 @@ def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper
         f"Host memory: {host_words(on_host, setup.job.host_memory)}" if setup.job.host_memory else "",
         _whole(setup, result),
         asked,
-        *wide,
         _remedy(setup, result),
     )
     left_out = left_out_words(result.model, result.training.precision.weight)
     unread = " ".join(unread_words(setup.unread(result)))
     head = [*([unread] if unread else []), *left_out, _run(setup, result)]
-    short(memory, memory.parts, head, lines, target)
+    short(memory, memory.parts, head, lines, target, wide)
 
 
-def short(memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Paper) -> None:
-    """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
+def short(
+    memory: Needs,
+    parts: Mapping[str, float],
+    run: Iterable[str],
+    lines: Iterable[str],
+    target: Paper,
+    remarks: Sequence[str] = (),
+) -> None:
+    """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty.
+
+    remarks: before the last line, where the screen has room for them
+    """
     from rich.text import Text
 
+    run, lines = list(run), [line for line in lines if line]
+    left = SCREEN - 1 - _height(run) - _height(lines)
+    shown = max(LEAST, min(SHOWN, left))
+    if _height(remarks) <= left - min(shown, len(parts)):
+        lines[-1:-1] = remarks
     word, style = WORDS[memory.verdict]
     first = Text(verdict_words(memory))
     first.stylize(style, 0, len(word))
@@ -62,10 +78,16 @@ def short(memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: 
         [
             first,
             *(Text(line, "dim") for line in run),
-            *map(Text, largest_parts(parts)),
-            *map(Text, filter(None, lines)),
+            *map(Text, largest_parts(parts, shown)),
+            *map(Text, lines),
         ],
     )
+
+
+def _height(lines: Iterable[str]) -> int:
+    """Lines of the terminal that some lines of text take."""
+    width = room() or DEFAULT
+    return sum(max(1, -(-len(line) // width)) for text in lines for line in text.split("\n"))
 
 
 def _run(setup: Setup, result: Estimate) -> str:
@@ -78,7 +100,7 @@ def _run(setup: Setup, result: Estimate) -> str:
     return f"{result.model.name},{how}{where} {layout.micro_batch} x {length_words(result.model, layout.seq_len)}"
 
 
-def largest_parts(parts: Mapping[str, float]) -> list[str]:
+def largest_parts(parts: Mapping[str, float], shown: int = SHOWN) -> list[str]:
     """Return a line for each of the largest parts [bytes], with bars; the rest together.
 
     >>> [line.split()[:2] for line in largest_parts({"weights": 2**31, "optimizer": 2**30, "nothing": 0})]
@@ -86,9 +108,9 @@ def largest_parts(parts: Mapping[str, float]) -> list[str]:
     """
     ranked = sorted(parts.items(), key=lambda item: -item[1])
     ranked = [(part, nbytes) for part, nbytes in ranked if nbytes > 0]
-    if len(ranked) > SHOWN:
-        rest = ranked[SHOWN - 1 :]
-        ranked = [*ranked[: SHOWN - 1], (f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
+    if len(ranked) > shown:
+        rest = ranked[shown - 1 :]
+        ranked = [*ranked[: shown - 1], (f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
     most = max(nbytes for _, nbytes in ranked)
     width = max(12, *(len(NAMES.get(part, part)) + 2 for part, _ in ranked))
     return [
@@ -122,12 +144,19 @@ def _remedy(setup: Setup, result: Estimate) -> str:
     changes = advice(setup)
     if not changes:
         return f"Peak: {result.memory.moment}. No change tried makes it smaller."
-    best = changes[0].result
+    dialects, own = provider("DIALECTS"), ""
+    chosen, *others = changes
+    if dialects is not None:
+        # Of what fits, a trainer that is named does what it has keys for.
+        told = [chosen, *(each for each in others if each.result.memory.fits)] if setup.job.dialect else [chosen]
+        words = ((each, dialects.words(setup, resolve_job(each.job, setup.model))) for each in told)
+        chosen, own = next((pair for pair in words if pair[1]), (chosen, ""))
+        if not own and setup.job.dialect:
+            own = dialects.words(setup, resolve_job(chosen.job, setup.model), partly=True)
+    best = chosen.result
     more = effort(best, result) - 1
     cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
-    line = f"Try {changes[0].flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"
-    dialects = provider("DIALECTS")
-    own = "" if dialects is None else dialects.words(setup, resolve_job(changes[0].job, setup.model))
+    line = f"Try {chosen.flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"
     return f"{line}\n  In {own}" if own else line
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgauge.core.answers.post_training import RunOfTask
-from loadgauge.core.base.units import gib, in_gib
+from loadgauge.core.base import gib, in_gib, provider
 from loadgauge.core.post_training.memory import PhaseMemory, PostMemory
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.text.estimate.brief import short
@@ -27,7 +27,8 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
     took = headline(answer.time, answer.untimed)
     if brief:
         first = [*head, f"{lines[0]} Fullest in {worst.name}."]
-        short(memory, worst.parts, first, (*took, *next_steps[:1]), target)
+        own = _own_words(answer) if next_steps and answer.job.dialect else ""
+        short(memory, worst.parts, first, (*took, *next_steps[:1], own), target)
         return
     target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
     points(target, [*head, *lines, *took, *next_steps], "")
@@ -104,6 +105,13 @@ def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> lis
         f"Next: {flags} ({WORDS[after.verdict][0].lower()}, {gib(after.decisive.total, 1)} in {after.decisive.name})"
         for flags, after in remedies
     ]
+
+
+def _own_words(answer: RunOfTask) -> str:
+    """The mildest change in the words of the user's trainer."""
+    remedies, dialects = answer.alternatives(), provider("DIALECTS")
+    words = dialects.words_of_task(answer.job, remedies[0][0]) if remedies and dialects is not None else ""
+    return f"  In {words}" if words else ""
 
 
 def _parts(target: Paper, phase: PhaseMemory) -> None:
