@@ -153,11 +153,13 @@ def values(setup: Setup, result: Estimate) -> dict[str, tuple[Any, ...]]:
     own = str(layout.recompute)
     axes: dict[str, tuple[Any, ...]] = {
         "micro_batch": _doubled(layout.micro_batch, 3 if dear else 5),
-        "seq_len": _doubled(layout.seq_len, 2 if dear else 4),
     }
+    if result.model.own.has_length:
+        axes["seq_len"] = _doubled(layout.seq_len, 2 if dear else 4)
     if layout.dp > 1:
         axes["zero"] = tuple(dict.fromkeys((layout.zero, 1) if dear else (layout.zero, 0, 1, 2, 3)))
-    axes["recompute"] = tuple(dict.fromkeys((own, "none", "selective", "full")))
+    if result.model.own.has_length:  # a module's own checkpoints are in its code
+        axes["recompute"] = tuple(dict.fromkeys((own, "none", "selective", "full")))
     if setup.gpu is not None and setup.job.memory is None:
         axes["gpu"] = cards(setup.gpu, BESIDE // 2 if dear else BESIDE)
     return axes

@@ -14,7 +14,7 @@ export const lanes = new Panel({
   id: "lanes",
   draw,
   idle: (answer) => (answer.panels.lanes ? null : t("step.untimed")),
-  sub: ({ estimate: { time } }) => (time ? t("lanes.sub", { stage: time.stage, step: seconds(time.step) }) : ""),
+  sub: ({ estimate: { time, layout } }) => (time ? t(layout.pp > 1 ? "lanes.sub" : "lanes.sub.one", { stage: time.stage, step: seconds(time.step) }) : ""),
   table: (answer) => ({
     columns: [{ text: t("lane"), words: true }, t("lanes.exposed"), t("share.of"), t("lanes.hidden"), ...(pinned() ? [t("pin.against")] : [])],
     rows: (answer.panels.lanes ?? []).map((lane) => [name(lane), seconds(lane.seconds), percent(lane.seconds / answer.estimate.time.step), lane.hidden_seconds ? seconds(lane.hidden_seconds) : "–", ...(pinned() ? [delta(lane.seconds, before(lane)?.seconds ?? 0, say.seconds, true)] : [])]),
@@ -54,12 +54,16 @@ function draw(place, answer) {
     start += lane.seconds;
     return row;
   }), h("span"), h("span", { class: "axis" }, marks.map((mark) => h("span", { style: { left: share(mark) } }, mark ? fixed(mark / scale, marks[1] < scale ? 1 : 0) + (mark === marks.at(-1) ? ` ${unit}` : "") : "0"))), h("span"));
-  place.replaceChildren(grid, h("p", { class: "legend foot" },
-    swatch("var(--compute)", t("lanes.computing")),
-    swatch("var(--exposed)", t("lanes.sticking")),
-    swatch("repeating-linear-gradient(-45deg, var(--hidden) 0 3px, var(--hidden-line) 3px 4px)", t("lanes.hiding")),
-    swatch("var(--temporary)", t("lanes.waiting"))));
+  const there = new Set(found.flatMap((lane) => lane.spans.map((span) => kind(lane, span))));
+  place.replaceChildren(grid, h("p", { class: "legend foot" }, Object.entries(KINDS).filter(([one]) => there.has(one)).map(([, [colour, word]]) => swatch(colour, t(word)))));
 }
+
+const KINDS = {
+  "": ["var(--compute)", "lanes.computing"],
+  exposed: ["var(--exposed)", "lanes.sticking"],
+  pale: ["repeating-linear-gradient(-45deg, var(--hidden) 0 3px, var(--hidden-line) 3px 4px)", "lanes.hiding"],
+  idle: ["var(--temporary)", "lanes.waiting"],
+};
 
 function kind(lane, span) {
   if (span.hidden) return "pale";

@@ -19,7 +19,7 @@ let shown = [];
 export const treemap = new Panel({
   id: "treemap",
   draw,
-  sub: (answer) => t("treemap.sub", { moment: term(answer.estimate.memory.moment) }),
+  sub: (answer) => t(answer.estimate.layout.gpus > 1 ? "treemap.sub" : "treemap.sub.one", { moment: term(answer.estimate.memory.moment) }),
   table: (answer) => ({
     columns: [{ text: t("part"), words: true }, { text: t("what"), words: true }, "GiB", t("share.of"), ...(pinned() ? ["A"] : [])],
     rows: leaves(answer.panels.treemap).map((node) => [name(node), label(node), significant(node.bytes / GIB, 4), percent(node.bytes / answer.estimate.memory.total), ...(pinned() ? [old(node) === undefined ? "–" : significant(old(node) / GIB, 4)] : [])]),
@@ -137,7 +137,7 @@ function hover(event) {
 /** A name as far as it has room: without its first word, the layer's part, where the words after that would be cut off. */
 function fitting(whole, width, height) {
   const room = ((width - 14) / 6.6) * (height > 76 ? 3 : height > 56 ? 2 : 1);
-  const first = /^[A-Za-z]+ (?=[A-Za-z])/.exec(whole);
+  const first = /^[A-Za-z]+ (?!of |that |and |context )(?=[A-Za-z])/.exec(whole);
   return first && whole.length > room ? whole.slice(first[0].length) : whole;
 }
 

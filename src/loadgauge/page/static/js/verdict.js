@@ -31,7 +31,7 @@ function fits(answer, then) {
   const { memory, layout } = answer.estimate;
   const [word, kind] = verdictOf(memory);
   const room = memory.capacity === null ? null : memory.capacity - memory.total;
-  const place = layout.pp > 1 ? t("fit.rank", { stage: memory.rank.stage, stages: layout.pp }) : t("fit.only");
+  const place = layout.pp > 1 ? t("fit.rank", { stage: memory.rank.stage, stages: layout.pp }) : layout.gpus > 1 ? t("fit.only") : null;
   const left = room === null ? null : t(room >= 0 ? "fit.left" : "fit.over", { gib: gib(Math.abs(room)) });
   return h("div", { class: "card fit", id: "verdict-fit" }, h("h2", { class: "say" }, t("fit.title")),
     h("p", { class: "big" }, h("span", { class: kind, "data-fits": String(memory.fits) }, t(`fit.${word}`)),
@@ -40,7 +40,7 @@ function fits(answer, then) {
     leftOut(answer.estimate.model.towers_left_out),
     question(memory.question),
     onHost(answer.host),
-    h("p", { class: "under" }, [place, term(memory.moment)].join(" · ")),
+    h("p", { class: "under" }, [place, term(memory.moment)].filter(Boolean).join(" · ")),
     h("p", { class: "under" }, [left, view.ranges !== "off" ? t("fit.range", { low: gib(memory.low), high: gib(memory.high) }) : null].filter(Boolean).join(" · ")),
     then ? delta(memory.total, then.memory.total, say.gib, true) : null);
 }
@@ -86,10 +86,10 @@ function gauge(memory, then) {
     then ? h("span", { class: "was", style: { left: place(Math.min(then.total, full)) } }) : null);
 }
 
-function step({ estimate: { time }, ranges = {} }, then) {
+function step({ estimate: { time }, ranges = {}, unit: counted }, then) {
   const [number, unit] = duration(time.step);
   return card("step", t("step.title"), number, unit, time.step,
-    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { rate: fixed(time.tokens_per_second_per_gpu) }))],
+    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { unit: term(counted ?? "tokens"), rate: fixed(time.tokens_per_second_per_gpu) }))],
     delta(time.step, then?.time?.step, say.seconds, true));
 }
 
