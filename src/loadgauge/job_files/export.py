@@ -198,7 +198,7 @@ def _on_a_line(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-TYPED = ("trl", "llamafactory", "axolotl", "megatron")
+TYPED = ("trl", "llamafactory", "axolotl", "megatron", "torchtune")
 """Dialects in whose words flags are looked up, in this order."""
 RL = "num_generations: "
 """A key of files whose run generates: changes of a key there follow from other keys too."""

@@ -136,7 +136,8 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
     >>> _served(["--task", "generate", "--enforce-eager", "--gpu-memory-utilization", "0.8"], server)[0]
     ['--task', 'generate', '--server', 'vllm:graphs=0,gpu_memory_utilization=0.8']
     """
-    line = f"{' '.join(words)} "
+    short = (SWITCHES.get(_plain(word), ("",))[0] for word in words if word.startswith("--"))
+    line = f"{' '.join([*words, *(each for each in short if each.startswith('--task '))])} "
     task, named = re.search(r"--task[ =](\S+)", line), re.search(r"--(?:server|rollout)[ =](\S+)", line)
     field = "rollout" if "--rollout" in line or (task and task[1] in fields()["task"].choices) else "server"
     if f"--{field}" not in options or not (task or named):
@@ -272,8 +273,14 @@ def _card(word: str) -> list[str] | None:
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
     """Return the words here of a flag and what it has with it, as many as are sure; those of `rest` that it takes go to `typed`."""
     plain = _plain(name)
+    if (own := options.get(name)) is not None and own.is_flag and not equals and rest and rest[0].lower() in TRUTH:
+        typed.append(rest.pop(0))
+        return [[name], own.secondary_opts[:1]][TRUTH[typed[1].lower()]]
     if name in options or name in ("-h", "--help", "--help-all"):
         return list(typed)
+    section, _, last = plain.rpartition(".")
+    if section and (last in RENAMED or last in SWITCHES or last in HARMLESS or last in ASKED or f"--{last}" in options):
+        plain = last  # of a section of a tool's configuration
     if f"--{plain}" in options and len(name) > 2:
         switch = options[f"--{plain}"]
         if switch.secondary_opts and not equals and rest and rest[0].lower() in TRUTH:
@@ -338,7 +345,7 @@ def _value(field: str, taken: list[str]) -> list[str]:
         return [flag, *machine]
     for name, pattern, words in PATTERNS:
         if name == field and (match := re.fullmatch(pattern, value, re.IGNORECASE)):
-            return match.expand(words.replace(" ", "\0")).split("\0")
+            return match.expand(words.replace(" ", "\0")).split("\0") if words else []
     return [flag, value]
 
 

@@ -25,14 +25,21 @@ RENAMED = {
     **dict.fromkeys(("max-completion-length", "max-response-length", "max-new-tokens", "response-length"), "--answers"),
     **dict.fromkeys(("max-prompt-length", "prompt-length"), "--prompt-len"),
     **dict.fromkeys(("gpu-type", "gpu-name", "gpu-model", "card", "device", "hardware", "accelerator"), "--gpu"),
-    **dict.fromkeys(("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes"), "--gpus"),
+    **dict.fromkeys(
+        ("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes", "devices"), "--gpus"
+    ),
     **dict.fromkeys(("vram", "gpu-memory", "gpu-mem"), "--memory"),
     **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node"), "--gpus-per-node"),
     "ntasks": "--gpus", "gres": "--gpu", "mem": "--host-memory",
     "per-device-eval-batch-size": "--eval-batch", "eval-batch-size": "--eval-batch", "eval-accumulation-steps": "--eval-batches",
     **dict.fromkeys(("tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel", "tp-size"), "--tp"),
     **dict.fromkeys(("pipeline-parallel-size", "pipeline-model-parallel-size", "pipeline-parallel", "pp-size"), "--pp"),
-    **dict.fromkeys(("context-parallel-size", "context-parallel", "cp-size"), "--cp"),
+    **dict.fromkeys(
+        ("context-parallel-size", "context-parallel", "cp-size", "ulysses-sequence-parallel-size", "sequence-parallel-size",
+         "ulysses-degree", "context-parallel-degree", "sp-size", "ring-attn-size"),
+        "--cp",
+    ),
+    "tensor-parallel-degree": "--tp", "pipeline-parallel-degree": "--pp", "expert-parallel-degree": "--ep",
     **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size"), "--ep"),
     **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
     "optimizer-offload-fraction": "--offload", "max-seqlen-per-dp-cp-rank": "--dynamic-cp",
@@ -84,6 +91,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     ),
     "xformers": ("--attention fa1",), "sdpa": ("--attention flash",), "eager": ("--attention eager",),
     **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "liger-kernel", "enable-liger-kernel"), ("--kernels liger",)),
+    **dict.fromkeys(("use-liger-loss", "fused-linear-cross-entropy", "use-fused-kernels", "liger-loss"), ("--loss fused", "")),
+    **dict.fromkeys(("packing", "sample-packing"), ("", "")),  # full sequences, as they are taken to be
     **dict.fromkeys(("unsloth", "use-unsloth"), ("--framework unsloth",)), "deepspeed": ("--framework deepspeed",),
     "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
@@ -99,7 +108,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
 
 ASKED = {
-    **dict.fromkeys(("packing", "sample-packing"), "packed sequences are full, give --seq-len; of several lengths: --lengths FILE"),
+    "moe-grouped-gemm": "one kernel multiplies for all experts of a rank where the framework has one; --version says which it is",
     **dict.fromkeys(
         ("load-in-8bit", "int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
     ),
@@ -174,6 +183,8 @@ ASKED = {
 _SHARED = {
     **dict.fromkeys(("ddp", "zero0", "no_shard"), "--zero 0"), "zero1": "--zero 1",
     **dict.fromkeys(("zero2", "shard_grad_op"), "--zero 2"), **dict.fromkeys(("zero3", "fsdp", "fsdp2", "full_shard"), "--zero 3"),
+    "deepspeed_stage_1": "--zero 1", "deepspeed_stage_2": "--zero 2", "deepspeed_stage_3": "--zero 3",
+    "deepspeed_stage_2_offload": "--zero 2 --offload optimizer", "deepspeed_stage_3_offload": "--zero 3 --offload all",
     "zero2_offload": "--zero 2 --offload optimizer", "zero3_offload": "--zero 3 --offload all",
 }  # fmt: skip
 _METHODS = {"lora": "--adapter lora", "qlora": "--qlora", "dora": "--use-dora", "full": "", "fft": ""}
@@ -214,7 +225,7 @@ WORDED = {
     "show": dict.fromkeys(("network", "all", "front"), "--full"),
 }  # fmt: skip
 """Flags with a word of a few, and the words here."""
-NUMBERED = {"lora": "--lora-rank"}
+NUMBERED = {"lora": "--lora-rank", "sp": "--cp"}
 """Switches that a number follows, and the flag here that takes it."""
 MODEL = ("model-name", "model-name-or-path", "model-path", "model-id", "pretrained", "pretrained-model", "m")
 """Flags of the model, which stands by itself here."""
@@ -226,7 +237,14 @@ COUNTS = {
     **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines", "n"), "nodes"),
     **dict.fromkeys(EACH, "each"),
     **dict.fromkeys(
-        ("gradient-accumulation-steps", "grad-accum", "gradient-accumulation", "accumulation-steps", "accumulate"),
+        (
+            "gradient-accumulation-steps",
+            "accumulate-grad-batches",
+            "grad-accum",
+            "gradient-accumulation",
+            "accumulation-steps",
+            "accumulate",
+        ),
         "accumulation",
     ),
 }
@@ -309,6 +327,7 @@ VALUES: dict[str, dict[str, str]] = {
 
 COUNT = r"\d{1,6}"
 PATTERNS: tuple[tuple[str, str, str], ...] = (
+    ("lora_dropout", r"0(?:\.0*)?", ""),
     ("adapter", r"qlora", "--qlora"),
     ("adapter", r"dora", "--use-dora"),
     ("gpu", rf"gpu:([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
