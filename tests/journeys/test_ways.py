@@ -62,6 +62,7 @@ WAYS = {
         Step("sft.py --gpu 4090", r"LoRA 16, 1 x rtx4090, 1 x 1,024 tokens"),
         Step("oom.txt", r"WHERE  loss", lines=0),
         Step("why < oom.txt", r"AT +models/qwen3/modeling_qwen3\.py:500", lines=0),
+        Step("plan qwen3-8b --gpu 4090 --qlora --find micro-batch", r"is TIGHT: 1, .*; with --loss chunked \d, which\s+fits"),
         Step("qwen3-8b --gpu 4090 --qlora --recompute none", r"Try --.* GiB, FITS.*In trl: gradient_checkpointing: true"),
     ),
     "64 H100": (
@@ -70,6 +71,10 @@ WAYS = {
             r"The run: [\d.]+ days, [\d,]+ GPU-hours, [\d,]+ at 2\.5 per GPU-hour",
         ),
         Step("llama-3.1-8b --gpu 8xh100 --fsdp --bf16", r"8 x h100-sxm5-80gb.*A step: .*tokens/s a GPU, MFU \d+%"),
+        Step(
+            "plan llama-3.1-8b --gpu 8xh100 --find days --tokens 100B --price 2.5",
+            r"days on 8 GPUs: [\d,]+ GPU-hours, [\d,]+ at 2\.5",
+        ),
         Step("plan --help", r"--gpus .*--global-batch .*--export .*--help-all", (0,), 24),
     ),
     "GRPO with verl": (
@@ -135,3 +140,23 @@ def test_a_step_is_answered_on_the_first_screen(step: Step, tmp_path: Path, monk
     assert re.search(step.seen, shown, re.DOTALL), shown
     assert not step.lines or len(shown.splitlines()) <= step.lines, shown
     assert "Traceback" not in err.getvalue()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gemma-3-12b --gpu 4090 --qlora",
+        "ministral-3-8b --gpu h100",
+        "qwen3-8b --gpu 8xh100 --zero3 --max-seq-len 8k",
+        "qwen3.5-9b --gpu h100",
+        "qwen3-8b --gpu 4090 --framework verl",
+        "llama-3.1-70b --gpu h100 --gpus 64 --tp 8 --pp 2 --zero 1 --global-batch 512 --tokens 100B --price 2.50",
+    ],
+)
+def test_a_first_screen_is_twelve_lines_on_a_small_terminal(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.redirect_stdout(Terminal()) as out, contextlib.redirect_stderr(io.StringIO()):
+        assert run(shlex.split(line)) in (0, 1)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+    assert len(shown) <= LINES, out.getvalue()
+    assert max(map(len, shown)) <= 80

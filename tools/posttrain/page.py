@@ -50,6 +50,28 @@ alone. `--explain kv` shows the cache and how many sequences run at once, `--exp
 hand-over. Micro-batches of transformers' trainers are padded to their longest answer. Others, and `--padding free` (verl's
 `use_remove_padding`), hold what their answers hold: memory is of the fullest of very many.
 
+Engines and trainers on cards of their own, how weights reach them, and answers in several turns are words of `--placement` and
+`--rollout`:
+
+```sh
+loadgauge estimate qwen2.5-7b --task grpo --gpu h100-sxm5-80gb --gpus 16 --zero 3 --recompute full --prompts 64 --samples 8 \\
+    --prompt-len 1024 --answers 8192 --placement split:8+8 --staleness 1 --rollout vllm:tp=2,sync=delta
+loadgauge estimate qwen2.5-7b --task grpo --gpu h100-sxm5-80gb --gpus 16 --zero 3 --recompute full --prompts 64 --samples 8 \\
+    --prompt-len 1024 --answers 8192 --placement split:8+8 --rollout vllm:tp=2,turns=5,tool=2,observed=400
+loadgauge estimate llama-3.1-8b --task ppo --gpu h100-sxm5-80gb --gpus 24 --zero 3 --recompute full --prompts 64 --samples 1 \\
+    --prompt-len 1024 --answers 2048 --critic llama-3.1-8b --reward-model llama-3.1-8b \\
+    --placement split:8+8,critic+reward=8 --rollout vllm:tp=2
+```
+
+| word | what it says |
+| --- | --- |
+| `split:8+8` | 8 GPUs train and 8 generate; `--staleness N`: how many updates old an answer may be |
+| `split:8+8,critic+reward=8` | the critic and the reward model share 8 GPUs of their own |
+| `sync=` | how weights come: `ipc`, `nccl`, `reshard` (shard to shard), `delta`, `disk`, `delta-disk` |
+| `changed=`, `disk=` | the share of the weights that an update changes, and the storage's bytes a second on the way |
+| `turns=5,tool=2,observed=400` | answers in 5 turns; a tool between two of them runs 2 s and returns 400 tokens |
+| `sleep=1`, `suspend=` | the engine gives its memory back while the trainer works; so do communicators |
+
 """
 
 

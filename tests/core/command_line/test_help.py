@@ -117,6 +117,14 @@ SAID = {
     "--task generate --context-length 8k": "--task generate --context 8k",
     "--seq-len 4,096": "--seq-len 4096", "—gpu ４０９０ –gpus 2": "--gpu 4090 --gpus 2", "--zero‑stage 2": "--zero 2",
     "--price 2,50 --tokens '1 000 000'": "--price 2.50 --tokens 1000000", "--tokens 1,000,000,000": "--tokens 1000000000",
+    "--use_liger_loss --lora --lora_dropout 0": "--loss fused --adapter lora", "--packing true": "", "--devices 8": "--gpus 8",
+    "--strategy deepspeed_stage_3_offload": "--zero 3 --offload all", "--accumulate_grad_batches 4": "--global-batch 4",
+    "--compile true": "--compile", "--qlora false": "--no-qlora", "--sp 2": "--cp 2",
+    "--ulysses_sequence_parallel_size 2": "--cp 2",
+    "--training.seq_len 8192 --training.local_batch_size 2": "--seq-len 8192 --micro-batch 2",
+    "--parallelism.tensor_parallel_degree 2": "--tp 2", "--task grpo --data.max_response_length 2048": "--task grpo --answers 2048",
+    "--optimizer_in_bwd": "--optimizer adamw:in-backward", "--enable_activation_offloading": "--activation-offload all",
+    "--grpo --vllm_gpu_memory_utilization 0.3": "--task grpo --rollout vllm:gpu_memory_utilization=0.3",
     "--task grpo --vllm_tensor_parallel_size 2": "--task grpo --rollout vllm:tensor_parallel_size=2",
 }  # fmt: skip
 """Words of other tools, and the flags here."""

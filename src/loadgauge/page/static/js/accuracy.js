@@ -13,6 +13,11 @@ const found = { rows: [], done: 0, of: 0, complete: false };
 let problem = "";
 let running = false;
 let kind = "";
+let only = "";
+
+/** Colours of the sources with most runs; the others share one. */
+const PAINTS = ["states", "activations", "outside", "gradients", "loss"];
+const nameOf = (row) => row.name ?? row.source;
 
 export const accuracy = new Panel({
   id: "accuracy", wide: true, draw, keeps: false,
@@ -20,7 +25,7 @@ export const accuracy = new Panel({
   sub: said,
   table: () => ({
     columns: [{ text: t("run"), words: true }, t("accuracy.measured"), t("accuracy.predicted"), t("accuracy.off"), { text: t("source"), words: true }],
-    rows: rows().map((row) => [h("span", {}, h("button", { class: "act", type: "button", onclick: () => open(row) }, row.id), row.gpu ? h("span", { class: "note" }, row.gpu) : null), shown(row.measured), shown(row.predicted), off(row), row.name ?? row.source]),
+    rows: rows().map((row) => [h("span", {}, h("button", { class: "act", type: "button", onclick: () => open(row) }, row.id), row.gpu ? h("span", { class: "note" }, row.gpu) : null), shown(row.measured), shown(row.predicted), off(row), nameOf(row)]),
   }),
 });
 
@@ -75,24 +80,27 @@ export async function fetchAccuracy(wanted) {
 }
 
 function draw(place) {
-  const points = rows();
+  const every = rows();
+  const points = every.some((row) => nameOf(row) === only) ? every.filter((row) => nameOf(row) === only) : every;
   if (!points.length) return place.replaceChildren(h("p", { class: "waiting" }, problem || t(found.complete ? "accuracy.none" : "working")));
   place.querySelector(".waiting")?.remove();
   const all = points.flatMap((row) => [row.measured, row.predicted]);
   const [low, high] = [Math.min(...all) * .8, Math.max(...all) * 1.25];
-  const sources = [...new Set(points.map((row) => row.source))];
-  const paints = ["states", "activations", "outside", "gradients", "loss", "temporary"];
+  const counts = new Map();
+  for (const row of every) counts.set(nameOf(row), (counts.get(nameOf(row)) ?? 0) + 1);
+  const sources = [...counts.keys()].sort((one, other) => counts.get(other) - counts.get(one));
+  const paint = (at) => PAINTS[at] ?? "temporary";
   const band = (share, type, opacity) => ({ type: "line", silent: true, symbol: "none", lineStyle: { color: colour("mute"), width: 1, type, opacity }, data: [[low, low * share], [high, high * share]] });
   const span = high / low > 30 ? "log" : "value";
   
   if (!place.querySelector(".legend")) place.append(h("p", { class: "legend foot" }));
-  place.querySelector(".legend").replaceChildren(...sources.map((source, at) => swatch(`var(--${paints[at % paints.length]})`, points.find((row) => row.source === source)?.name ?? source)));
+  place.querySelector(".legend").replaceChildren(...sources.map((source, at) => h("button", { class: "act", type: "button", "aria-pressed": String(source === only), onclick: () => { only = source === only ? "" : source; accuracy.show({}); } }, swatch(`var(--${paint(at)})`, `${source} ${fixed(counts.get(source))}`))));
   return plot.draw(place, {
     grid: { left: 64, right: 20, top: 18, bottom: 44 },
-    tooltip: tooltip({ trigger: "item", formatter: ({ data }) => (data?.row ? lines(data.row.id, [[t("accuracy.measured"), shown(data.row.measured)], [t("accuracy.predicted"), shown(data.row.predicted)], [t("accuracy.off"), off(data.row)], [t("source"), data.row.name ?? data.row.source]]) : "") }),
+    tooltip: tooltip({ trigger: "item", formatter: ({ data }) => (data?.row ? lines(data.row.id, [[t("accuracy.measured"), shown(data.row.measured)], [t("accuracy.predicted"), shown(data.row.predicted)], [t("accuracy.off"), off(data.row)], [t("source"), nameOf(data.row)]]) : "") }),
     xAxis: axis({ type: span, min: low, max: high, name: t("accuracy.measured"), nameLocation: "middle", nameGap: 28, axisLabel: { formatter: shown, showMinLabel: false, showMaxLabel: false } }),
     yAxis: axis({ type: span, min: low, max: high, name: t("accuracy.predicted"), nameLocation: "middle", nameRotate: 90, nameGap: 46, axisLabel: { formatter: shown, showMinLabel: false, showMaxLabel: false } }),
     series: [band(1, "solid", .9), band(1.1, [3, 4], .7), band(1 / 1.1, [3, 4], .7),
-      ...sources.map((source, at) => ({ type: "scatter", name: source, symbolSize: 8, itemStyle: { color: colour(paints[at % paints.length]), opacity: .75 }, data: points.filter((row) => row.source === source).map((row) => ({ value: [row.measured, row.predicted], row })) }))],
+      ...sources.map((source, at) => ({ type: "scatter", name: source, symbolSize: 8, itemStyle: { color: colour(paint(at)), opacity: .75 }, data: points.filter((row) => nameOf(row) === source).map((row) => ({ value: [row.measured, row.predicted], row })) }))],
   }, t("accuracy.label", { count: fixed(points.length) }), (engine) => engine.on("click", ({ data }) => data?.row && open(data.row)));
 }
