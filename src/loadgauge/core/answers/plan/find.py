@@ -14,7 +14,7 @@ from loadgauge.core.estimate.memory.phases import Phase
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
-from loadgauge.core.plan.deadline import Pace, Sized, days_for, days_of, gpus_by_date, tokens_of
+from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
 from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, models_named
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
@@ -94,7 +94,7 @@ def _complete(setup: Setup, answer: inverse.Answer, request: PlanRequest) -> Cal
 def _priced(answer: inverse.Answer, request: PlanRequest) -> inverse.Answer:
     """An answer about a whole run, with its GPU-hours and what they cost."""
     tokens = answer.value if request.tokens is None else parse_count(request.tokens, "tokens")
-    hours = 24 * days_for(answer.best, tokens) * answer.best.layout.gpus
+    hours = 24 * inverse.days_for(answer.best, tokens) * answer.best.layout.gpus
     assert request.price is not None
     text = f"{answer.text}: {hours:,.0f} GPU-hours, {hours * request.price:,.0f} at {request.price:g} per GPU-hour"
     return answer._replace(text=text)

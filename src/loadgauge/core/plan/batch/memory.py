@@ -109,7 +109,7 @@ class ArrayMemory(MemoryModel):
         key = "facts", kind, self.layout.recompute, self.layout.splits_backward
         return self.operations.once(key, super()._facts_of, kind, layer)
 
-    def block_layers(self) -> list[Layer]:
+    def block_layers(self) -> tuple[Layer, ...]:
         """The operations of each of the model's blocks."""
         return self.operations.once("blocks", super().block_layers)
 
