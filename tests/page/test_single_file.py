@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,14 @@ def test_the_table_says_where_it_ends(read: Any) -> None:
     read.click("#back")
     read.wait_for_selector("#problem", state="hidden")
     same(read)
+
+
+def test_a_module_of_its_own_has_no_length_to_move() -> None:
+    given = resolve_job(JOB)
+    own = given.estimate()
+    assert {"seq_len", "recompute"} < set(single.values(given, own))
+    module = SimpleNamespace(layout=own.layout, model=SimpleNamespace(own=SimpleNamespace(has_length=False)))
+    assert list(single.values(given, module)) == ["micro_batch", "zero", "gpu"]  # type: ignore[arg-type]
 
 
 @NEEDS_CHROMIUM

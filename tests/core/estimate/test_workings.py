@@ -164,3 +164,23 @@ def test_the_worst_routing_shares_all_but_the_experts_and_is_the_estimate_of_its
     assert routed == alone
     assert routed.memory.total > result.memory.total
     assert routed.ledger == alone.ledger
+
+
+def test_what_does_not_change_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of equal views are made once; a fabric is itself alone."""
+    from loadgauge.core.layers import block
+
+    numbers: Counter[str] = Counter()
+    make = block.block_layer
+    monkeypatch.setattr(block, "block_layer", lambda *values: numbers.update(["block"]) or make(*values))
+    runs = [
+        resolve_job(
+            Job("qwen3-8b", gpu="h100-sxm5-80gb", gpus=8, seq_len=1111, recompute="none", global_batch=batch)
+        ).estimate()
+        for batch in (8, 16)
+    ]
+    assert numbers["block"] == 2  # as a rank has it, and as one rank has all of it
+    assert runs[0].timing.step < runs[1].timing.step
+    fabric = runs[0].workings.fabric
+    assert fabric is runs[0].workings.step.fabric
+    assert len({fabric, copy.copy(fabric)}) == 2
