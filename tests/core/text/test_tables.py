@@ -24,7 +24,7 @@ from hypothesis import given, settings, strategies as st
 
 import loadgauge.core.text.table as tables
 from command_line import FITS, PIPELINE, TOO_BIG, document, typed
-from loadgauge.core.text.table import Column, console, draw, heading, points, printable
+from loadgauge.core.text.table import Column, console, draw, heading, plain, points, printable
 
 COMMANDS = (
     FITS,
@@ -306,3 +306,13 @@ def test_closed_and_full_streams(
         check=False,
     )
     assert (found.returncode, found.stderr) == (code, said)
+
+
+def test_what_is_typed_is_never_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of models and GPUs stand whole on a small terminal; other columns give way."""
+    monkeypatch.setenv("COLUMNS", "40")
+    row = ["granite-4.0-h-small", "a type of many words", "1,234,567"]
+    columns = [Column("model", whole=True), Column("type", rank=1), Column("parameters", "right")]
+    assert row[0] in plain(lambda target: draw(target, columns, [row]), 40)
+    columns[0] = Column("model")
+    assert row[0] not in plain(lambda target: draw(target, columns, [row]), 40)

@@ -27,7 +27,7 @@ SEGMENTS = {
 
 
 COLUMNS = (
-    Column("\nGPU"),
+    Column("\nGPU", whole=True),
     Column("\nname", wide=True, wrap=True),
     Column("memory\nGiB", "right"),
     Column("\nbasis", style="dim", rank=1),

@@ -16,7 +16,7 @@ from loadgauge.core.text.show import BLOCKS
 from loadgauge.core.text.table import Column, Notes, Table
 
 COLUMNS = (
-    Column("model"),
+    Column("model", whole=True),
     Column("type", rank=1),
     *(Column(name, "right") for name in ("parameters", "layers", "hidden", "vocabulary")),
     Column("positions", "right", wide=True),

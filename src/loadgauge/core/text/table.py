@@ -37,8 +37,8 @@ COMFORTABLE, TIGHT = 28, 16
 class Column(msgspec.Struct, frozen=True):
     """A column of a table.
 
-    wide: shown only where there is ample room; wrap: may take several lines. Where the rest does not fit either, the
-    columns of the highest `rank` are left out first, from the right; the first column always stays.
+    wide: shown only where there is ample room; wrap: may take several lines; whole: what is typed, never broken. Where the rest
+    does not fit either, the columns of the highest `rank` are left out first, from the right; the first column always stays.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Column(msgspec.Struct, frozen=True):
     style: str = ""
     wide: bool = False
     wrap: bool = False
+    whole: bool = False
     rank: int = 0
 
 
@@ -196,7 +197,9 @@ class _Fitted:
         # No number is broken, whatever the width.
         numbers = [max((len(number) for word in mine for number in NUMBER.findall(word)), default=0) for mine in words]
         self.least = [
-            self.natural[index] if column.align == "right" else max(numbers[index], min(longest[index], TIGHT))
+            self.natural[index]
+            if column.align == "right" or column.whole
+            else max(numbers[index], min(longest[index], TIGHT))
             for index, column in enumerate(columns)
         ]
         self.ample = [
