@@ -143,7 +143,7 @@ def headline(result: SearchResult) -> list[str]:
 
 def _batch(best: Estimate) -> str:
     rows = best.layout.global_batch
-    return f"{rows:,} sequences" if best.model.own.has_length else batch_words(best.model, rows, 1)
+    return f"{rows:,} sequence{'s' * (rows > 1)}" if best.model.own.has_length else batch_words(best.model, rows, 1)
 
 
 def tighter(result: SearchResult) -> list[str]:

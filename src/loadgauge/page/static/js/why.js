@@ -47,7 +47,7 @@ function answered(why) {
   const rows = [["phase", at.phase && `${term(at.phase)}: ${term(at.tensor)}`], ["at", at.frame], ["from", at.own === at.frame ? "" : at.own]];
   return [
     h("p", { class: "cause" }, h("strong", {}, `${t("why.cause")}: ${term(why.cause)}${held}`)),
-    ...rows.filter(([, text]) => text).map(([name, text]) => h("p", {}, h("strong", {}, `${t(`why.${name}`)}: `), text)),
+    ...rows.filter(([, text]) => text).map(([name, text]) => h("p", {}, h("strong", {}, t("pair", { name: t(`why.${name}`) })), text)),
     h("h3", {}, t("why.remedies")), h("ul", { class: "remedies" }, why.remedies.map((one) => h("li", {}, term(one)))),
   ];
 }
@@ -113,7 +113,7 @@ function parts(why) {
   for (const [name, value] of Object.entries(why)) {
     if (why.remedies && ANSWERED.includes(name)) continue;
     if (value === null || value === "" || (Array.isArray(value) && !value.length)) continue;
-    if (typeof value === "string") texts.push(h("p", {}, h("strong", {}, `${title(name)}: `), term(value)));
+    if (typeof value === "string") texts.push(h("p", {}, h("strong", {}, t("pair", { name: title(name) })), term(value)));
     else if (typeof value === "number" || typeof value === "boolean") facts.push(h("div", {}, h("dt", {}, title(name)), h("dd", { "data-value": value }, typeof value === "boolean" ? t(value ? "yes" : "no") : shown(name, value))));
     else if (Array.isArray(value)) lists.push([title(name), value]);
     else {
