@@ -102,7 +102,8 @@ def main() -> None:
         return simulate("1f1b", 64, 512, forward=1.0, backward=2.0)
 
     def page_answer(state: dict[str, str]) -> Callable[[], object]:
-        uploads, question = Uploads(), Question(flags=state)
+        # as its first tab asks
+        uploads, question = Uploads(), Question(flags=state, want=["treemap", "moments", "lanes", "schedule", "network"])
         return lambda: answer(question, uploads)
 
     small = {"dp": 8, "zero": 3, "seq_len": 8192, "global_batch": 64}

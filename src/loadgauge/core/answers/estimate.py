@@ -116,10 +116,13 @@ def neither_said(setup: Setup) -> Tried:
     return Tried(words, rows)
 
 
-def estimate_document(setup: Setup, result: Estimate, *, outcomes: bool = False) -> dict[str, Any]:
+def estimate_document(
+    setup: Setup, result: Estimate, *, outcomes: bool = False, worst: bool = True
+) -> dict[str, Any]:
     """Return the document of `loadgauge estimate --json`: the estimate, the assumptions, and what else the job asks for.
 
-    outcomes: with what each assumption's alternative comes to, an estimate each. Bytes, seconds and FLOP.
+    outcomes: with what each assumption's alternative comes to, an estimate each; worst: with the worst routing of experts, which
+    is another. Bytes, seconds and FLOP.
     """
     document = result.to_dict()
     document["assumed"] = setup.assumed
@@ -140,20 +143,20 @@ def estimate_document(setup: Setup, result: Estimate, *, outcomes: bool = False)
     budget = setup.budget(result) if setup.job.tokens else None
     if document["time"] is not None and budget is not None:
         document["time"].update(budget.to_dict())
-    worst = setup.worst_case()
-    if worst is not None and setup.lengths is not None:
+    longest = setup.worst_case()
+    if longest is not None and setup.lengths is not None:
         document["lengths"] = {
             "mean": setup.lengths.mean,
             "longest": setup.lengths.longest,
             "expected_tokens": setup.layout.tokens,
             "expected_pairs": setup.layout.pairs,
             "fullest_tokens": None if setup.layout.fullest is None else setup.layout.fullest.tokens,
-            "worst_case": needs(worst.memory),
+            "worst_case": needs(longest.memory),
         }
     expected = setup.forecast()
     if expected is not None:
         document["forecast"] = expected.to_dict()
-    routed = worst_routing(setup, result)
+    routed = worst_routing(setup, result) if worst else None
     if routed is not None:
         document["experts"] = {
             "imbalance": setup.layout.expert_imbalance,

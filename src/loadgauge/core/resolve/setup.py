@@ -114,6 +114,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Yield the tries with their estimates, without those that cannot fit: of a run that needs far more, the leanest of each
         kind is looked at first, which runs everything again, and where it does not fit the milder ones do not either."""
         assert self.instead is not None
+        if not own.memory.exceeds(FAR):
+            yield from ((each, each.setup.untimed_estimate()) for each in self.instead())
+            return
         changed = [(each, {flag: value for flag, value, *_ in each.flags}) for each in self.instead()]
         estimates: dict[int, Estimate] = {}
 
@@ -125,8 +128,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         for index, (each, fields) in enumerate(changed):
             whole = fields | {"--recompute": "full"}
             leanest = next((other for other, (_, most) in enumerate(changed) if most == whole), index)
-            least = at(leanest).memory if own.memory.exceeds(FAR) else None
-            if least is not None and least.verdict == "does not fit" and least.exceeds(SURELY):
+            least = at(leanest).memory
+            if least.verdict == "does not fit" and least.exceeds(SURELY):
                 continue
             yield each, at(index)
 

@@ -80,17 +80,20 @@ def estimate(question: Question, uploads: Uploads) -> dict[str, Any]:
     unknown = [name for name in wanted if name not in names]
     if unknown:
         raise ConfigError(f"no figure {unknown[0][:40]!r} (known: {', '.join(names)})", key="want")
-    answer = told(setup, result, wanted)
+    answer = told(setup, result, wanted, whole=question.want is None)
     if "moments" in answer["panels"]:
         model = plain_name(uploads.name(str(question.flags["model"])))
         answer["panels"]["moments"]["dots"] = [dots(result, points, model) for points in question.dots]
     return {**answer, "command": command_line(setup, result, uploads)}
 
 
-def told(setup: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any]:
-    """Return what the page draws of an estimate: its document, the verdict, the ranges, and the figures that are wanted."""
+def told(setup: Setup, result: Estimate, wanted: Iterable[str], *, whole: bool = False) -> dict[str, Any]:
+    """Return what the page draws of an estimate: its document, the verdict, the ranges, and the figures that are wanted.
+
+    whole: with the worst routing of experts, which the page does not show
+    """
     return {
-        "estimate": estimate_document(setup, result),
+        "estimate": estimate_document(setup, result, worst=whole),
         "verdict": result.memory.verdict,
         "unit": unit(result.model),
         "host": _on_host(setup, result),
