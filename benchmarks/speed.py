@@ -103,7 +103,10 @@ def main() -> None:
 
     def page_answer(state: dict[str, str]) -> Callable[[], object]:
         # as its first tab asks
-        uploads, question = Uploads(), Question(flags=state, want=["treemap", "moments", "lanes", "schedule", "network"])
+        uploads, question = (
+            Uploads(),
+            Question(flags=state, want=["treemap", "moments", "lanes", "schedule", "network"]),
+        )
         return lambda: answer(question, uploads)
 
     small = {"dp": 8, "zero": 3, "seq_len": 8192, "global_batch": 64}

@@ -116,9 +116,7 @@ def neither_said(setup: Setup) -> Tried:
     return Tried(words, rows)
 
 
-def estimate_document(
-    setup: Setup, result: Estimate, *, outcomes: bool = False, worst: bool = True
-) -> dict[str, Any]:
+def estimate_document(setup: Setup, result: Estimate, *, outcomes: bool = False, worst: bool = True) -> dict[str, Any]:
     """Return the document of `loadgauge estimate --json`: the estimate, the assumptions, and what else the job asks for.
 
     outcomes: with what each assumption's alternative comes to, an estimate each; worst: with the worst routing of experts, which

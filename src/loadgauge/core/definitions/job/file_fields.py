@@ -20,7 +20,9 @@ class OfFiles(OfPictures, frozen=True, kw_only=True, omit_defaults=True):
     dialect: Annotated[
         str | None,
         about(
-            "text", "file", "Tool that MODEL is a job file of, where its keys do not tell.", metavar="DIALECT", aliases=("from",),
+            "text", "file",
+            "Tool that MODEL is a job file of, where its keys do not tell; beside a model's name, in whose keys remedies are told.",
+            metavar="DIALECT", aliases=("from",),
         ),
     ] = None  # fmt: skip
     base_model: Annotated[
