@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader
 
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.pytorch.device.fake import FakeMode
@@ -165,9 +166,10 @@ class FunctionJob:
         file, _, name = target.rpartition(":")
         self.run = functools.partial(_run_whole, Path(file), arguments) if name == WHOLE else run
         self.target = target or getattr(run, "__name__", "function")
-        self.counters = Counters()
+        # One process has one device: with several, transformers' Trainer copies the model to each (DataParallel).
+        self.counters = Counters(1 if name == WHOLE else DEVICES)
         self.assumed = {
-            "cuda": f"{DEVICES} devices ({GPU}), all of them simulated; values are never known (.item() gives 1), and"
+            "cuda": f"{self.counters.devices} x {GPU}, simulated; values are never known (.item() gives 1), and"
             " memory never runs out",
             "steps": "counted by calls of an optimizer's step",
         }
@@ -187,8 +189,28 @@ class FunctionJob:
         else:
             mode.cuda = torch.device(device, 0)
             folder = Path(self.target.rpartition(":")[0]).parent
-            with redirect_cuda(device, self.counters), always_step(), real_tensors_in_imports(folder):
+            with redirect_cuda(device, self.counters), always_step(), real_tensors_in_imports(folder), self._plain():
                 yield once
+
+    @contextlib.contextmanager
+    def _plain(self) -> Iterator[None]:
+        """A context in which nothing is compiled or saved, and data are loaded by this process: others know no such device."""
+        start = DataLoader.__init__
+
+        def alone(loader: Any, *args: Any, **kwargs: Any) -> None:
+            start(loader, *args, **kwargs)
+            loader.num_workers = 0
+
+        def eager(function: Any = None, *_: Any, **__: Any) -> Any:
+            self.assumed["compile"] = "torch.compile is left out: compiled, a step keeps less"
+            return eager if function is None else function
+
+        def unsaved(*_: Any, **__: Any) -> None:
+            self.assumed["torch.save"] = "writes nothing"
+
+        changes = (torch, "compile", eager), (nn.Module, "compile", eager), (DataLoader, "__init__", alone)
+        with replaced(*changes, (torch, "save", unsaved)):
+            yield
 
     def introduce(self, observer: Observer) -> None:
         """Call the function; if it returns a step, the call itself was the preparation. Raises ConfigError for its errors."""
@@ -315,6 +337,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         (nn.Module, "to_empty", emptied),
         (nn.Module, "cuda", on_cuda),
         (torch.Tensor, "cuda", on_cuda),
+        (torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor),  # of the host, whose memory is not counted
         (torch, "set_default_device", lambda device_named: default(mode.renamed(device_named))),
         (FakeTensor, "device", property(device_of, real_device.fset)),
         *((torch.cuda, name, value) for name, value in counters.cuda().items()),
@@ -324,6 +347,8 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
             if hasattr(torch.cuda.memory, name)
         ),
     ]
+    if not hasattr(torch._C, RAW_STREAM):  # bitsandbytes imports it where there is a GPU
+        changes.append((torch._C, RAW_STREAM, lambda *_: 0))
     if accelerators is not None:
         memory: Any = getattr(accelerators, "memory", None)
         answers = counters.accelerator()
@@ -334,7 +359,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         yield
 
 
-_CUDA = torch.device("cuda", 0)
+_CUDA, RAW_STREAM = torch.device("cuda", 0), "_cuda_getCurrentRawStream"
 
 
 @contextlib.contextmanager
