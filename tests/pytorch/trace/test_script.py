@@ -227,6 +227,47 @@ def test_an_everyday_script_is_traced_as_it_stands(tmp_path: Path, monkeypatch: 
     assert saved.read_text() == "of a real run"
 
 
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8))
+optimizer, loader = torch.optim.AdamW(net.parameters()), DataLoader(TensorDataset(torch.randn(640, 64)), 8, num_workers=2)
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+for (x,) in loader:
+    with accelerator.accumulate(net):
+        accelerator.backward(net(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+MOVED = """
+import torch
+net = torch.nn.Linear(1024, 1024, bias=False)
+optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+net.to("cuda")
+for _ in range(2):
+    net(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("text", "parameters"), [(MOVED, 1024 * 1024), (ACCELERATED, 64 * 256 + 256 + 256 * 8 + 8)])
+def test_an_optimizer_follows_weights_that_move(text: str, parameters: int, tmp_path: Path) -> None:
+    """Made before the model is on the card, as every script of accelerate does."""
+    if "accelerate" in text:
+        pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(text)
+    found = typed(["trace", str(tmp_path / "train.py"), "--json"])
+    assert found.code == 0, found.err
+    said = json.loads(found.out)
+    assert said["steps"] == 2
+    states = max(moment["categories"].get("optimizer states", 0) for moment in [*said["timeline"], said["peak"]])
+    assert states == pytest.approx(8 * parameters, abs=8 * 512)
+
+
 TRAINER = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments

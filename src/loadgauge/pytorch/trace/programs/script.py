@@ -132,6 +132,10 @@ def _look_beside(file: Path) -> None:
         sys.path.insert(0, folder)
 
 
+OF_WORKERS = ("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+"""Arguments of a `DataLoader` about the processes that load for it."""
+
+
 class _Enough(BaseException):
     """Each optimizer of a script has made its steps; no handler of the script's own stops this."""
 
@@ -198,8 +202,10 @@ class FunctionJob:
         start = DataLoader.__init__
 
         def alone(loader: Any, *args: Any, **kwargs: Any) -> None:
-            start(loader, *args, **kwargs)
-            loader.num_workers = 0
+            call = inspect.signature(start).bind(loader, *args, **kwargs)
+            for name in OF_WORKERS:
+                call.arguments.pop(name, None)
+            start(*call.args, **call.kwargs)
 
         def eager(function: Any = None, *_: Any, **__: Any) -> Any:
             self.assumed["compile"] = "torch.compile is left out: compiled, a step keeps less"
