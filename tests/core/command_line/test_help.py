@@ -145,7 +145,7 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("--load-in-8bit", "--base"), ("--packing", "--seq-len"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
+        ("--load-in-8bit", "--base"), ("--moe-grouped-gemm", "--version"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
         ("--gpu-memory-utilization 0.9", "--server"), ("-ngl 20", "--offload experts"), ("--label_smoothing_factor 0.1", "in trl"),
         ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
         ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
