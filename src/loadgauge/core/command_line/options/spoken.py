@@ -150,7 +150,7 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         full = _plain(word)
-        plain = full.removeprefix("vllm-").removeprefix("rollout-")
+        plain = full.rpartition(".")[2].removeprefix("vllm-").removeprefix("rollout-")
         own = not flag.startswith("--") or f"--{full}" in options or (plain == full and plain in RENAMED)
         text = value if equals else rest[0] if rest and not rest[0].startswith("-") else "true"
         if trial := "" if own else _engine(engine, field, ENGINES.get(plain) or f"{plain.replace('-', '_')}={text}"):

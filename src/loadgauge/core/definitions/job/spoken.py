@@ -4,7 +4,7 @@ RENAMED = {
     **dict.fromkeys(
         ("batch-size", "b", "bs", "mbs", "batchsize", "per-device-train-batch-size", "per-device-batch-size", "micro-batch-size",
          "train-micro-batch-size-per-gpu", "micro-bs", "device-batch-size", "local-batch-size", "per-gpu-train-batch-size",
-         "train-batch-size-per-gpu"),
+         "train-batch-size-per-gpu", "ppo-micro-batch-size-per-gpu", "per-gpu-batch", "per-gpu-batch-size"),
         "--micro-batch",
     ),
     **dict.fromkeys(("global-batch-size", "gbs", "train-batch-size", "effective-batch-size"), "--global-batch"),
@@ -91,8 +91,12 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     ),
     "xformers": ("--attention fa1",), "sdpa": ("--attention flash",), "eager": ("--attention eager",),
     **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "liger-kernel", "enable-liger-kernel"), ("--kernels liger",)),
-    **dict.fromkeys(("use-liger-loss", "fused-linear-cross-entropy", "use-fused-kernels", "liger-loss"), ("--loss fused", "")),
-    **dict.fromkeys(("packing", "sample-packing"), ("", "")),  # full sequences, as they are taken to be
+    **dict.fromkeys(("use-liger-loss", "fused-linear-cross-entropy", "use-fused-kernels", "liger-loss",
+         "liger-fused-linear-cross-entropy"),
+        ("--loss fused", ""),
+    ),
+    "cut-cross-entropy": ("--loss chunked", ""), "pure-bf16": ("--precision bf16-pure", ""),
+    **dict.fromkeys(("packing", "sample-packing", "packed"), ("", "")),  # full sequences, as they are taken to be
     **dict.fromkeys(("unsloth", "use-unsloth"), ("--framework unsloth",)), "deepspeed": ("--framework deepspeed",),
     "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
@@ -108,6 +112,9 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
 
 ASKED = {
+    "ppo-mini-batch-size": "give --global-batch, the answers of an update",
+    "tokens-per-batch": "give --micro-batch and --seq-len", "max-prefill-tokens": "give --server sglang:max_batched_tokens=N",
+    "gradient-checkpointing-kwargs": "reentrant or not is one figure here; leave it out",
     "moe-grouped-gemm": "one kernel multiplies for all experts of a rank where the framework has one; --version says which it is",
     **dict.fromkeys(
         ("load-in-8bit", "int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
@@ -221,6 +228,8 @@ WORDED = {
     "use-gradient-checkpointing": {"unsloth": "--recompute full --framework unsloth"},
     **dict.fromkeys(EACH, dict.fromkeys(("gpu", "auto", "cuda"), "")),
     "dynamo-backend": {"inductor": "--torch-compile", "no": ""},
+    "attention-backend": {"flash": "--attention flash", "fused": "", "unfused": "--attention eager"},
+    "loss-type": {**dict.fromkeys(("sigmoid", "hinge", "robust"), ""), "ipo": "--task ipo"},
     "recompute-method": {"uniform": ""}, "vllm-mode": {"colocate": ""},
     "show": dict.fromkeys(("network", "all", "front"), "--full"),
 }  # fmt: skip
@@ -255,7 +264,8 @@ HARMLESS = (
     "lr-scheduler-type", "save-steps", "save-every", "save-strategy", "eval-strategy", "report-to", "run-name", "warmup",
     "swap-space", "threads", "t", "port", "host", "hf-repo", "hf-file", "random-state", "main-gpu", "gradient-clipping",
     "model-impl", "defrag-thold",
-    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
+    "val-set-size", "limit-val-batches", "template", "gradient-clip-val", "clip-grad-norm", "hf-token", "served-model-name",
+    "tool-call-parser", "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
 
@@ -328,6 +338,7 @@ VALUES: dict[str, dict[str, str]] = {
 COUNT = r"\d{1,6}"
 PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("lora_dropout", r"0(?:\.0*)?", ""),
+    ("precision", r"none|auto", ""),
     ("adapter", r"qlora", "--qlora"),
     ("adapter", r"dora", "--use-dora"),
     ("gpu", rf"gpu:([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
