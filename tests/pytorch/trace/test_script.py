@@ -291,6 +291,14 @@ def test_a_script_of_transformers_trainer(tmp_path: Path, monkeypatch: pytest.Mo
     assert said["peak"]["categories"]["weights"] == pytest.approx(4 * (2 * 512 * 64 + 2 * layer + 64), rel=0.01)
 
 
+def test_a_script_of_several_ranks_is_told_how_to_be_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nrank = int(os.environ['LOCAL_RANK'])\n")
+    found = typed(["trace", str(script)])
+    assert found.code == 2
+    assert found.err.endswith("KeyError: 'LOCAL_RANK'; with --gpus 8 it is one of 8 ranks, and LOCAL_RANK is set\n")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

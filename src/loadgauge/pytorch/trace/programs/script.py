@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
 import runpy
 import sys
 import sysconfig
@@ -248,7 +249,10 @@ class FunctionJob:
         except Exception as error:
             if os.environ.get("LOADGAUGE_DEBUG"):
                 raise
-            raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=file) from error
+            text = f"{type(error).__name__}: {first_line(error)}"
+            alone = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR)\b", text)
+            hint = f"; with --gpus 8 it is one of 8 ranks, and {alone[1]} is set" if alone else ""
+            raise ConfigError(text + hint, file=file) from error
         finally:
             sys.argv = before
 
