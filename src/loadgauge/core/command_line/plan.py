@@ -203,18 +203,17 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
     """
     KEEPING.set(cache)
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
-    if file is not None or flags["task"] is not None or flags["find"] is not None:
-        refuse({"html": page}, "draws the best layout of a training run; leave out the other task")
     if file is not None:
+        refuse({"html": page}, "draws the best layout of one plan; leave out --sweep")
         return _sweep(file, output, workers, ray, flags)
     refuse({"output": output, "workers": workers, "ray": ray}, "needs --sweep")
     flags["task"] = flags["task"] or _task_of(model, flags)
     if flags["task"] == "generate":
-        return _serve(model_or_usage(model, flags), flags)
+        return _drawn(_serve(model_or_usage(model, flags), flags), page)
     of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests")
     refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate")
     if flags["task"] is not None:
-        return _task(model_or_usage(model, flags), flags)
+        return _drawn(_task(model_or_usage(model, flags), flags), page)
     if flags["find"] in OF_TASKS:
         raise ConfigError("needs --task", key="find")
     refuse({name: flags.pop(name) for name in POSTTRAIN}, "needs --task")
@@ -222,10 +221,36 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in fleet_finds():
         return need("OBJECTIVES").report(request)  # type: ignore[no-any-return]
-    answer = planned(request) if request.find is None else found(request)
+    if request.find is not None:
+        refuse({"html": page}, "draws the best layout; leave out --find")
+        return found(request)
+    answer = planned(request)
     if page is not None and isinstance(answer, Planned):
         best = answer.plan.best
         write_page(page, *need("HTML").page(resolve_job(best.job), best.estimate))
+    return answer
+
+
+def _drawn(answer: Answer, page: str | None) -> Answer:
+    """Writes the best choice of a plan, or the nearest miss, to a file that is asked for; returns the plan."""
+    if page is None:
+        return answer
+    plan, pages = answer.shown[0], need("HTML")
+    if answer.form == "plan.serving":
+        from loadgauge.core.answers.serving import served
+
+        choice = plan.choices[0] if plan.choices else plan.nearest
+        drawing = choice and pages.page_of_server(
+            served(choice.answer, assumed=plan.assumed), choice.job, {"task": choice.answer.asked.task} | choice.request
+        )
+    else:
+        from loadgauge.core.answers.post_training import answered
+
+        choice = plan.best or plan.nearest
+        drawing = choice and pages.page_of_task(answered(choice.job))
+    if drawing is None:
+        raise ConfigError("there is no layout to draw", key="html")
+    write_page(page, *drawing)
     return answer
 
 
