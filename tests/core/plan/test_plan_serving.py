@@ -62,6 +62,28 @@ def test_the_best_is_that_of_a_loop_of_estimates(model: str, gpu: str, gpus: int
     ]  # fmt: skip
 
 
+def test_scores_and_several_formats_are_planned_too() -> None:
+    """Most sequences a second of a loop over batches and layouts; each format as a plan of it alone."""
+    given = {"context": 512}
+    plan = plan_serving(Job("qwen3-0.6b", gpu="l4", gpus=2), given, {}, Limits(first=1.0), task="forward")
+    rates = []
+    for tp, batch in itertools.product((1, 2), range(1, 200, 3)):
+        answer, _ = resolve_inference(Job("qwen3-0.6b", gpu="l4", gpus=2, tp=tp), "forward", given | {"batch": batch})
+        took = answer.first.seconds * answer.software
+        rates += [2 / tp * batch / took] if took <= 1.0 and answer.memory.fits else []
+    best = plan.choices[0]
+    assert best.first <= 1.0
+    assert best.requests >= max(rates)
+    assert best.requests == pytest.approx(best.batch / best.first)
+    asked = "plan qwen3-0.6b --gpu l4 --gpus 1 --task generate --context 512 --answer 64 --batch 8 --weight-format"
+    told = document(f"{asked} bf16,fp8")
+    rows = {row["command"].partition("--weight-format ")[2].split()[0]: row for row in told["choices"]}
+    for name, row in rows.items():
+        alone = document(f"{asked} {name}")
+        assert alone["choices"][0]["token_seconds"] == row["token_seconds"]
+    assert set(rows) == {"bf16", "fp8"}
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_no_layout_and_no_batch_of_a_small_space_is_better(seed: int) -> None:
     """Brute force: each layout of a drawn space with batches up to what fits, under drawn limits of both times."""

@@ -25,6 +25,7 @@ from loadgauge.core.definitions.serving.inference import fields as inference_fie
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
+from loadgauge.core.plan.serving import FORMATS
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
 SWEEP = ("sweep", "output", "workers", "ray")
@@ -52,7 +53,7 @@ def _options(command: Any) -> Any:
         several = name in OPEN_AXES or name == "gpus"
         command = (_several if several else option)(name, fields()[name])(command)
     for name, field in reversed(inference_fields().items()):
-        command = option(name, field)(command)
+        command = (_several if name in FORMATS else option)(name, field)(command)
     limits = {
         "max_ttft": ("TIME", "With --task generate: the longest time to a first token, such as 2s."),
         "max_tpot": ("TIME", "With --task generate: the longest time of a further token, such as 30ms."),
@@ -61,7 +62,7 @@ def _options(command: Any) -> Any:
     for name, (metavar, help) in limits.items():
         command = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=help)(command)
     task = fields()["task"]
-    command = option("task", msgspec.structs.replace(task, choices=(*task.choices, "generate")))(command)
+    command = option("task", msgspec.structs.replace(task, choices=(*task.choices, "generate", "forward")))(command)
     return options(command, [name for name in POSTTRAIN if name != "task"])
 
 
@@ -131,7 +132,7 @@ def _time(text: str | None, name: str) -> float | None:
 
 
 def _serve(model: str, flags: dict[str, Any]) -> Answer:
-    """Plans a server."""
+    """Plans a server, or scores."""
     from loadgauge.core.answers.plan.server import server
     from loadgauge.core.plan.serving import Limits, plan_serving
     from loadgauge.core.resolve.inference import TAKEN
@@ -143,6 +144,11 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
         if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "task"
     }  # fmt: skip
     request = {name: flags_given.pop(name) for name in inference_fields() if name in flags_given}
+    request |= {
+        name: ",".join(str(inference_fields()[name].read(each.strip())) for each in request[name].split(","))
+        for name in FORMATS
+        if name in request
+    }
     times = [_time(flags_given.pop(name, None), name) for name in ("max_ttft", "max_tpot")]
     rate = flags_given.pop("requests", None)
     requests = None if rate is None else positive_number(str(rate).removesuffix("/s"))
@@ -162,7 +168,7 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     for name in flags_given:
         if name not in TAKEN:
             raise ConfigError("cannot be searched with --task generate; leave it out", key=name)
-    plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought)
+    plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought, flags["task"])
     return server(plan, "gpus" if requests is not None else sought, top)
 
 
@@ -208,10 +214,10 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
         return _sweep(file, output, workers, ray, flags)
     refuse({"output": output, "workers": workers, "ray": ray}, "needs --sweep")
     flags["task"] = flags["task"] or _task_of(model, flags)
-    if flags["task"] == "generate":
+    if flags["task"] in ("generate", "forward"):
         return _drawn(_serve(model_or_usage(model, flags), flags), page)
     of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests")
-    refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate")
+    refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate or forward")
     if flags["task"] is not None:
         return _drawn(_task(model_or_usage(model, flags), flags), page)
     if flags["find"] in OF_TASKS:

@@ -6,6 +6,7 @@ and both times grow with the batch and the context, so the largest of each is fo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.inference import Task
 from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.result import Answer
 
@@ -21,6 +23,8 @@ Sought = Literal["seq-len", "batch", "gpus"]
 ANSWER = 512
 """Tokens of an answer, where nothing is said."""
 MOST_BATCH, MOST_CONTEXT = 65_536, 10**7
+FORMATS = ("weight_format", "cache_format")
+"""Fields that may have several values, which are compared."""
 
 
 FURTHER = 9
@@ -57,20 +61,28 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if answer.first is None else answer.first.seconds * answer.software
 
     @property
+    def tokens(self) -> float:
+        """Generated tokens a second, of all replicas; of a score, those that are read."""
+        if self.answer.asked.task == "forward":
+            return self.batch * self.answer.asked.context / self.first if self.first else 0.0
+        return self.answer.tokens_per_second or 0.0
+
+    @property
     def per_gpu(self) -> float:
-        """Generated tokens a second and GPU."""
-        return (self.answer.tokens_per_second or 0.0) / self.answer.gpus
+        """The same a GPU."""
+        return self.tokens / self.answer.gpus
 
     @property
     def requests(self) -> float:
         """Requests that are answered a second, of all replicas."""
-        return (self.answer.tokens_per_second or 0.0) / self.answer.asked.answer
+        asked = self.answer.asked
+        return self.tokens / (asked.context if asked.task == "forward" else asked.answer)
 
     @property
     def command(self) -> str:
         """The command that estimates it."""
         words = [f"--{name.replace('_', '-')} {value}" for name, value in self.request.items() if value is not None]
-        return " ".join([self.job.command(), "--task generate", *words])
+        return " ".join([self.job.command(), f"--task {self.answer.asked.task}", *words])
 
     def within(self, limits: Limits) -> bool:
         """Return whether it fits and keeps the limits of time."""
@@ -116,11 +128,17 @@ def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: b
 
 
 def plan_serving(
-    job: Job, request: dict[str, Any], axes: dict[str, tuple[int, ...]], limits: Limits, sought: Sought | None = None
+    job: Job,
+    request: dict[str, Any],
+    axes: dict[str, tuple[int, ...]],
+    limits: Limits,
+    sought: Sought | None = None,
+    task: Task = "generate",
 ) -> Plan:
     """Return the layouts and batches that answer most, or what is sought. Raises `ConfigError` without --gpu.
 
-    request: fields of `Inference` as flags say them. Without a `batch`, each layout has the one that answers most.
+    request: fields of `Inference` as flags say them, formats with commas between. Without a `batch`, each layout has the one that
+    answers most.
 
     >>> job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=2)
     >>> plan = plan_serving(job, {"context": 4096, "answer": 512}, {}, Limits(token=0.02))
@@ -129,26 +147,27 @@ def plan_serving(
     """
     if job.gpu is None:
         raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
-    usual = {"server": "vllm", "answer": ANSWER}
+    usual = {"server": "vllm", "answer": ANSWER} if task == "generate" else {}
     assumed = {f"--{name.replace('_', '-')}": str(value) for name, value in usual.items() if request.get(name) is None}
     request = usual | {name: value for name, value in request.items() if value is not None}
     if job.gpus is None and sought is None and limits.requests is None:
         sought, assumed["--find"] = "gpus", "gpus (no --gpus is said)"
-    if limits.requests is not None or sought == "gpus":
-        search = _Search(job, request, limits)
-        rows = search.fewest(axes)
-    elif job.gpus is None:
+    fewest = limits.requests is not None or sought == "gpus"
+    if job.gpus is None and not fewest:
         raise ConfigError("is missing; give it, or --find gpus", key="gpus")
-    else:
-        search = _Search(job, request, limits)
-        rows = search.of_layouts(layouts(job, job.gpus, axes, experts=search.experts), sought)
-    order = _order(sought, limits)
-    choices = tuple(sorted((row for row in rows if row.within(limits)), key=order))
-    missed = sorted(search.tried.values(), key=lambda row: row.answer.memory.high)
+    several = [[(name, each) for each in request[name].split(",")] for name in FORMATS if name in request]
+    rows: list[Choice] = []
+    searches = [_Search(job, request | dict(each), limits, task) for each in itertools.product(*several)]
+    for search in searches:
+        every = layouts(job, job.gpus or 1, axes, experts=search.experts)
+        rows += search.fewest(axes) if fewest else search.of_layouts(every, sought)
+    choices = tuple(sorted((row for row in rows if row.within(limits)), key=_order(sought, limits)))
+    looked = [row for search in searches for row in search.tried.values()]
+    search = searches[0]
     return Plan(
-        choices=choices, front=_front(choices), looked=len(search.tried), longest=search.longest,
+        choices=choices, front=_front(choices), looked=len(looked), longest=search.longest,
         assumed={name: value for name, value in (search.assumed | assumed).items() if name not in search.open},
-        nearest=None if choices or not missed else missed[0],
+        nearest=None if choices or not looked else min(looked, key=lambda row: row.answer.memory.high),
     )  # fmt: skip
 
 
@@ -173,12 +192,13 @@ def _front(choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
 class _Search:
     """Estimates of layouts, each once."""
 
-    def __init__(self, job: Job, request: dict[str, Any], limits: Limits) -> None:
-        self.job, self.request, self.limits = job, request, limits
+    def __init__(self, job: Job, request: dict[str, Any], limits: Limits, task: Task) -> None:
+        self.job, self.request, self.limits, self.task = job, request, limits, task
         self.tried: dict[tuple[Job, int | None, int | None], Choice] = {}
         self.refused = ""
         self.open = {"--batch"} if "batch" not in request else set()
-        answer, self.assumed = resolve_inference(job.replace(gpus=None, tp=None, pp=None, ep=None), "generate", request)
+        alone = job.replace(gpus=None, tp=None, pp=None, ep=None)
+        answer, self.assumed = resolve_inference(alone, task, request)
         self.experts = answer.model.has_experts
         self.asked, self.longest = answer.asked, answer.model.max_position_embeddings or MOST_CONTEXT
 
@@ -188,7 +208,7 @@ class _Search:
         key = (layout, request.get("batch"), request.get("context"))
         if key not in self.tried:
             try:
-                answer, _ = resolve_inference(layout, "generate", request)
+                answer, _ = resolve_inference(layout, self.task, request)
             except Error as error:
                 self.refused = str(error)
                 return None
@@ -235,7 +255,7 @@ class _Search:
         def within(value: int) -> bool:
             if self.limits.first is None and self.limits.token is None:
                 try:
-                    answer, _ = resolve_inference(layout, "generate", self.request | {name: value}, whole=False)
+                    answer, _ = resolve_inference(layout, self.task, self.request | {name: value}, whole=False)
                 except Error as error:
                     self.refused = str(error)
                     return False
