@@ -61,6 +61,8 @@ def _options(command: Any) -> Any:
     }
     for name, (metavar, help) in limits.items():
         command = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=help)(command)
+    help = "With --task generate: prompts are read, and answers generated, by servers of their own."
+    command = click.option("--apart", "apart", is_flag=True, default=None, help=help)(command)
     task = fields()["task"]
     command = option("task", msgspec.structs.replace(task, choices=(*task.choices, "generate", "forward")))(command)
     return options(command, [name for name in POSTTRAIN if name != "task"])
@@ -134,7 +136,7 @@ def _time(text: str | None, name: str) -> float | None:
 def _serve(model: str, flags: dict[str, Any]) -> Answer:
     """Plans a server, or scores."""
     from loadgauge.core.answers.plan.server import server
-    from loadgauge.core.plan.serving import Limits, plan_serving
+    from loadgauge.core.plan.serving import Limits, plan_apart, plan_serving
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
 
@@ -165,10 +167,16 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
         for name in AXES_OF
         if name in flags_given
     }
+    split = flags_given.pop("apart", None)
     for name in flags_given:
         if name not in TAKEN:
             raise ConfigError("cannot be searched with --task generate; leave it out", key=name)
-    plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought, flags["task"])
+    job = Job.of(model, flags_given)
+    if split:
+        refuse({"find": sought}, "leave it out with --apart")
+        plan = plan_apart(job, request, axes, limits)
+    else:
+        plan = plan_serving(job, request, axes, limits, sought, flags["task"])
     return server(plan, "gpus" if requests is not None else sought, top)
 
 
@@ -216,7 +224,7 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
     flags["task"] = flags["task"] or _task_of(model, flags)
     if flags["task"] in ("generate", "forward"):
         return _drawn(_serve(model_or_usage(model, flags), flags), page)
-    of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests")
+    of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests", "apart")
     refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate or forward")
     if flags["task"] is not None:
         return _drawn(_task(model_or_usage(model, flags), flags), page)

@@ -7,16 +7,20 @@ and both times grow with the batch and the context, so the largest of each is fo
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, cluster, domain_of
+from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.inference import Task
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.resolve.inference import resolve_inference
+from loadgauge.core.resolve.resolve import bandwidth
 from loadgauge.core.serving.result import Answer
 
 Sought = Literal["seq-len", "batch", "gpus"]
@@ -92,11 +96,37 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return self.answer.memory.verdict == "fits" and not late and not slow
 
 
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers that read prompts, and servers that generate: a replica of each, how many, and seconds in which a prompt's cache goes
+    from one to the other."""
+
+    reading: Choice
+    generating: Choice
+    readers: int
+    generators: int
+    handing: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all."""
+        return self.readers * self.reading.answer.gpus + self.generators * self.generating.answer.gpus
+
+    @property
+    def requests(self) -> float:
+        """Requests that are answered a second: the slower side's."""
+        return min(self.readers * self.reading.requests, self.generators * self.generating.requests)
+
+    @property
+    def first(self) -> float:
+        """Seconds to a first token, the cache's way included."""
+        return self.reading.first + self.handing + self.generating.first
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a search: the choices that keep the limits, the best first; nearest: of none, the one that lacks least.
 
     front: those of which no other has more tokens a second both a GPU and a user; assumed: what nobody said
-    longest: tokens that the model has positions for
+    longest: tokens that the model has positions for; apart: servers that only read beside such as only generate, if asked for
     """
 
     choices: tuple[Choice, ...]
@@ -105,6 +135,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     assumed: dict[str, str]
     longest: int
     nearest: Choice | None = None
+    apart: Apart | None = None
 
 
 def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: bool) -> Iterator[Job]:
@@ -147,7 +178,7 @@ def plan_serving(
     """
     if job.gpu is None:
         raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
-    usual = {"server": "vllm", "answer": ANSWER} if task == "generate" else {}
+    usual: dict[str, Any] = {"server": "vllm", "answer": ANSWER} if task == "generate" else {}
     assumed = {f"--{name.replace('_', '-')}": str(value) for name, value in usual.items() if request.get(name) is None}
     request = usual | {name: value for name, value in request.items() if value is not None}
     if job.gpus is None and sought is None and limits.requests is None:
@@ -169,6 +200,51 @@ def plan_serving(
         assumed={name: value for name, value in (search.assumed | assumed).items() if name not in search.open},
         nearest=None if choices or not looked else min(looked, key=lambda row: row.answer.memory.high),
     )  # fmt: skip
+
+
+def plan_apart(job: Job, request: dict[str, Any], axes: dict[str, tuple[int, ...]], limits: Limits) -> Plan:
+    """Return a plan of servers that do both, and beside it the replicas for prompts and for answers that answer most on the GPUs,
+    or with the fewest GPUs the requests; no such where no two of them keep the limits. Raises `ConfigError` and `NotStated`.
+
+    >>> job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=2)
+    >>> split = plan_apart(job, {"context": 4096, "answer": 256}, {}, Limits(token=0.02)).apart
+    >>> split.gpus, split.generating.answer.token <= 0.02, split.readers, split.generators
+    (2, True, 1, 1)
+    """
+    if limits.requests is None and job.gpus is None:
+        raise ConfigError("is missing; give it, or --requests", key="gpus")
+    together = plan_serving(job, request, axes, limits)
+    usual: dict[str, Any] = {"server": "vllm", "answer": ANSWER}
+    request = usual | {name: each for name, each in request.items() if each is not None}
+    request["context"] = request.get("context") or _Search(job, request, limits, "generate").asked.context
+    prompt = request["context"] - request["answer"]
+    handed = Engine.parse(f"{request['server']}{',' if ':' in request['server'] else ':'}handed=true", "server").text()
+    sides = []
+    for changes, limit in (
+        ({"context": prompt + 1, "answer": 1}, Limits(first=limits.first)),
+        ({"server": handed}, Limits(first=limits.first, token=limits.token)),
+    ):
+        search = _Search(job.replace(gpus=None), request | changes, limit, "generate")
+        sides.append(list(search.replicas(axes, lambda: job.gpus or 8 * GPUS_PER_NODE)))
+    card = gpu(str(job.gpu))
+    links = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
+    many = job.gpus or 2 * domain_of(card, job.gpus_per_node)
+    link = cluster(card, many, job.gpus_per_node, *links).links[-1].bandwidth
+    splits: list[Apart] = []
+    for reading, generating in itertools.product(*sides):
+        held = generating.answer.memory.cache / generating.answer.asked.batch * prompt / request["context"]
+        own, other = reading.answer.gpus, generating.answer.gpus
+        handing = held * other / min(own, other) / link
+        split = Apart(reading=reading, generating=generating, readers=1, generators=1, handing=handing)
+        if limits.first is not None and split.first > limits.first:
+            continue
+        if limits.requests is not None:
+            counts = [(math.ceil(limits.requests / reading.requests), math.ceil(limits.requests / generating.requests))]
+        else:
+            counts = [(many, ((job.gpus or 0) - many * own) // other) for many in range(1, (job.gpus or 0) // own + 1)]
+        splits += [msgspec.structs.replace(split, readers=a, generators=b) for a, b in counts if b > 0]
+    by = (lambda each: (each.gpus, -each.requests)) if limits.requests else (lambda each: (-each.requests, each.gpus))
+    return msgspec.structs.replace(together, apart=min(splits, key=by, default=None))
 
 
 def _order(sought: Sought | None, limits: Limits) -> Callable[[Choice], tuple[Any, ...]]:
@@ -279,22 +355,28 @@ class _Search:
         last = self.look(layout, **{name: best})
         return [] if last is None else [last]
 
-    def fewest(self, axes: dict[str, tuple[int, ...]]) -> list[Choice]:
-        """Return of each layout of one replica the fewest replicas that answer the requests; without requests, one."""
-        rows: list[Choice] = []
+    def replicas(self, axes: dict[str, tuple[int, ...]], most: Callable[[], int]) -> Iterator[Choice]:
+        """Yield each layout of one replica with its batches within the limits, of 1, 2, 4, ... GPUs up to a node's eight times."""
         size = 1
-        while size <= 8 * GPUS_PER_NODE and (not rows or size <= min(row.answer.gpus for row in rows)):
+        while size <= min(8 * GPUS_PER_NODE, most()):
             for layout in layouts(self.job, size, axes, experts=self.experts):
                 if size != (layout.pp or 1) * max(layout.tp or 1, layout.ep or 1):
                     continue  # more replicas of a smaller layout, which was looked at
                 alone = [self.look(layout)] if self.request.get("batch") is not None else self.batches(layout)
-                for row in alone:
-                    if row is None or not row.within(self.limits):
-                        continue
-                    needed = 1
-                    if self.limits.requests is not None:
-                        needed = -int(-self.limits.requests // row.requests) if row.requests else MOST_BATCH
-                    many = self.look(layout.replace(gpus=size * needed), batch=row.answer.asked.batch)
-                    rows += [] if many is None else [many]
+                yield from (row for row in alone if row is not None and row.within(self.limits))
             size *= 2
+
+    def fewest(self, axes: dict[str, tuple[int, ...]]) -> list[Choice]:
+        """Return of each layout of one replica the fewest replicas that answer the requests; without requests, one."""
+        rows: list[Choice] = []
+
+        def most() -> int:
+            return min((row.answer.gpus for row in rows), default=8 * GPUS_PER_NODE)
+
+        for row in self.replicas(axes, most):
+            needed = 1
+            if self.limits.requests is not None:
+                needed = -int(-self.limits.requests // row.requests) if row.requests else MOST_BATCH
+            many = self.look(row.job.replace(gpus=row.answer.gpus * needed), batch=row.answer.asked.batch)
+            rows += [] if many is None else [many]
         return rows

@@ -426,6 +426,8 @@ def load_of(
     queue = options.queue(prompt, ranks)
     alone, many = server.prompts(prompt, 1, cached), max(1, queue["budget"] // prompt)
     more = alone if many == 1 else min(alone, (server.prompts(prompt, many, cached) - alone) / (many - 1))
+    if options.handed:
+        alone, more, prompt = 0.0, 0.0, 1
     each = max(0.0, (step - half) / (running - running // 2)) if running > 1 else 0.0
     return Load(
         requests=requests * ranks,
@@ -438,7 +440,7 @@ def load_of(
         slots=ranks * (float(requests) if slots is None else slots),
         mixed=server.engine.mixed,
         ranks=ranks,
-        together=server.together(prompt) if ranks > 1 else 0.0,
+        together=server.together(prompt) if ranks > 1 and not options.handed else 0.0,
         **queue,
     )
 

@@ -90,6 +90,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
                      "disable-log-requests", "disable-log-stats", "cont-batching", "no-context-shift"), ("",)),
     **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
     **dict.fromkeys(("inference", "serve", "serving"), ("--task generate",)),
+    **dict.fromkeys(("disaggregated", "disaggregation", "disagg", "pd-disaggregation"), ("--apart",)),
     **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
     **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
     **dict.fromkeys(("offload-optimizer", "optimizer-offload", "optimizer-cpu-offload"), ("--offload optimizer",)),

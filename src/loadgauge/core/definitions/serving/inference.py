@@ -89,8 +89,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         _field(
             "text",
             "With --task generate: an engine that has --batch requests at a time, with its options (version, utilization,"
-            " static_fraction, max_num_seqs, max_batched_tokens, graphs, captured, cached, polls, patience, company, balance); the"
-            " times are then a server's.",
+            " static_fraction, max_num_seqs, max_batched_tokens, graphs, captured, cached, handed, polls, patience, company,"
+            " balance); the times are then a server's.",
             metavar="vllm:version=0.6,utilization=0.9",
             values=("vllm", "sglang", "trtllm"),
         ),

@@ -47,7 +47,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 QUEUES = ("polls", "patience", "company", "balance")
 """Options of how prompts wait, each of one engine."""
-OF_SERVERS = ("cached", "captured")
+OF_SERVERS = ("cached", "captured", "handed")
 """Options of an engine that answers requests, where a rollout has its own."""
 BESIDE = ("partial", "every", "inflight")
 """Options of an engine that generates beside a trainer on other GPUs, whose answers may be old."""
@@ -127,6 +127,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     changes, of those ways that hand over no others; disk: bytes a second of the storage on the way, to write or to read
     suspend: communicators of the side that rests are given back
     cached: tokens of each prompt that the cache of prefixes holds, of a server; captured: the largest batch of a CUDA graph
+    handed: prompts come with their cache from servers that only read
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -167,6 +168,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     suspend: bool = False
     cached: int | None = None
     captured: int | None = None
+    handed: bool = False
 
     def queue(self, prompt: int, ranks: int) -> dict[str, Any]:
         """Return how prompts of so many tokens wait, as `serving.loop.Load` has it. ranks: with batches of their own
@@ -331,7 +333,7 @@ def _value(option: str, text: str) -> object:
         return choice(text, tuple(SYNCS))
     if option == "disk":
         return above_zero(text, option, "byte/s", "a bandwidth such as 5GB/s")
-    if option in ("graphs", "prefix", "partial", "suspend"):
+    if option in ("graphs", "prefix", "partial", "suspend", "handed"):
         return _switched(text)
     if option in ("kv", "weights"):
         return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))

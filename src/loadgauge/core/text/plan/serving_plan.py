@@ -18,6 +18,19 @@ SAYS = {
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
     plan, sought, top = answer.shown
+    if plan.apart is not None:
+        split = plan.apart
+        token = seconds(split.generating.answer.token or 0)
+        points(
+            target,
+            [
+                f"APART  {split.readers:,} to read, {split.generators:,} to generate, on {split.gpus:,} GPUs: {split.requests:,.3g}"
+                f" requests/s; first token {seconds(split.first)}, the cache's way ({seconds(split.handing)}) included,"
+                f" then {token} each.",
+                "Of each side one:", f"  {split.reading.command}", f"  {split.generating.command}", "Together:",
+            ],
+            "",
+        )  # fmt: skip
     if not plan.choices:
         points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
         if plan.nearest is not None:
