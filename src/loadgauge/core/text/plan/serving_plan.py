@@ -20,17 +20,16 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     plan, sought, top = answer.shown
     if plan.apart is not None:
         split = plan.apart
-        token = seconds(split.generating.answer.token or 0)
-        points(
-            target,
-            [
-                f"APART  {split.readers:,} to read, {split.generators:,} to generate, on {split.gpus:,} GPUs: {split.requests:,.3g}"
-                f" requests/s; first token {seconds(split.first)}, the cache's way ({seconds(split.handing)}) included,"
-                f" then {token} each.",
-                "Of each side one:", f"  {split.reading.command}", f"  {split.generating.command}", "Together:",
-            ],
-            "",
-        )  # fmt: skip
+        lines = (
+            f"APART  {split.readers:,} to read, {split.generators:,} to generate, on {split.gpus:,} GPUs: {split.requests:,.3g}"
+            f" requests/s; first token {seconds(split.first)}, the cache's way ({seconds(split.handing)}) included,"
+            f" then {seconds(split.generating.answer.token or 0)} each.",
+            "Of each side one:",
+            f"  {split.reading.command}",
+            f"  {split.generating.command}",
+            "Together:",
+        )
+        points(target, lines, "")
     if not plan.choices:
         points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
         if plan.nearest is not None:
@@ -114,10 +113,8 @@ def _table(target: Paper, title: str, rows: list[Choice]) -> None:
         "per 1M tokens",
     ]
     several = {"weights", "cache"}
-    kept = [
-        index for index, name in enumerate(names)
-        if any(row[index] for row in cells) and (name not in several or len({row[index] for row in cells}) > 1)
-    ]  # fmt: skip
+    texts = [{row[index] for row in cells} for index in range(len(names))]
+    kept = [n for n, name in enumerate(names) if any(texts[n]) and (name not in several or len(texts[n]) > 1)]
     draw(
         target,
         [Column(names[index], "right") for index in kept],
