@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, cluster, domain_of
+from loadgauge.core.base.errors import ConfigError, Error, NotStated
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, domain_of
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.inference import Task
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.core.resolve import resolve
 from loadgauge.core.resolve.inference import resolve_inference
-from loadgauge.core.resolve.resolve import bandwidth
 from loadgauge.core.serving.result import Answer
 
 Sought = Literal["seq-len", "batch", "gpus"]
@@ -227,9 +227,10 @@ def plan_apart(job: Job, request: dict[str, Any], axes: dict[str, tuple[int, ...
         search = _Search(job.replace(gpus=None), request | changes, limit, "generate")
         sides.append(list(search.replicas(axes, lambda: job.gpus or 8 * GPUS_PER_NODE)))
     card = gpu(str(job.gpu))
-    links = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
-    many = job.gpus or 2 * domain_of(card, job.gpus_per_node)
-    link = cluster(card, many, job.gpus_per_node, *links).links[-1].bandwidth
+    machines, why = resolve.cluster_of(job, card, job.gpus or 2 * domain_of(card, job.gpus_per_node))
+    if machines is None:
+        raise NotStated(why)
+    link = machines.links[-1].bandwidth
     splits: list[Apart] = []
     for reading, generating in itertools.product(*sides):
         held = generating.answer.memory.cache / generating.answer.asked.batch * prompt / request["context"]
