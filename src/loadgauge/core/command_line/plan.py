@@ -21,11 +21,10 @@ from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
-from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.definitions.serving.inference import FORMATS, fields as inference_fields
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
-from loadgauge.core.plan.serving import FORMATS
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
 SWEEP = ("sweep", "output", "workers", "ray")

@@ -17,7 +17,7 @@ from loadgauge.core.base.errors import ConfigError, Error, NotStated
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, domain_of
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.definitions.serving.inference import Task
+from loadgauge.core.definitions.serving.inference import FORMATS, Task
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.resolve import resolve
 from loadgauge.core.resolve.inference import resolve_inference
@@ -27,8 +27,6 @@ Sought = Literal["seq-len", "batch", "gpus"]
 ANSWER = 512
 """Tokens of an answer, where nothing is said."""
 MOST_BATCH, MOST_CONTEXT = 65_536, 10**7
-FORMATS = ("weight_format", "cache_format")
-"""Fields that may have several values, which are compared."""
 
 
 FURTHER = 9

@@ -12,6 +12,8 @@ from loadgauge.core.definitions.model.lora import BASE_FORMATS
 
 Task = Literal["forward", "generate", "quantise"]
 TASKS: tuple[str, ...] = get_args(Task)
+FORMATS = ("weight_format", "cache_format")
+"""Fields of which a plan compares several values."""
 
 PREFILL = 8192
 """Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib, seconds
-from loadgauge.core.plan.serving import FORMATS, Choice
+from loadgauge.core.definitions.serving.inference import FORMATS
+from loadgauge.core.plan.serving import Choice
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.table import Column, Paper, draw, points
