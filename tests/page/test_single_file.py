@@ -155,6 +155,41 @@ def test_a_run_after_pre_training_has_a_file_too(reader: Any, tmp_path: Path) ->
 
 
 @NEEDS_CHROMIUM
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_server_has_a_file_too(reader: Any, tmp_path: Path, planned: bool) -> None:
+    """Its sliders are a server's own, of an estimate and of a plan's best choice; each place answers as the command beside it."""
+    file = tmp_path / "server.html"
+    asked = "gpt2 --task generate --gpu t4 --gpus 2 --context 256 --answer 32 --server vllm --weight-format fp16"
+    told = typed(f"{'plan' if planned else 'estimate'} {asked} --batch 4 --html {file}")
+    assert (told.code, "answers in one file" in told.err) == (0, True)
+    page, troubles = reader.new_page(), []
+    page.on("console", lambda said: said.type == "error" and troubles.append(said.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto(file.as_uri())
+    page.wait_for_selector("#panel-served [data-time]")
+    for axis, place in (("batch", 4), ("context", 2)):
+        move(page, axis, place)
+        page.wait_for_selector("#panel-served .delta")
+        said = document(page.inner_text("#command").removeprefix("loadgauge "))
+        for name, seconds in (("first", said["served"]["first"]), ("token", said["served"]["token"])):
+            value = page.locator(f"#panel-served [data-time={name}]").get_attribute("data-value")
+            assert float(value) == pytest.approx(seconds, rel=1e-5)
+        held = page.locator("#panel-served span[data-value]").first.get_attribute("data-value")
+        assert float(held) == pytest.approx(said["memory"]["total"], rel=1e-5)
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    assert page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"] == []
+    page.close()
+    assert not troubles
+
+
+def test_a_plan_of_a_task_draws_its_best_choice(tmp_path: Path) -> None:
+    told = typed(f"plan gpt2 --task dpo --gpu t4 --gpus 1 --html {tmp_path / 'dpo.html'}")
+    assert "answers in one file" in told.err
+    told = typed(f"plan gpt2 --gpu t4 --gpus 1 --find seq-len --html {tmp_path / 'none.html'}")
+    assert (told.code, "leave out --find" in told.err) == (2, True)
+
+
+@NEEDS_CHROMIUM
 def test_it_is_for_everybody(read: Any) -> None:
     read.evaluate(AXE.read_text(encoding="utf-8"))
     for width, buttons in ((1440, ()), (390, ("#theme", "#language"))):

@@ -47,7 +47,7 @@ KINDS = {
 vLLM takes blocks as answers grow, TensorRT-LLM's usual scheduler takes them all so that none is evicted (`GUARANTEED_NO_EVICT`)."""
 LOOSE = ("steps", "first", "request", "read", "apart")
 """Figures of first tokens alone, of which little is known beforehand."""
-SOFT, HOLD, HOLD_LOOSE = 0.15, 3.0, 0.3
+SOFT, HOLD, HOLD_LOOSE = 0.15, 8.0, 1.0
 FIRST = 0.7
 """Weight of a first token beside a token."""
 SCALES = (0.35, 0.55, 0.8, 1.15, 1.7, 2.6)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from loadgauge._version import __version__
+from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.figure import figures
 from loadgauge.core.answers.figures.lanes import lanes as lanes_of
 from loadgauge.core.answers.figures.treemap import treemap
@@ -90,23 +91,71 @@ def page_of_task(answer: RunOfTask) -> tuple[str, int]:
     return _page(job, axes, own, trials, lambda trial: {"estimate": answered(trial).plain()}, more)
 
 
+class Served(msgspec.Struct, frozen=True):
+    """A pass without training, as a command line has it: a job and the fields of `Inference`, the task among them."""
+
+    job: Job
+    request: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """Return the model's name."""
+        return self.job.model
+
+    def replace(self, **changed: Any) -> Served:
+        """Return it with other values."""
+        own = {name: value for name, value in changed.items() if name in self.request}
+        rest = {name: value for name, value in changed.items() if name not in own}
+        return Served(self.job.replace(**rest), self.request | own)
+
+    def command(self) -> str:
+        """Return the command line that estimates it."""
+        words = [f"--{_flag(name)} {value}" for name, value in self.request.items()]
+        return " ".join([self.job.command(), *words])
+
+
+def page_of_server(answer: Answer, job: Job, request: dict[str, Any]) -> tuple[str, int]:
+    """Return the file's text for a pass without training, and how many answers it has: those of one or two changes.
+
+    answer: of inference; request: fields of `Inference` that are said, the task among them
+    """
+    from loadgauge.core.resolve.inference import resolve_inference
+
+    gpu, asked = answer.shown.gpu, answer.shown.asked
+    sizes = {"batch": asked.batch, "context": asked.context}
+    here = Served(job, sizes | {"weight_format": asked.weight_format} | request)
+    axes: dict[str, tuple[Any, ...]] = {name: _doubled(own, 5) for name, own in sizes.items()}
+    axes["weight_format"] = tuple(dict.fromkeys((asked.weight_format, "bf16", "fp8", "awq")))
+    within = asked.pp * max(1, asked.ep // asked.tp)
+    axes["tp"] = tuple(
+        dict.fromkeys((asked.tp, *(size for size in (1, 2, 4, 8) if not (job.gpus or 8 * within) % (size * within))))
+    )
+    if gpu is not None and job.memory is None:
+        axes["gpu"] = cards(gpu, BESIDE)
+
+    def ask(trial: Served) -> dict[str, Any]:
+        other = {name: value for name, value in trial.request.items() if name != "task"}
+        return {"estimate": resolve_inference(trial.job, asked.task, other)[0].to_dict()}
+
+    own = {"estimate": answer.to_dict()}
+    return _page(here, axes, own, table(here, axes, 2, set(axes)), ask, {"figures": [], "explained": {}, "remedy": ""})
+
+
 def _page(
-    job: Job,
+    job: Any,
     axes: dict[str, tuple[Any, ...]],
     own: dict[str, Any],
-    trials: Iterator[tuple[str, Job]],
-    answer: Callable[[Job], dict[str, Any]],
+    trials: Iterator[tuple[str, Any]],
+    answer: Callable[[Any], dict[str, Any]],
     more: dict[str, Any],
 ) -> tuple[str, int]:
     cells = {key: cell(trial, answer) for key, trial in trials}
     clear()
     if names_file(job.model) and not is_script(job.model):
         job = job.replace(model=plain_name(job.model))  # not where it lies on this machine
-    words = {
-        name.replace("_", "-"): value
-        for name, value in msgspec.to_builtins(job, enc_hook=str).items()
-        if value is not None
-    }
+    named = msgspec.to_builtins(job, enc_hook=str)
+    named = named.get("job", named) | named.get("request", {})
+    words = {_flag(name): value for name, value in named.items() if value is not None}
     run = {
         "flags": {name: value if isinstance(value, str) else str(value).lower() for name, value in words.items()},
         "command": job.command(),
@@ -187,7 +236,7 @@ def _doubled(own: int, count: int) -> tuple[int, ...]:
     return (own, *down, *(own << n for n in range(1, count - len(down))))
 
 
-def table(job: Job, axes: dict[str, tuple[Any, ...]], most: int, dear: set[str]) -> Iterator[tuple[str, Job]]:
+def table(job: Any, axes: dict[str, tuple[Any, ...]], most: int, dear: set[str]) -> Iterator[tuple[str, Any]]:
     """Yield the job of each spot but the run's own, by the values of its flags; where a dear flag differs, of few changes.
 
     >>> dict(table(Job("gpt2"), {"micro_batch": (1, 2), "gpu": ("t4",)}, 2, {"gpu"}))
@@ -203,7 +252,7 @@ def table(job: Job, axes: dict[str, tuple[Any, ...]], most: int, dear: set[str])
         yield " ".join(map(str, spot.values())), job.replace(**changed)
 
 
-def cell(job: Job, read: Callable[[Job], dict[str, Any]]) -> Any:
+def cell(job: Any, read: Callable[[Any], dict[str, Any]]) -> Any:
     """Return what differs from the run's own answer at another spot of the table: rounded figures, or why there is none."""
     try:
         answer = read(job)

@@ -13,12 +13,14 @@ import click
 import pytest
 
 from command_line import document, typed
+from loadgauge.core.base import read_table
 from loadgauge.core.command_line.estimate import command as estimate
 from loadgauge.core.command_line.main import COMMANDS, VERBS, commands, run, with_verb
 from loadgauge.core.command_line.options.grouped import FIRST, TITLES, USUAL, WORDS, Grouped, groups
 from loadgauge.core.command_line.plan import command as plan
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
 from loadgauge.core.definitions.job import spoken
+from loadgauge.core.definitions.serving.rollout import Engine
 
 LARGE = 40
 """Flags from which on help has headings."""
@@ -115,6 +117,9 @@ SAID = {
         "--task generate --server vllm:graphs=0,max_num_batched_tokens=512",
     "--task generate --server sglang --chunked-prefill-size 4096": "--task generate --server sglang:chunked_prefill_size=4096",
     "--task generate --context-length 8k": "--task generate --context 8k",
+    "--task generate --block-size 16 --disable-radix-cache --served-model-name x --page-size=64": "--task generate",
+    "--task generate --cuda-graph-max-bs 64": "--task generate --server vllm:cuda_graph_max_bs=64",
+    "--block-size 512": "--seq-len 512",
     "--seq-len 4,096": "--seq-len 4096", "—gpu ４０９０ –gpus 2": "--gpu 4090 --gpus 2", "--zero‑stage 2": "--zero 2",
     "--price 2,50 --tokens '1 000 000'": "--price 2.50 --tokens 1000000", "--tokens 1,000,000,000": "--tokens 1000000000",
     "--pure_bf16": "--precision bf16-pure", "--dtype None": "", "--per-gpu-batch 2": "--micro-batch 2",
@@ -154,7 +159,8 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
         ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
         ("--steps_per_generation 4", "--prompts"), ("--task grpo --epsilon 0.2", "in trl"),
-        ("--mciro-batch 4", "no such option"),
+        ("--mciro-batch 4", "no such option"), ("--task generate --enable-prefix-caching", "cached=N"),
+        ("--server sglang --task generate --enable-dp-attention", "--ep"),
         ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
     ],
 )  # fmt: skip
@@ -162,6 +168,16 @@ def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str)
     found = typed(f"estimate gpt2 {line}")
     assert found.code == 2
     assert named in found.err
+
+
+def test_flags_of_engines_are_no_flags_here_and_each_is_in_one_list() -> None:
+    table = read_table("engine_flags.toml")
+    own = {name.removeprefix("--") for option in estimate.params for name in (*option.opts, *option.secondary_opts)}
+    lists = [table["nothing"].split(), table["switches"].split(), list(table["small"]), list(table["instead"])]
+    every = [name for names in lists for name in names]
+    assert len(every) == len(set(every))
+    assert not set(every) & own
+    assert not set(every) & set(Engine.__struct_fields__)
 
 
 def test_a_model_may_stand_in_a_flag() -> None:

@@ -74,8 +74,12 @@ LINES = {
         f"{PLAN} --find gpus --tokens 1B --days 30",
     ],
     "plan.serving": [
-        f"plan qwen3-8b --gpu {gpu} --gpus 2 --task generate --answer 512 --batch 4 --pp 1"
-        for gpu in ("h100", "rtx4060")
+        *(
+            f"plan qwen3-8b --gpu {gpu} --gpus 2 --task generate --answer 512 --batch 4 --pp 1"
+            for gpu in ("h100", "rtx4060")
+        ),
+        "plan qwen3-8b --gpu h100 --gpus 2 --task generate --answer 512 --batch 4 --apart",
+        "plan qwen3-8b --gpu h100 --gpus 2 --task forward --context 512 --batch 4",
     ],
     "plan.task": [
         *(f"plan qwen3-8b --gpu {gpu} --gpus 8 {GRPO} --tp 2 --zero 1" for gpu in ("h100", "4090")),

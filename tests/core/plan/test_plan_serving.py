@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from command_line import document, typed
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.serving import Limits, plan_serving
+from loadgauge.core.plan.serving import Limits, plan_apart, plan_serving
 from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.result import Answer
 
@@ -60,6 +62,77 @@ def test_the_best_is_that_of_a_loop_of_estimates(model: str, gpu: str, gpus: int
     assert not [
         (mine, other) for mine in front for other in front if other[0] >= mine[0] and other[1] < mine[1] and mine != other
     ]  # fmt: skip
+
+
+def test_scores_and_several_formats_are_planned_too() -> None:
+    """Most sequences a second of a loop over batches and layouts; each format as a plan of it alone."""
+    given = {"context": 512}
+    plan = plan_serving(Job("qwen3-0.6b", gpu="l4", gpus=2), given, {}, Limits(first=1.0), task="forward")
+    rates = []
+    for tp, batch in itertools.product((1, 2), range(1, 200, 3)):
+        answer, _ = resolve_inference(Job("qwen3-0.6b", gpu="l4", gpus=2, tp=tp), "forward", given | {"batch": batch})
+        took = answer.first.seconds * answer.software
+        rates += [2 / tp * batch / took] if took <= 1.0 and answer.memory.fits else []
+    best = plan.choices[0]
+    assert best.first <= 1.0
+    assert best.requests >= max(rates)
+    assert best.requests == pytest.approx(best.batch / best.first)
+    asked = "plan qwen3-0.6b --gpu l4 --gpus 1 --task generate --context 512 --answer 64 --batch 8 --weight-format"
+    told = document(f"{asked} bf16,fp8")
+    rows = {row["command"].partition("--weight-format ")[2].split()[0]: row for row in told["choices"]}
+    for name, row in rows.items():
+        alone = document(f"{asked} {name}")
+        assert alone["choices"][0]["token_seconds"] == row["token_seconds"]
+    assert set(rows) == {"bf16", "fp8"}
+
+
+@pytest.mark.parametrize("requests", [None, 40.0])
+def test_servers_apart_are_the_best_of_all_pairs(requests: float | None) -> None:
+    """Every replica and batch for prompts beside every one for answers, each estimated by itself, in every share of the GPUs."""
+    job, given, limits = (
+        Job("qwen3-4b", gpu="h100-sxm5-80gb"),
+        {"context": 2048, "answer": 64},
+        Limits(token=0.01, first=1.0),
+    )
+    plan = plan_apart(job.replace(gpus=4), given, {"pp": (1,)}, msgspec.structs.replace(limits, requests=requests))
+    split = plan.apart
+    assert split is not None
+    assert split.generating.request["server"] == "vllm:handed=true"
+    assert split.first <= 1.0
+    assert split.generating.answer.token <= 0.01
+    sides: list[list[tuple[int, float, float]]] = [[], []]
+    for side, request in enumerate(
+        ({"context": 1985, "answer": 1, "server": "vllm"}, given | {"server": "vllm:handed=true"})
+    ):
+        for tp, batch in itertools.product((1, 2), (*range(1, 9), 16, 32, 64, 100, 128)):
+            answer, _ = resolve_inference(job.replace(gpus=tp, tp=tp), "generate", request | {"batch": batch})
+            late = answer.served.first > 1.0 or (side and answer.token > 0.01)
+            rate = (answer.tokens_per_second or 0.0) / request["answer"]
+            sides[side] += [] if late or not answer.memory.fits else [(tp, rate, answer.served.first)]
+    pairs = [(a, b) for a, b in itertools.product(*sides) if a[2] + b[2] <= 1.0 - split.handing]
+    if requests is None:
+        most = max(
+            min(many * a[1], (4 - many * a[0]) // b[0] * b[1]) for a, b in pairs for many in range(1, 4 // a[0] + 1)
+        )
+        assert split.gpus <= 4
+        assert split.requests >= most * (1 - 1e-9)
+    else:
+        least = min(math.ceil(40 / a[1]) * a[0] + math.ceil(40 / b[1]) * b[0] for a, b in pairs)
+        assert split.gpus <= least
+        assert split.requests >= 40
+
+
+def test_a_server_that_prompts_are_handed_to_reads_none() -> None:
+    """Its tokens take as long as its steps, and a first token waits for no prompt; the cache is a whole request's."""
+    asked = {"context": 4096, "answer": 256, "batch": 32}
+    job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb")
+    handed, both = (
+        resolve_inference(job, "generate", asked | {"server": server})[0] for server in ("vllm:handed=true", "vllm")
+    )
+    assert handed.served.token == pytest.approx(handed.served.step, rel=0.02)
+    assert handed.served.prompt == 0
+    assert handed.served.first < both.served.first
+    assert handed.memory.cache == both.memory.cache
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.releases import Age, age_of, numbered
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.resolve.inference import resolve_inference
+from loadgauge.core.serving.decode import Server, reading
 from loadgauge.core.serving.result import Answer
+
+BATCH = 128
 
 
 def ask(server: str, **more: Any) -> Answer:
-    asked = {"context": 4096, "answer": 512, "batch": 128, "server": server} | more
+    asked = {"context": 4096, "answer": 512, "batch": BATCH, "server": server} | more
     return resolve_inference(Job("llama-3.1-8b", gpu="h100-sxm5-80gb"), "generate", asked)[0]
 
 
@@ -109,3 +114,34 @@ def test_what_a_server_has_no_option_for_is_said(server: str, words: str) -> Non
 def test_versions_sort_as_numbers() -> None:
     assert numbered("0.5.10.post1") > numbered("0.5.9") > numbered("v0.5")
     assert Engine.parse("vllm==0.6.3,utilization=0.8", "server").text() == "vllm:utilization=0.8,version=0.6.3"
+
+
+def test_graphs_are_of_the_batches_that_are_captured() -> None:
+    """Sizes up to the largest, by hand: 1, 2, 4 and 8, 16, 24, 32 of vLLM, 1, 2, 4, 8, 12, 16, 24, 32 of SGLang."""
+    for server, sizes in (("vllm:captured=32", 7), ("sglang:cuda_graph_max_bs=32", 8)):
+        assert ask(server).memory.beside["graphs"] == sizes * 16 * 2**20
+    within, beyond, without = (
+        ask(f"vllm:{option}") for option in (f"captured={BATCH}", f"captured={BATCH - 1}", "graphs=0")
+    )
+    assert within.token is not None
+    assert (within.token, beyond.token) == (ask("vllm").token, without.token)
+
+
+def test_a_prompt_that_the_cache_holds_is_not_read_again() -> None:
+    """What is left is read as a prompt of its own, but that it meets what is held; the cache has one copy of that."""
+    whole, held = ask("vllm"), ask("vllm:cached=1024")
+    assert whole.served is not None
+    assert held.served is not None
+    one = Server(whole.model, whole.asked, cluster(gpu("h100-sxm5-80gb"), 1), "vllm")
+    new = whole.asked.prompt - 1024
+    attention = one.kernels(whole.asked.prompt).attention - one.kernels(1024).attention
+    kernels = msgspec.structs.replace(one.kernels(new), attention=attention)
+    assert held.served.prompt == pytest.approx(float(reading(kernels, one.card, one.known, one.engine)), rel=1e-9)
+    assert one.prompts(new) < held.served.prompt < whole.served.prompt
+    copies = 1024 * (BATCH - 1) * one.cache(1)
+    assert whole.memory.cache - held.memory.cache == pytest.approx(copies, rel=1e-9)
+    assert whole.pool is not None
+    with pytest.raises(ConfigError, match="below the prompt"):
+        ask(f"vllm:cached={whole.asked.prompt}")
+    with pytest.raises(ConfigError, match="option of --server"):
+        Engine.parse("vllm:cached=100")

@@ -139,8 +139,6 @@ def command(
                 raise ConfigError(f"{error}; --task generate estimates what it runs") from None
             reader = error
     of_training = {"table": table, "timeline": timeline, "counter": counter}
-    if task not in (None, "train", *AFTER):
-        of_training |= {"html": page}
     if task in (None, "train"):
         if sweeps:
             refuse(of_training | {"html": page}, "works for one estimate; leave out --sweep")
@@ -150,7 +148,7 @@ def command(
         refuse(of_training | {"sweep": sweeps, "output": output, "at": at}, "needs --task train")
     job = Job(model=model, task=task if task in AFTER else None, **flags)
     if task in TASKS:
-        return _infer(job, reader, task, of_inference, allow_tight=allow_tight)
+        return _infer(job, reader, task, of_inference, page, allow_tight=allow_tight)
     refuse(of_inference, "needs --task generate or forward")
     if task in AFTER:
         from loadgauge.core.answers.post_training import answered
@@ -211,15 +209,22 @@ def _estimate(
     return whole.why(MOMENT) if at and part is None else whole
 
 
-def _infer(job: Job, why: Untrained | None, task: str, task_flags: dict[str, Any], *, allow_tight: bool) -> Answer:
-    """Estimates a forward pass or generation. why: a job file in place of a model trains nothing"""
+def _infer(
+    job: Job, why: Untrained | None, task: str, task_flags: dict[str, Any], page: str | None, *, allow_tight: bool
+) -> Answer:
+    """Estimates a forward pass or generation. why: a job file in place of a model trains nothing; page: a file to write"""
     from loadgauge.core.answers.serving import served
     from loadgauge.core.resolve.inference import fitting, resolve_inference
 
     if why is None:
         inferred, assumed = resolve_inference(job, task, task_flags)  # type: ignore[arg-type]
         tried = partial(fitting, job, task, task_flags)  # type: ignore[arg-type]
-        return served(inferred, assumed=assumed, tried=tried, allow_tight=allow_tight)
+        answer = served(inferred, assumed=assumed, tried=tried, allow_tight=allow_tight)
+        if page is not None:
+            request = {"task": task} | {name: value for name, value in task_flags.items() if value is not None}
+            write_page(page, *need("HTML").page_of_server(answer, job, request))
+        return answer
+    refuse({"html": page}, "draws a model, not another tool's file of a server")
     read = need("DIALECTS").served(job, why)
     merged = read.given | {name: value for name, value in task_flags.items() if value is not None}
     inferred, assumed = resolve_inference(read.job, "generate", merged, model=read.model)

@@ -21,7 +21,7 @@ from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
-from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.definitions.serving.inference import FORMATS, fields as inference_fields
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
@@ -52,7 +52,7 @@ def _options(command: Any) -> Any:
         several = name in OPEN_AXES or name == "gpus"
         command = (_several if several else option)(name, fields()[name])(command)
     for name, field in reversed(inference_fields().items()):
-        command = option(name, field)(command)
+        command = (_several if name in FORMATS else option)(name, field)(command)
     limits = {
         "max_ttft": ("TIME", "With --task generate: the longest time to a first token, such as 2s."),
         "max_tpot": ("TIME", "With --task generate: the longest time of a further token, such as 30ms."),
@@ -60,8 +60,10 @@ def _options(command: Any) -> Any:
     }
     for name, (metavar, help) in limits.items():
         command = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=help)(command)
+    help = "With --task generate: prompts are read, and answers generated, by servers of their own."
+    command = click.option("--apart", "apart", is_flag=True, default=None, help=help)(command)
     task = fields()["task"]
-    command = option("task", msgspec.structs.replace(task, choices=(*task.choices, "generate")))(command)
+    command = option("task", msgspec.structs.replace(task, choices=(*task.choices, "generate", "forward")))(command)
     return options(command, [name for name in POSTTRAIN if name != "task"])
 
 
@@ -131,9 +133,9 @@ def _time(text: str | None, name: str) -> float | None:
 
 
 def _serve(model: str, flags: dict[str, Any]) -> Answer:
-    """Plans a server."""
+    """Plans a server, or scores."""
     from loadgauge.core.answers.plan.server import server
-    from loadgauge.core.plan.serving import Limits, plan_serving
+    from loadgauge.core.plan.serving import Limits, plan_apart, plan_serving
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
 
@@ -143,6 +145,11 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
         if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "task"
     }  # fmt: skip
     request = {name: flags_given.pop(name) for name in inference_fields() if name in flags_given}
+    request |= {
+        name: ",".join(str(inference_fields()[name].read(each.strip())) for each in request[name].split(","))
+        for name in FORMATS
+        if name in request
+    }
     times = [_time(flags_given.pop(name, None), name) for name in ("max_ttft", "max_tpot")]
     rate = flags_given.pop("requests", None)
     requests = None if rate is None else positive_number(str(rate).removesuffix("/s"))
@@ -159,10 +166,16 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
         for name in AXES_OF
         if name in flags_given
     }
+    split = flags_given.pop("apart", None)
     for name in flags_given:
         if name not in TAKEN:
             raise ConfigError("cannot be searched with --task generate; leave it out", key=name)
-    plan = plan_serving(Job.of(model, flags_given), request, axes, limits, sought)
+    job = Job.of(model, flags_given)
+    if split:
+        refuse({"find": sought}, "leave it out with --apart")
+        plan = plan_apart(job, request, axes, limits)
+    else:
+        plan = plan_serving(job, request, axes, limits, sought, flags["task"])
     return server(plan, "gpus" if requests is not None else sought, top)
 
 
@@ -203,18 +216,17 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
     """
     KEEPING.set(cache)
     file, output, workers, ray = (flags.pop(name) for name in SWEEP)
-    if file is not None or flags["task"] is not None or flags["find"] is not None:
-        refuse({"html": page}, "draws the best layout of a training run; leave out the other task")
     if file is not None:
+        refuse({"html": page}, "draws the best layout of one plan; leave out --sweep")
         return _sweep(file, output, workers, ray, flags)
     refuse({"output": output, "workers": workers, "ray": ray}, "needs --sweep")
     flags["task"] = flags["task"] or _task_of(model, flags)
-    if flags["task"] == "generate":
-        return _serve(model_or_usage(model, flags), flags)
-    of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests")
-    refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate")
+    if flags["task"] in ("generate", "forward"):
+        return _drawn(_serve(model_or_usage(model, flags), flags), page)
+    of_inference = (*inference_fields(), "max_ttft", "max_tpot", "requests", "apart")
+    refuse({name: flags.pop(name) for name in of_inference}, "needs --task generate or forward")
     if flags["task"] is not None:
-        return _task(model_or_usage(model, flags), flags)
+        return _drawn(_task(model_or_usage(model, flags), flags), page)
     if flags["find"] in OF_TASKS:
         raise ConfigError("needs --task", key="find")
     refuse({name: flags.pop(name) for name in POSTTRAIN}, "needs --task")
@@ -222,10 +234,36 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in fleet_finds():
         return need("OBJECTIVES").report(request)  # type: ignore[no-any-return]
-    answer = planned(request) if request.find is None else found(request)
+    if request.find is not None:
+        refuse({"html": page}, "draws the best layout; leave out --find")
+        return found(request)
+    answer = planned(request)
     if page is not None and isinstance(answer, Planned):
         best = answer.plan.best
         write_page(page, *need("HTML").page(resolve_job(best.job), best.estimate))
+    return answer
+
+
+def _drawn(answer: Answer, page: str | None) -> Answer:
+    """Writes the best choice of a plan, or the nearest miss, to a file that is asked for; returns the plan."""
+    if page is None:
+        return answer
+    plan, pages = answer.shown[0], need("HTML")
+    if answer.form == "plan.serving":
+        from loadgauge.core.answers.serving import served
+
+        choice = plan.choices[0] if plan.choices else plan.nearest
+        drawing = choice and pages.page_of_server(
+            served(choice.answer, assumed=plan.assumed), choice.job, {"task": choice.answer.asked.task} | choice.request
+        )
+    else:
+        from loadgauge.core.answers.post_training import answered
+
+        choice = plan.best or plan.nearest
+        drawing = choice and pages.page_of_task(answered(choice.job))
+    if drawing is None:
+        raise ConfigError("there is no layout to draw", key="html")
+    write_page(page, *drawing)
     return answer
 
 

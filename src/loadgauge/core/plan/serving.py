@@ -6,14 +6,20 @@ and both times grow with the batch and the context, so the largest of each is fo
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
+from loadgauge.core.base.errors import ConfigError, Error, NotStated
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, domain_of
+from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.inference import FORMATS, Task
+from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.core.resolve import resolve
 from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.result import Answer
 
@@ -57,20 +63,28 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if answer.first is None else answer.first.seconds * answer.software
 
     @property
+    def tokens(self) -> float:
+        """Generated tokens a second, of all replicas; of a score, those that are read."""
+        if self.answer.asked.task == "forward":
+            return self.batch * self.answer.asked.context / self.first if self.first else 0.0
+        return self.answer.tokens_per_second or 0.0
+
+    @property
     def per_gpu(self) -> float:
-        """Generated tokens a second and GPU."""
-        return (self.answer.tokens_per_second or 0.0) / self.answer.gpus
+        """The same a GPU."""
+        return self.tokens / self.answer.gpus
 
     @property
     def requests(self) -> float:
         """Requests that are answered a second, of all replicas."""
-        return (self.answer.tokens_per_second or 0.0) / self.answer.asked.answer
+        asked = self.answer.asked
+        return self.tokens / (asked.context if asked.task == "forward" else asked.answer)
 
     @property
     def command(self) -> str:
         """The command that estimates it."""
         words = [f"--{name.replace('_', '-')} {value}" for name, value in self.request.items() if value is not None]
-        return " ".join([self.job.command(), "--task generate", *words])
+        return " ".join([self.job.command(), f"--task {self.answer.asked.task}", *words])
 
     def within(self, limits: Limits) -> bool:
         """Return whether it fits and keeps the limits of time."""
@@ -80,11 +94,37 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return self.answer.memory.verdict == "fits" and not late and not slow
 
 
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """Servers that read prompts, and servers that generate: a replica of each, how many, and seconds in which a prompt's cache goes
+    from one to the other."""
+
+    reading: Choice
+    generating: Choice
+    readers: int
+    generators: int
+    handing: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all."""
+        return self.readers * self.reading.answer.gpus + self.generators * self.generating.answer.gpus
+
+    @property
+    def requests(self) -> float:
+        """Requests that are answered a second: the slower side's."""
+        return min(self.readers * self.reading.requests, self.generators * self.generating.requests)
+
+    @property
+    def first(self) -> float:
+        """Seconds to a first token, the cache's way included."""
+        return self.reading.first + self.handing + self.generating.first
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a search: the choices that keep the limits, the best first; nearest: of none, the one that lacks least.
 
     front: those of which no other has more tokens a second both a GPU and a user; assumed: what nobody said
-    longest: tokens that the model has positions for
+    longest: tokens that the model has positions for; apart: servers that only read beside such as only generate, if asked for
     """
 
     choices: tuple[Choice, ...]
@@ -93,6 +133,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     assumed: dict[str, str]
     longest: int
     nearest: Choice | None = None
+    apart: Apart | None = None
 
 
 def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: bool) -> Iterator[Job]:
@@ -116,11 +157,17 @@ def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: b
 
 
 def plan_serving(
-    job: Job, request: dict[str, Any], axes: dict[str, tuple[int, ...]], limits: Limits, sought: Sought | None = None
+    job: Job,
+    request: dict[str, Any],
+    axes: dict[str, tuple[int, ...]],
+    limits: Limits,
+    sought: Sought | None = None,
+    task: Task = "generate",
 ) -> Plan:
     """Return the layouts and batches that answer most, or what is sought. Raises `ConfigError` without --gpu.
 
-    request: fields of `Inference` as flags say them. Without a `batch`, each layout has the one that answers most.
+    request: fields of `Inference` as flags say them, formats with commas between. Without a `batch`, each layout has the one that
+    answers most.
 
     >>> job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=2)
     >>> plan = plan_serving(job, {"context": 4096, "answer": 512}, {}, Limits(token=0.02))
@@ -129,27 +176,74 @@ def plan_serving(
     """
     if job.gpu is None:
         raise ConfigError("is missing: a plan is for a kind of GPU (`loadgauge gpus` lists them)", key="gpu")
-    usual = {"server": "vllm", "answer": ANSWER}
+    usual: dict[str, Any] = {"server": "vllm", "answer": ANSWER} if task == "generate" else {}
     assumed = {f"--{name.replace('_', '-')}": str(value) for name, value in usual.items() if request.get(name) is None}
     request = usual | {name: value for name, value in request.items() if value is not None}
     if job.gpus is None and sought is None and limits.requests is None:
         sought, assumed["--find"] = "gpus", "gpus (no --gpus is said)"
-    if limits.requests is not None or sought == "gpus":
-        search = _Search(job, request, limits)
-        rows = search.fewest(axes)
-    elif job.gpus is None:
+    fewest = limits.requests is not None or sought == "gpus"
+    if job.gpus is None and not fewest:
         raise ConfigError("is missing; give it, or --find gpus", key="gpus")
-    else:
-        search = _Search(job, request, limits)
-        rows = search.of_layouts(layouts(job, job.gpus, axes, experts=search.experts), sought)
-    order = _order(sought, limits)
-    choices = tuple(sorted((row for row in rows if row.within(limits)), key=order))
-    missed = sorted(search.tried.values(), key=lambda row: row.answer.memory.high)
+    several = [[(name, each) for each in request[name].split(",")] for name in FORMATS if name in request]
+    rows: list[Choice] = []
+    searches = [_Search(job, request | dict(each), limits, task) for each in itertools.product(*several)]
+    for search in searches:
+        every = layouts(job, job.gpus or 1, axes, experts=search.experts)
+        rows += search.fewest(axes) if fewest else search.of_layouts(every, sought)
+    choices = tuple(sorted((row for row in rows if row.within(limits)), key=_order(sought, limits)))
+    looked = [row for search in searches for row in search.tried.values()]
+    search = searches[0]
     return Plan(
-        choices=choices, front=_front(choices), looked=len(search.tried), longest=search.longest,
+        choices=choices, front=_front(choices), looked=len(looked), longest=search.longest,
         assumed={name: value for name, value in (search.assumed | assumed).items() if name not in search.open},
-        nearest=None if choices or not missed else missed[0],
+        nearest=None if choices or not looked else min(looked, key=lambda row: row.answer.memory.high),
     )  # fmt: skip
+
+
+def plan_apart(job: Job, request: dict[str, Any], axes: dict[str, tuple[int, ...]], limits: Limits) -> Plan:
+    """Return a plan of servers that do both, and beside it the replicas for prompts and for answers that answer most on the GPUs,
+    or with the fewest GPUs the requests; no such where no two of them keep the limits. Raises `ConfigError` and `NotStated`.
+
+    >>> job = Job("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=2)
+    >>> split = plan_apart(job, {"context": 4096, "answer": 256}, {}, Limits(token=0.02)).apart
+    >>> split.gpus, split.generating.answer.token <= 0.02, split.readers, split.generators
+    (2, True, 1, 1)
+    """
+    if limits.requests is None and job.gpus is None:
+        raise ConfigError("is missing; give it, or --requests", key="gpus")
+    together = plan_serving(job, request, axes, limits)
+    usual: dict[str, Any] = {"server": "vllm", "answer": ANSWER}
+    request = usual | {name: each for name, each in request.items() if each is not None}
+    request["context"] = request.get("context") or _Search(job, request, limits, "generate").asked.context
+    prompt = request["context"] - request["answer"]
+    handed = Engine.parse(f"{request['server']}{',' if ':' in request['server'] else ':'}handed=true", "server").text()
+    sides = []
+    for changes, limit in (
+        ({"context": prompt + 1, "answer": 1}, Limits(first=limits.first)),
+        ({"server": handed}, Limits(first=limits.first, token=limits.token)),
+    ):
+        search = _Search(job.replace(gpus=None), request | changes, limit, "generate")
+        sides.append(list(search.replicas(axes, lambda: job.gpus or 8 * GPUS_PER_NODE)))
+    card = gpu(str(job.gpu))
+    machines, why = resolve.cluster_of(job, card, job.gpus or 2 * domain_of(card, job.gpus_per_node))
+    if machines is None:
+        raise NotStated(why)
+    link = machines.links[-1].bandwidth
+    splits: list[Apart] = []
+    for reading, generating in itertools.product(*sides):
+        held = generating.answer.memory.cache / generating.answer.asked.batch * prompt / request["context"]
+        own, other = reading.answer.gpus, generating.answer.gpus
+        handing = held * other / min(own, other) / link
+        split = Apart(reading=reading, generating=generating, readers=1, generators=1, handing=handing)
+        if limits.first is not None and split.first > limits.first:
+            continue
+        if limits.requests is not None:
+            counts = [(math.ceil(limits.requests / reading.requests), math.ceil(limits.requests / generating.requests))]
+        else:
+            counts = [(many, ((job.gpus or 0) - many * own) // other) for many in range(1, (job.gpus or 0) // own + 1)]
+        splits += [msgspec.structs.replace(split, readers=a, generators=b) for a, b in counts if b > 0]
+    by = (lambda each: (each.gpus, -each.requests)) if limits.requests else (lambda each: (-each.requests, each.gpus))
+    return msgspec.structs.replace(together, apart=min(splits, key=by, default=None))
 
 
 def _order(sought: Sought | None, limits: Limits) -> Callable[[Choice], tuple[Any, ...]]:
@@ -173,12 +267,13 @@ def _front(choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
 class _Search:
     """Estimates of layouts, each once."""
 
-    def __init__(self, job: Job, request: dict[str, Any], limits: Limits) -> None:
-        self.job, self.request, self.limits = job, request, limits
+    def __init__(self, job: Job, request: dict[str, Any], limits: Limits, task: Task) -> None:
+        self.job, self.request, self.limits, self.task = job, request, limits, task
         self.tried: dict[tuple[Job, int | None, int | None], Choice] = {}
         self.refused = ""
         self.open = {"--batch"} if "batch" not in request else set()
-        answer, self.assumed = resolve_inference(job.replace(gpus=None, tp=None, pp=None, ep=None), "generate", request)
+        alone = job.replace(gpus=None, tp=None, pp=None, ep=None)
+        answer, self.assumed = resolve_inference(alone, task, request)
         self.experts = answer.model.has_experts
         self.asked, self.longest = answer.asked, answer.model.max_position_embeddings or MOST_CONTEXT
 
@@ -188,7 +283,7 @@ class _Search:
         key = (layout, request.get("batch"), request.get("context"))
         if key not in self.tried:
             try:
-                answer, _ = resolve_inference(layout, "generate", request)
+                answer, _ = resolve_inference(layout, self.task, request)
             except Error as error:
                 self.refused = str(error)
                 return None
@@ -235,7 +330,7 @@ class _Search:
         def within(value: int) -> bool:
             if self.limits.first is None and self.limits.token is None:
                 try:
-                    answer, _ = resolve_inference(layout, "generate", self.request | {name: value}, whole=False)
+                    answer, _ = resolve_inference(layout, self.task, self.request | {name: value}, whole=False)
                 except Error as error:
                     self.refused = str(error)
                     return False
@@ -259,22 +354,28 @@ class _Search:
         last = self.look(layout, **{name: best})
         return [] if last is None else [last]
 
-    def fewest(self, axes: dict[str, tuple[int, ...]]) -> list[Choice]:
-        """Return of each layout of one replica the fewest replicas that answer the requests; without requests, one."""
-        rows: list[Choice] = []
+    def replicas(self, axes: dict[str, tuple[int, ...]], most: Callable[[], int]) -> Iterator[Choice]:
+        """Yield each layout of one replica with its batches within the limits, of 1, 2, 4, ... GPUs up to a node's eight times."""
         size = 1
-        while size <= 8 * GPUS_PER_NODE and (not rows or size <= min(row.answer.gpus for row in rows)):
+        while size <= min(8 * GPUS_PER_NODE, most()):
             for layout in layouts(self.job, size, axes, experts=self.experts):
                 if size != (layout.pp or 1) * max(layout.tp or 1, layout.ep or 1):
                     continue  # more replicas of a smaller layout, which was looked at
                 alone = [self.look(layout)] if self.request.get("batch") is not None else self.batches(layout)
-                for row in alone:
-                    if row is None or not row.within(self.limits):
-                        continue
-                    needed = 1
-                    if self.limits.requests is not None:
-                        needed = -int(-self.limits.requests // row.requests) if row.requests else MOST_BATCH
-                    many = self.look(layout.replace(gpus=size * needed), batch=row.answer.asked.batch)
-                    rows += [] if many is None else [many]
+                yield from (row for row in alone if row is not None and row.within(self.limits))
             size *= 2
+
+    def fewest(self, axes: dict[str, tuple[int, ...]]) -> list[Choice]:
+        """Return of each layout of one replica the fewest replicas that answer the requests; without requests, one."""
+        rows: list[Choice] = []
+
+        def most() -> int:
+            return min((row.answer.gpus for row in rows), default=8 * GPUS_PER_NODE)
+
+        for row in self.replicas(axes, most):
+            needed = 1
+            if self.limits.requests is not None:
+                needed = -int(-self.limits.requests // row.requests) if row.requests else MOST_BATCH
+            many = self.look(row.job.replace(gpus=row.answer.gpus * needed), batch=row.answer.asked.batch)
+            rows += [] if many is None else [many]
         return rows

@@ -25,7 +25,7 @@ from loadgauge.core.definitions.training.software import host_seconds
 from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.serving.loop import Load, closed_loop
-from loadgauge.core.serving.memory import CONVOLUTION, STATE, stored
+from loadgauge.core.serving.memory import CONVOLUTION, STATE, memory, stored
 from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
 from loadgauge.core.serving.time import Clock
 
@@ -257,9 +257,14 @@ class Server:
         """Seconds of one more token of `batch` sequences, `context` tokens in the cache of each."""
         return sum(self.lanes(batch, context).values())
 
-    def _read(self, tokens: int, batch: int = 1) -> float:
-        """Seconds in which `batch` prompts of so many tokens are read at once."""
-        return float(reading(self.kernels(tokens, batch), self.card, self.known, self.engine))
+    def _read(self, tokens: int, batch: int = 1, cached: int = 0) -> float:
+        """Seconds in which `batch` prompts of so many tokens are read at once, behind those that the cache holds."""
+        own = self.kernels(tokens, batch)
+        if cached:
+            # Each new token meets those before it.
+            whole, held = (self.kernels(size, batch).attention for size in (cached + tokens, cached))
+            own = msgspec.structs.replace(own, attention=whole - held)
+        return float(reading(own, self.card, self.known, self.engine))
 
     def together(self, tokens: int) -> float:
         """Return the share of experts in the seconds of a prompt, which ranks with batches of their own do for one another."""
@@ -412,13 +417,17 @@ def load_of(
     server: Server, requests: int, prompt: int, answer: int, slots: float | None = None, options: Engine | None = None
 ) -> Load:
     """Return the load of a server. A step's time is taken as a line through that of all that run and that of half of them."""
-    ranks = server.asked.attentions
+    ranks, options = server.asked.attentions, options or Engine(kind="vllm")
     running = max(1, round(min(float(requests), slots or requests)))
     context = prompt + answer / 2
     step, half = server.step(running, context), server.step(max(1, running // 2), context)
-    queue = (options or Engine(kind="vllm")).queue(prompt, ranks)
-    alone, many = server.prompts(prompt), max(1, queue["budget"] // prompt)
-    more = alone if many == 1 else min(alone, (server.prompts(prompt, many) - alone) / (many - 1))
+    cached = options.cached or 0
+    prompt -= cached
+    queue = options.queue(prompt, ranks)
+    alone, many = server.prompts(prompt, 1, cached), max(1, queue["budget"] // prompt)
+    more = alone if many == 1 else min(alone, (server.prompts(prompt, many, cached) - alone) / (many - 1))
+    if options.handed:
+        alone, more, prompt = 0.0, 0.0, 1
     each = max(0.0, (step - half) / (running - running // 2)) if running > 1 else 0.0
     return Load(
         requests=requests * ranks,
@@ -431,20 +440,23 @@ def load_of(
         slots=ranks * (float(requests) if slots is None else slots),
         mixed=server.engine.mixed,
         ranks=ranks,
-        together=server.together(prompt) if ranks > 1 else 0.0,
+        together=server.together(prompt) if ranks > 1 and not options.handed else 0.0,
         **queue,
     )
 
 
-def slots_of(
-    server: Server, weights: float, prompt: int, answer: int, utilization: float = 0.9, beside: float = 2e9
-) -> float | None:
-    """Return the number of sequences that the cache holds on a card of which `utilization` may be used; None below one, with which
-    no server starts.
+def slots_of(server: Server, engine: Engine, weights: float, prompt: int, answer: int) -> tuple[float, float | None]:
+    """Return the bytes that an engine leaves for the cache of a rank, and the sequences whose cache they hold; None below one, with
+    which no server starts.
 
-    weights: bytes of a rank; beside: bytes of activations and of what lies outside PyTorch. Some engines hold back the cache of
-    whole answers, others that of what is there, half an answer in the mean (`EngineRates.reserved`).
+    weights: bytes of a rank. Its first step is of as many tokens as one may have, whatever the requests. Some engines hold back the
+    cache of whole answers, others that of what is there, half an answer in the mean (`EngineRates.reserved`).
     """
-    pool = utilization * server.machines.gpu.capacity - weights - beside
-    each = server.cache(prompt + server.engine.reserved * answer)
-    return pool / each if pool >= each else None
+    asked, gpu = server.asked, server.machines.gpu
+    first = msgspec.structs.replace(asked, batch=-(-(asked.prefill_tokens or 1) // prompt))
+    drawn = memory(server.model, first, server.stages, gpu)
+    profile = drawn.activations + drawn.logits + drawn.outside
+    pool = max(0.0, engine.cache_room(gpu.capacity, weights, profile, drawn.outside) or 0.0)
+    shared = server.cache(engine.cached) - server.cache(0) if engine.cached else 0.0
+    each = server.cache(prompt + server.engine.reserved * answer) - shared
+    return pool, (pool - shared) / each if pool >= each + shared else None

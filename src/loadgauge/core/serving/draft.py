@@ -96,8 +96,9 @@ class Speculating(Server):
             lanes["draft"] = self.draft.tokens * self.drafter.step(batch, context) / self.draft.expected
         return lanes
 
-    def _read(self, tokens: int, batch: int = 1) -> float:
-        return super()._read(tokens, batch) + (0.0 if self.drafter is None else self.drafter.prompts(tokens, batch))
+    def _read(self, tokens: int, batch: int = 1, cached: int = 0) -> float:
+        own = super()._read(tokens, batch, cached)
+        return own + (0.0 if self.drafter is None else self.drafter.prompts(tokens, batch, cached))
 
     def cache(self, context: float) -> float:
         """Return the bytes that a rank of the fullest stage keeps of a sequence of so many tokens, the draft's cache among them."""

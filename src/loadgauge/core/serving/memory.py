@@ -96,15 +96,22 @@ def stored(weight: Weight, name: str) -> float:
 def cache(model: ModelSpec, asked: Inference, stage: Stage) -> float:
     """Return the bytes of the cache of all sequences of the batch, at their whole context, on a rank of a stage.
 
-    Keys and values (a window's at most), latents, and states.
+    Keys and values (a window's at most), latents, and states. Of tokens that the cache of prefixes holds there is one copy.
     """
     if asked.task == "forward":
         return 0.0
-    itemsize, total = CACHE_FORMATS[asked.cache_format], 0.0
+    itemsize, total, shared = CACHE_FORMATS[asked.cache_format], 0.0, 0.0
+    cached = engine_of(asked).cached or 0
     for kind in stage.pattern:
         kept = kept_by_block(model.blocks[kind], model.hidden_size, asked.tp)
         total += kept.elements(asked.context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
-    return asked.batch * total
+        shared += kept.elements(cached) * itemsize
+    return asked.batch * (total - shared) + shared
+
+
+def engine_of(asked: Inference) -> Engine:
+    """Return the engine that serves, with its options; of none, one without graphs."""
+    return Engine(kind="hf", graphs=False) if asked.server is None else Engine.parse(asked.server, "server")
 
 
 class Drafted(NamedTuple):
@@ -125,13 +132,12 @@ def memory(
     return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda held: held.total)
 
 
-def captured(sequences: int) -> int:
-    """Return the number of batch sizes that vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
+def captured(most: int) -> int:
+    """Return the number of batch sizes that vLLM captures up to one: 1, 2, 4 and the multiples of 8.
 
-    >>> captured(256), captured(4)
+    >>> captured(512), captured(8)
     (67, 4)
     """
-    most = min(2 * sequences, LARGEST_GRAPH)
     return sum(1 for size in (1, 2, 4) if size <= most) + most // 8
 
 
@@ -171,9 +177,11 @@ def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None, draft
     beside, spread = {}, Assumed(0, 0, 0)
     if drafted.weights or drafted.cache:
         beside["draft"] = drafted.weights + drafted.cache
-    engine = None if asked.server is None else Engine.parse(asked.server, "server")
-    if engine is not None and engine.graphs:
-        sizes = captured_on(engine.kind, gpu, asked.tp) or captured(max(asked.batch, SEQUENCES))
+    engine = engine_of(asked)
+    if engine.graphs:
+        # Usual are all up to twice the sequences.
+        most = engine.captured or min(2 * max(asked.batch, SEQUENCES), LARGEST_GRAPH)
+        sizes = captured_on(engine.kind, gpu, asked.tp, engine.captured) or captured(most)
         graphs = sizes * (1 + drafted.layers / len(model.pattern))
         beside["graphs"] = GRAPH.value * graphs
         spread = Assumed(0, (GRAPH.low - GRAPH.value) * graphs, (GRAPH.high - GRAPH.value) * graphs)

@@ -26,7 +26,7 @@ NOT_COUNTED = (
     "host time between tokens: the upper end of the range holds what engines were measured to take",
 )
 
-OF_SERVER = "paged blocks, prefix caches, how requests arrive, servers that only read prompts"
+OF_SERVER = "paged blocks, prefixes in the cache beyond `cached`, how requests arrive, servers that only read prompts"
 """Costs that the times of a server leave out."""
 
 
@@ -288,21 +288,20 @@ def infer(
     served = left = None
     if (engine := answer.engine) is not None:
         alone = msgspec.structs.replace(asked, replicas=1)
-        options: dict[str, Any] = {"graphs": engine.graphs, "version": engine.version}
+        if (engine.cached or 0) >= asked.prompt:
+            raise ConfigError(
+                f"cached={engine.cached} must be below the prompt of {asked.prompt:,} tokens", key="server"
+            )
+        graphs = engine.graphs and asked.batch <= (
+            engine.captured or asked.batch
+        )  # a larger batch is launched by the host
+        options: dict[str, Any] = {"graphs": graphs, "version": engine.version}
         replica = Server(model, alone, cluster, engine.kind, **options)
         if draft is not None:
             replica = Speculating(model, alone, cluster, engine.kind, draft, **options)
         weights = answer.memory.weights + held(asked).weights
-        fits = slots_of(replica, weights, asked.prompt, asked.answer)
-        if gpu is not None:
-            # The first step is of as many tokens as one may have, whatever the requests.
-            full = -(-(asked.prefill_tokens or 1) // asked.prompt)
-            drawn = memory(model, msgspec.structs.replace(asked, batch=full), stages, gpu)
-            profile = drawn.activations + drawn.logits + drawn.outside
-            share = engine.cache_room(gpu.capacity, weights, profile, drawn.outside) or 0.0
-            each = replica.cache(asked.prompt + replica.engine.reserved * asked.answer)
-            left = max(0.0, share), int(max(0.0, share) * asked.context / replica.cache(asked.context))
-            fits = share / each if share >= each else None
+        pool, fits = slots_of(replica, engine, weights, asked.prompt, asked.answer)
+        left = pool, int(pool * asked.context / replica.cache(asked.context))
         served = serve(replica, asked.batch, asked.prompt, asked.answer, fits, engine)
         mean = served.token
     return msgspec.structs.replace(answer, first=first, last=last, token=mean, served=served, pool=left)

@@ -158,9 +158,10 @@ def _largest(answer: Inferred) -> list[str]:
             f"{ENGINES[engine.kind].title} gives its cache {gib(nbytes, 1)} of a GPU at {share}={getattr(engine, share):g}:"
             f" {tokens:,} tokens of cache, {holds}."
         ]
+    kept = " of cache" if answer.asked.task == "generate" else ""
     return [
         f"The largest batch that fits: {answer.largest:,} such sequences a replica,"
-        f" {answer.largest * answer.asked.context:,} tokens of cache."
+        f" {answer.largest * answer.asked.context:,} tokens{kept}."
     ]
 
 

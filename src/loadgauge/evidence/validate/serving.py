@@ -64,6 +64,7 @@ class Point(msgspec.Struct, frozen=True):
             context=self.prompt + self.answer,
             answer=self.answer,
             batch=max(1, round(self.requests / self.attentions)),
+            prefill_tokens=self.launched.max_batched_tokens,
             tp=self.tp,
             ep=self.ep,
             weight_format=self.weights,
@@ -96,7 +97,7 @@ def server(point: Point) -> Server:
 def slots(point: Point, engine: Server) -> float | None:
     """Return the sequences whose cache fits."""
     held = memory(engine.model, msgspec.structs.replace(point.asked, batch=1, prefill_tokens=1), engine.stages, None)
-    return slots_of(engine, held.weights, point.prompt, point.answer)
+    return slots_of(engine, point.launched, held.weights, point.prompt, point.answer)[1]
 
 
 def predicted(every: int = 1) -> Iterator[tuple[Point, float, float]]:

@@ -23,7 +23,7 @@ def server(plan: Plan, sought: Sought | None, top: int) -> Answer:
         assumed=plan.assumed,
         command="" if shown is None else shown.command,
         verdict="" if shown is None else shown.answer.memory.verdict,
-        code=YES if plan.choices else NO,
+        code=YES if plan.choices or plan.apart else NO,
     )
 
 
@@ -47,7 +47,20 @@ def document(plan: Plan) -> dict[str, Any]:
             "money_per_million": row.answer.money_per_million,
         }
 
+    split, beside = plan.apart, {}
+    if split is not None:
+        beside["apart"] = {
+            "gpus": split.gpus,
+            "requests_per_second": split.requests,
+            "first_seconds": split.first,
+            "handing_seconds": split.handing,
+            "readers": split.readers,
+            "reading": described(split.reading),
+            "generators": split.generators,
+            "generating": described(split.generating),
+        }
     return {
+        **beside,
         "choices": [described(row) for row in plan.choices],
         "front": [described(row) for row in plan.front],
         "nearest": None if plan.nearest is None else described(plan.nearest),

@@ -132,9 +132,13 @@ def _counts(words: list[str], options: Mapping[str, click.Option]) -> tuple[dict
 def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:
     """Return a command line with an engine's own flags as options of `--server`, or of `--rollout`, and a note on them.
 
+    Raises `click.UsageError` for one that is no single one here.
+
     >>> server = {"--server": click.Option(["--server"])}
     >>> _served(["--task", "generate", "--enforce-eager", "--gpu-memory-utilization", "0.8"], server)[0]
     ['--task', 'generate', '--server', 'vllm:graphs=0,gpu_memory_utilization=0.8']
+    >>> _served(["--task", "generate", "--page-size", "64", "--disable-radix-cache"], server)[0]
+    ['--task', 'generate']
     """
     short = (SWITCHES.get(_plain(word), ("",))[0] for word in words if word.startswith("--"))
     line = f"{' '.join([*words, *(each for each in short if each.startswith('--task '))])} "
@@ -143,6 +147,8 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
     if f"--{field}" not in options or not (task or named):
         return words, []
     engine, rest = named[1] if named else "", list(words)
+    table = read_table("engine_flags.toml") if field == "server" else {"small": {}, "instead": {}}
+    switches, nothing = (table.get(kind, "").split() for kind in ("switches", "nothing"))
     taken: list[str] = []
     others: list[str] = []
     notes: list[str] = []
@@ -153,7 +159,14 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
         plain = full.rpartition(".")[2].removeprefix("vllm-").removeprefix("rollout-")
         own = not flag.startswith("--") or f"--{full}" in options or (plain == full and plain in RENAMED)
         text = value if equals else rest[0] if rest and not rest[0].startswith("-") else "true"
-        if trial := "" if own else _engine(engine, field, ENGINES.get(plain) or f"{plain.replace('-', '_')}={text}"):
+        if flag.startswith("--") and full in table["instead"]:
+            raise click.UsageError(f"no flag {flag}: {table['instead'][full]}", click.get_current_context(silent=True))
+        if flag.startswith("--") and full in (*table["small"], *switches, *nothing):
+            rest = rest[not (equals or full in switches or text == "true") :]
+            notes.append(
+                f"{flag} as nothing that is counted: {table['small'].get(full, 'memory and times are the same')}"
+            )
+        elif trial := "" if own else _engine(engine, field, ENGINES.get(plain) or f"{plain.replace('-', '_')}={text}"):
             engine, beside = trial, not equals and rest[:1] == [text]
             taken.append(f"{word} {text}" if beside else word)
             rest = rest[beside:]

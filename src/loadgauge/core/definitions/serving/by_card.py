@@ -45,15 +45,19 @@ def usual_tokens(kind: str, gpu: Any) -> int | None:
     return None if own is None or gpu is None else own.tokens[own.column(gpu)]
 
 
-def captured_on(kind: str, gpu: Any, tp: int) -> int | None:
+def captured_on(kind: str, gpu: Any, tp: int, most: int | None = None) -> int | None:
     """Return the number of batches whose graphs a server captures on a card; None where that does not hang on it.
+
+    most: the largest of them; None: as the engine has it on the card
 
     >>> from loadgauge import gpu
     >>> captured_on("sglang", gpu("l4"), 1), captured_on("sglang", gpu("h100-sxm5-80gb"), 8), captured_on("vllm", gpu("l4"), 1)
     (7, 52, None)
+    >>> captured_on("sglang", gpu("h100-sxm5-80gb"), 8, 16)
+    6
     """
     own = of_engine(kind)
     if own is None or gpu is None or not own.graphs:
         return None
-    most = own.graphs[own.column(gpu)][tp >= own.wide]
+    most = most or own.graphs[own.column(gpu)][tp >= own.wide]
     return sum(size <= most for start, stop, by in own.sizes for size in range(start, stop + 1, by))

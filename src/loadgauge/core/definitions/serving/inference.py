@@ -12,6 +12,8 @@ from loadgauge.core.definitions.model.lora import BASE_FORMATS
 
 Task = Literal["forward", "generate", "quantise"]
 TASKS: tuple[str, ...] = get_args(Task)
+FORMATS = ("weight_format", "cache_format")
+"""Fields of which a plan compares several values."""
 
 PREFILL = 8192
 """Tokens of prompts that engines read at once (vLLM's `max_num_batched_tokens`, SGLang's `chunked_prefill_size`)."""
@@ -89,8 +91,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         _field(
             "text",
             "With --task generate: an engine that has --batch requests at a time, with its options (version, utilization,"
-            " static_fraction, max_num_seqs, max_batched_tokens, graphs, polls, patience, company, balance); the times are then a"
-            " server's.",
+            " static_fraction, max_num_seqs, max_batched_tokens, graphs, captured, cached, handed, polls, patience, company,"
+            " balance); the times are then a server's.",
             metavar="vllm:version=0.6,utilization=0.9",
             values=("vllm", "sglang", "trtllm"),
         ),

@@ -47,6 +47,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 QUEUES = ("polls", "patience", "company", "balance")
 """Options of how prompts wait, each of one engine."""
+OF_SERVERS = ("cached", "captured", "handed")
+"""Options of an engine that answers requests, where a rollout has its own."""
 BESIDE = ("partial", "every", "inflight")
 """Options of an engine that generates beside a trainer on other GPUs, whose answers may be old."""
 HANDED = ("sync", "changed", "disk", "suspend")
@@ -73,7 +75,7 @@ ENGINES: dict[str, Defaults] = {
     "hf": Defaults(
         title="transformers' generate", graphs=False, sleeps=False, inside=True,
         missing=frozenset({"utilization", "static_fraction", "max_num_seqs", "max_batched_tokens", "graphs", "sleep", "pp", "ep",
-                           "accepted", "version", *QUEUES, *BESIDE, *HANDED}),
+                           "accepted", "version", *QUEUES, *OF_SERVERS, *BESIDE, *HANDED}),
         source="transformers",
     ),
 }  # fmt: skip
@@ -88,6 +90,7 @@ FLAGS_OF_A_SERVER = {name: f"--{name}" for name in MODEL_PARALLEL} | {
 }  # fmt: skip
 """Options that a server has flags for, or no use."""
 ALIASES = {
+    "max_cudagraph_capture_size": "captured", "cuda_graph_max_bs": "captured", "cuda_graph_max_batch_size": "captured",
     "gpu_memory_utilization": "utilization", "mem_fraction_static": "static_fraction", "mem_fraction": "static_fraction",
     "max_num_batched_tokens": "max_batched_tokens", "chunked_prefill_size": "max_batched_tokens",
     "max_running_requests": "max_num_seqs", "kv_cache_dtype": "kv", "kv_dtype": "kv", "tensor_parallel_size": "tp",
@@ -123,6 +126,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     sync: the way weights come (`SYNCS`; None: as the trainer hands them over); changed: share of the weights that an update
     changes, of those ways that hand over no others; disk: bytes a second of the storage on the way, to write or to read
     suspend: communicators of the side that rests are given back
+    cached: tokens of each prompt that the cache of prefixes holds, of a server; captured: the largest batch of a CUDA graph
+    handed: prompts come with their cache from servers that only read
 
     >>> Engine.parse("vllm:tp=2,gpu_memory_utilization=0.6,sleep=2").utilization
     0.6
@@ -161,6 +166,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     changed: float | None = None
     disk: float | None = None
     suspend: bool = False
+    cached: int | None = None
+    captured: int | None = None
+    handed: bool = False
 
     def queue(self, prompt: int, ranks: int) -> dict[str, Any]:
         """Return how prompts of so many tokens wait, as `serving.loop.Load` has it. ranks: with batches of their own
@@ -254,6 +262,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
                 )
             if option in server.missing:
                 raise ConfigError(f"{word.strip()} is no option of {server.title}", key=key)
+            if key == "rollout" and option in OF_SERVERS:
+                raise ConfigError(f"{word.strip()} is an option of --server", key=key)
             if key == "server" and option in FLAGS_OF_A_SERVER:
                 own = FLAGS_OF_A_SERVER[option]
                 raise ConfigError(f"{word.strip()} is no option of --{key}; it is {own or 'of a rollout'}", key=key)
@@ -323,7 +333,7 @@ def _value(option: str, text: str) -> object:
         return choice(text, tuple(SYNCS))
     if option == "disk":
         return above_zero(text, option, "byte/s", "a bandwidth such as 5GB/s")
-    if option in ("graphs", "prefix", "partial", "suspend"):
+    if option in ("graphs", "prefix", "partial", "suspend", "handed"):
         return _switched(text)
     if option in ("kv", "weights"):
         return choice(text, tuple(CACHE_FORMATS if option == "kv" else WEIGHT_FORMATS))

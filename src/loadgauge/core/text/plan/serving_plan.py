@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib, seconds
+from loadgauge.core.definitions.serving.inference import FORMATS
 from loadgauge.core.plan.serving import Choice
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
@@ -18,6 +19,18 @@ SAYS = {
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the best choice with its command, the next ones, and those between tokens a GPU and tokens a user."""
     plan, sought, top = answer.shown
+    if plan.apart is not None:
+        split = plan.apart
+        lines = (
+            f"APART  {split.readers:,} to read, {split.generators:,} to generate, on {split.gpus:,} GPUs: {split.requests:,.3g}"
+            f" requests/s; first token {seconds(split.first)}, the cache's way ({seconds(split.handing)}) included,"
+            f" then {seconds(split.generating.answer.token or 0)} each.",
+            "Of each side one:",
+            f"  {split.reading.command}",
+            f"  {split.generating.command}",
+            "Together:",
+        )
+        points(target, lines, "")
     if not plan.choices:
         points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
         if plan.nearest is not None:
@@ -35,8 +48,8 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         [
             f"{SAYS[sought].upper()}{most}  {_words(best)}",
             f"{best.answer.model.name} on {best.answer.gpus:,} GPUs: {best.batch:,} requests of {best.answer.asked.context:,}"
-            f" tokens at a time, {best.answer.tokens_per_second or 0:,.0f} tokens/s ({best.per_gpu:,.0f} a GPU),"
-            f" {best.requests:,.3g} requests/s; first token {seconds(best.first)}, then {seconds(best.answer.token or 0)} each;"
+            f" tokens at a time, {best.tokens:,.0f} tokens/s ({best.per_gpu:,.0f} a GPU),"
+            f" {best.requests:,.3g} requests/s; {_times(best)};"
             f" {gib(best.answer.memory.total, 1)} of {gib(best.answer.memory.capacity or 0, 1)}, FITS.",
             "To reproduce it:",
             f"  {best.command}",
@@ -55,7 +68,8 @@ def _differing(choices: tuple[Choice, ...]) -> list[Choice]:
     """Return the best of each layout."""
     seen: dict[str, Choice] = {}
     for row in choices:
-        seen.setdefault(f"{row.answer.gpus} {_words(row, batch=False)}", row)
+        formats = [row.request.get(name) for name in FORMATS]
+        seen.setdefault(f"{row.answer.gpus} {_words(row, batch=False)} {formats}", row)
     return list(seen.values())
 
 
@@ -65,10 +79,20 @@ def _words(row: Choice, *, batch: bool = True) -> str:
     return " ".join([*degrees, *([f"--batch {asked.batch}"] if batch else [])]) or "one GPU a replica"
 
 
+def _times(row: Choice) -> str:
+    """Return the times of a request: of a first token and of those after it; of a score, of all that run at once."""
+    asked = row.answer.asked
+    if asked.task == "forward":
+        return f"a pass takes {seconds(row.first)}"
+    each = f", then {seconds(row.answer.token or 0)} each" if asked.answer > 1 else ""
+    return f"first token {seconds(row.first)}{each}"
+
+
 def _table(target: Paper, title: str, rows: list[Choice]) -> None:
     cells = [
         [
             str(row.answer.gpus), *(str(getattr(row.answer.asked, name)) for name in AXES_OF), str(row.answer.asked.replicas),
+            *(row.request.get(name, "") for name in FORMATS),
             f"{row.answer.asked.context:,}", f"{row.answer.asked.batch:,}", f"{row.per_gpu:,.0f}",
             f"{1 / row.answer.token:,.1f}" if row.answer.token else "", seconds(row.first), in_gib(row.answer.memory.total, 1),
             "" if row.answer.money_per_million is None else f"{row.answer.money_per_million:,.2f}",
@@ -79,6 +103,8 @@ def _table(target: Paper, title: str, rows: list[Choice]) -> None:
         "GPUs",
         *AXES_OF,
         "replicas",
+        "weights",
+        "cache",
         "context",
         "batch",
         "tok/s/GPU",
@@ -87,8 +113,9 @@ def _table(target: Paper, title: str, rows: list[Choice]) -> None:
         "GiB",
         "per 1M tokens",
     ]
-    priced = any(row[-1] for row in cells)
-    kept = [index for index, name in enumerate(names) if priced or name != "per 1M tokens"]
+    several = {"weights", "cache"}
+    texts = [{row[index] for row in cells} for index in range(len(names))]
+    kept = [n for n, name in enumerate(names) if any(texts[n]) and (name not in several or len(texts[n]) > 1)]
     draw(
         target,
         [Column(names[index], "right") for index in kept],

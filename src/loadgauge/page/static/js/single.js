@@ -10,6 +10,7 @@ import { Panel, repaint } from "./panel.js";
 import { passes, taskTable } from "./passes.js";
 import { follow } from "./pin.js";
 import { knowAnswer, listenToPrint } from "./print.js";
+import { served } from "./served.js";
 import { copy } from "./share.js";
 import { decoded, encoded, flags, look, onChange, set, view } from "./state.js";
 import { dark, dress, toggleTheme } from "./theme.js";
@@ -24,7 +25,7 @@ let run = null;
 let answer = null;
 const updates = [];
 
-const shown = (axis, value) => (["seq-len", "micro-batch", "prompts", "samples"].includes(axis) ? fixed(Number(value)) : axis === "gpu" ? value : term(value));
+const shown = (axis, value) => (["seq-len", "micro-batch", "prompts", "samples", "batch", "context"].includes(axis) ? fixed(Number(value)) : axis === "gpu" ? value : term(value));
 const name = (axis) => t(has(`flag.${axis}`) ? `flag.${axis}` : `post.${axis}`);
 /** Whether the table has an answer where only this flag is moved to a value. */
 function reaches(axis, value) {
@@ -66,7 +67,7 @@ const controls = {
 function buildSettings() {
   updates.length = 0;
   const rows = Object.entries(run.axes).filter(([, values]) => values.length > 1)
-    .map(([axis, values]) => (["recompute", "gpu"].includes(axis) ? controls.choice : controls.range)(axis, values));
+    .map(([axis, values]) => (["recompute", "gpu", "weight-format"].includes(axis) ? controls.choice : controls.range)(axis, values));
   const back = h("button", { class: "pill", type: "button", id: "back", onclick: () => set(run.here) }, t("single.back"));
   updates.push((place) => { back.disabled = Object.keys(place).every((axis) => place[axis] === run.here[axis]); });
   const remedy = run.remedy ? h("p", { class: "hint", id: "remedy" }, t("single.remedy"), " ", h("code", {}, run.remedy)) : "";
@@ -116,7 +117,7 @@ function draw() {
   document.body.classList.toggle("stale", !problem.hidden);
   if (!problem.hidden) return;
   knowAnswer({ ...answer, command: commandAt(flags) });
-  if (!answer.estimate.roles) verdict(answer);
+  if (!answer.estimate.layout?.weight_format && !answer.estimate.roles) verdict(answer);
   for (const one of PANELS) one.show(answer);
 }
 
@@ -140,7 +141,8 @@ async function dressed() {
 async function begin() {
   dress();
   run = await unpacked();
-  PANELS.push(...(run.own.estimate.roles ? [ofTask()] : [treemap, phases, lanes]));
+  const { roles, layout } = run.own.estimate;
+  PANELS.push(...(roles ? [ofTask()] : layout.weight_format ? [served()] : [treemap, phases, lanes]));
   PANELS.push(...others(run.figures, PANELS));
   const asked = decoded(location.hash.slice(1));
   Object.assign(view, Object.fromEntries(["lang", "theme"].filter((name) => asked[`~${name}`]).map((name) => [name, asked[`~${name}`]])));
