@@ -27,3 +27,18 @@ def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, rema
             key, f"{remark}, counted as {micro} sequences of {length}", effect, "activations loss transient", share
         )
     return micro
+
+
+def in_pieces(keys: Keys, key: str, whole: int | None, ranks: int, gpus: int | None) -> None:
+    """Notes that a step is several runs of the pipeline, where its schedule takes `key` sequences and a step more of them
+    (sources: torch.distributed.pipelining of 2.13, `_PipelineSchedule.step`; torchtitan, `train.py`; AutoModel, `train_ft.py`).
+
+    whole: sequences of a step, None where it is one run; ranks: GPUs of one copy of the model; gpus: all, None where they are not known
+    """
+    local = keys.whole(key) or 1
+    if whole and whole > local * (1 if gpus is None else max(1, gpus // ranks)):
+        why = (
+            "the pipeline fills and drains for each so many sequences of a rank, where one run through a whole step is counted:"
+            " it keeps fewer micro-batches, and takes longer"
+        )
+        keys.note(key, why, "saves", "activations", 0.5)

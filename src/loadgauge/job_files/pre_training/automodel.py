@@ -30,6 +30,7 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
 )
+from loadgauge.job_files.ideas.micro_batches import in_pieces
 
 DTYPES = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "torch.bfloat16": "bf16-pure", "auto": "bf16-pure"}
 DTYPES |= {"float32": "bf16-autocast", "fp32": "bf16-autocast", "torch.float32": "bf16-autocast"}
@@ -246,6 +247,10 @@ def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _pipeline(keys: Keys, at: Named) -> Facts:
     facts: Facts = {"global_batch": keys.whole(at.whole) or 32, "micro_batch": keys.whole(at.local) or 1}
     if (_size(keys, f"{D}pp_size") or 1) > 1:
+        machines = _machines.read(keys)
+        own = math.prod(machines.values()) if machines else keys.given.get("gpus")
+        degrees = math.prod(_size(keys, f"{D}{axis}_size") or 1 for axis in ("tp", "cp", "pp"))
+        in_pieces(keys, at.local, facts["global_batch"], degrees, own)
         facts["micro_batch"] = keys.whole(at.micro) or 1
         facts["schedule"] = keys.choice(at.schedule, SCHEDULES) or "1f1b"
         many = keys.whole(at.layers) or (0 if facts["schedule"] == "interleaved" else None)

@@ -54,7 +54,13 @@ OTHERS = {
 def _layers(keys: Keys) -> set[str]:
     """The sorts of the layers, as they are listed with how often (`expand_attention_types`)."""
     listed = keys.raw(LAYERS) or []
-    return {str(sort) for each in listed for sort in (each[0] if isinstance(each, list) else [each])}
+    if not isinstance(listed, list):
+        raise keys.wrong(LAYERS, f"must be a list, not {listed!r}")
+    return {
+        str(sort)
+        for each in listed
+        for sort in (each[0] if isinstance(each, list) and each and isinstance(each[0], list) else [each])
+    }
 
 
 def _attention(keys: Keys) -> str:
