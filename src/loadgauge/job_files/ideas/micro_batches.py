@@ -33,7 +33,7 @@ def in_pieces(keys: Keys, key: str, whole: int | None, ranks: int, gpus: int | N
     """Notes that a step is several runs of the pipeline, where its schedule takes `key` sequences and a step more of them
     (sources: torch.distributed.pipelining of 2.13, `_PipelineSchedule.step`; torchtitan, `train.py`; AutoModel, `train_ft.py`).
 
-    whole: sequences of a step, None where it is one run; ranks: GPUs of one copy of the model; gpus: all, None where they are not known
+    whole: sequences of a step, None where it is one run; ranks: GPUs of one copy of the model; gpus: None where not known
     """
     local = keys.whole(key) or 1
     if whole and whole > local * (1 if gpus is None else max(1, gpus // ranks)):

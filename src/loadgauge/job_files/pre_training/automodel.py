@@ -378,8 +378,10 @@ def _precision(keys: Keys, at: Named) -> Facts:
     gradients in float32, and sums them so over micro-batches."""
     name = keys.agreed(at.names, lambda key: keys.choice(key, DTYPES)) or "bf16-pure"
     if name == "bf16-pure":
-        wide = keys.word(f"{D}strategy") in (None, "fsdp2")
-        return {"precision": "bf16-mixed-16" if _main_weights(keys) else f"{name}-32" if wide else name}
+        wide, whole = keys.word(f"{D}strategy") in (None, "fsdp2"), _main_weights(keys)
+        keys.note("optimizer._target_", "keeps copies of its own of the weights, and sums of gradients in float32 beside"
+                  " 16 bits are not counted", "costs", "gradients transient", when=whole and wide)  # fmt: skip
+        return {"precision": "bf16-mixed-16" if whole else f"{name}-32" if wide else name}
     return {"precision": "fp32" if keys.choice(at.cast, PRECISION_NARROW) is False else name}
 
 
