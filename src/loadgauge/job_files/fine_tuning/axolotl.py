@@ -95,7 +95,8 @@ def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any
     word = facts.get("recompute") or "none"
     where = facts.get("activation_offload") or "none"
     instead = where == "all" and bool(facts.get("lora_rank")) and keys.since(0, 18)
-    if word != "none" and (word != "full" or instead):
+    # It moves nothing without checkpoints, but beside adapters (`check_activation_offloading_wo_gc`).
+    if (word != "none" and (word != "full" or instead)) or (word == "none" != where and not instead):
         return {}
     present = [name for name in (at.key, at.own, at.old) if keys.has(name)] or [at.key]
     off = False if keys.has(at.moved) else None
