@@ -198,7 +198,7 @@ def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, 
 def _gravest(finding: Finding) -> tuple[int, int, float]:
     order = ("fails", "time", "memory", "host", "note").index(finding.level)
     gain = 0 if finding.level == "fails" else -finding.step - finding.memory / 2**40
-    return order, len(finding.left_out), gain
+    return order, bool(finding.left_out), gain
 
 
 def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
