@@ -17,6 +17,7 @@ from loadgauge.job_files.ideas import (
     BITSANDBYTES,
     CUT_LOSS,
     MISSING,
+    SPLITS,
     Dialect,
     Facts,
     Idea,
@@ -249,7 +250,7 @@ def _pipeline(keys: Keys, at: Named) -> Facts:
     if (_size(keys, f"{D}pp_size") or 1) > 1:
         machines = _machines.read(keys)
         own = math.prod(machines.values()) if machines else keys.given.get("gpus")
-        degrees = math.prod(_size(keys, f"{D}{axis}_size") or 1 for axis in ("tp", "cp", "pp"))
+        degrees = math.prod(_size(keys, f"{D}{axis}_size") or 1 for axis in SPLITS)
         in_pieces(keys, at.local, facts["global_batch"], degrees, own)
         facts["micro_batch"] = keys.whole(at.micro) or 1
         facts["schedule"] = keys.choice(at.schedule, SCHEDULES) or "1f1b"
@@ -379,8 +380,13 @@ def _precision(keys: Keys, at: Named) -> Facts:
     name = keys.agreed(at.names, lambda key: keys.choice(key, DTYPES)) or "bf16-pure"
     if name == "bf16-pure":
         wide, whole = keys.word(f"{D}strategy") in (None, "fsdp2"), _main_weights(keys)
-        keys.note("optimizer._target_", "keeps copies of its own of the weights, and sums of gradients in float32 beside"
-                  " 16 bits are not counted", "costs", "gradients transient", when=whole and wide)  # fmt: skip
+        keys.note(
+            "optimizer._target_",
+            "keeps copies of its own of the weights, and sums of gradients in float32 beside 16 bits are not counted",
+            "costs",
+            "gradients transient",
+            when=whole and wide,
+        )
         return {"precision": "bf16-mixed-16" if whole else f"{name}-32" if wide else name}
     return {"precision": "fp32" if keys.choice(at.cast, PRECISION_NARROW) is False else name}
 

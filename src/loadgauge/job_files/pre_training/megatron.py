@@ -523,15 +523,14 @@ VISION = {
 """Parameters of the encoders of `--vision-model-type`, as their publishers have them."""
 
 
-DRAFTS = re.compile(r"--algorithm[ =]+(eagle|medusa|dflash)")
-"""A command of the same script by which ModelOpt puts a draft beside a model, whose own weights are frozen then."""
-
-
 @reads(kind="vision_model_type", frozen="freeze_ViT", body="freeze_LM")
 def vision(keys: Keys, at: Named) -> Facts:
     """The idea of images: an encoder beside the language model, whose memory is a bound, and parts that are not trained."""
-    keys.note("load", "trains the draft that another command of the script puts beside the model, which is counted as if it"
-              " were trained", "saves", "gradients optimizer activations", when=DRAFTS.search(keys.document.text()))  # fmt: skip
+    drafted = re.search(
+        r"--algorithm[ =]+(eagle|medusa|dflash)", keys.document.text()
+    )  # ModelOpt's, beside frozen weights
+    why = "trains the draft that another command of the script puts beside the model, which is counted as if it were trained"
+    keys.note("load", why, "saves", "gradients optimizer activations", when=drafted)
     if not keys.has(at.kind, at.frozen, at.body):
         return {}
     shown, ranks = keys.document.shown(at.kind), keys.whole("tensor_model_parallel_size") or 1

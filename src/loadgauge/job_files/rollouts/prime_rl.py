@@ -418,8 +418,14 @@ def _trainer(keys: Keys, at: Named) -> Facts:
         word = f"full:every={step}"
     host = _section(keys, at.everything, usual=False)
     narrow, reduced = (keys.choice(key, {"float32": False, "bfloat16": True}) for key in (at.dtype, at.reduced))
-    keys.note(at.reduced, "keeps gradients in another format than float32 where they are summed", "saves",
-              "gradients transient", 0.5, when=reduced and not narrow)  # fmt: skip
+    keys.note(
+        at.reduced,
+        "keeps gradients in another format than float32 where they are summed",
+        "saves",
+        "gradients transient",
+        0.5,
+        when=reduced and not narrow,
+    )
     experts = keys.raw(at.ep)
     width = keys.whole(at.ep) or 1 if experts not in (None, "auto") else _experts_shared(keys.document, at.copies)
     return {

@@ -327,7 +327,7 @@ def _for_speed(run: Run) -> Iterator[Change]:
     if layout is not None and any(isinstance(block.mlp, Moe) for block in run.model.blocks):
         for factor in (0.5, 2):
             ep = int(layout.ep * factor)
-            if ep >= 1 and ep != layout.ep:
+            if 1 <= ep <= layout.gpus and ep != layout.ep:
                 yield Change(Kind.EXPERT_PARALLEL, {"ep": ep}, "other groups of experts")
     # A search tries Transformer Engine's recipes alone.
     modelled = layout is not None or training.framework.transformer_engine
