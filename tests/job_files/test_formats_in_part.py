@@ -12,7 +12,7 @@ import pytest
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.exchange import JobFile, read
+from loadgauge.job_files.exchange import JobFile, read, write
 from loadgauge.job_files.ideas.facts import virtual_stages
 
 AUTO = """recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -121,6 +121,14 @@ def test_automodel_reads_the_recipe() -> None:
 def test_automodel_names_what_it_leaves_out() -> None:
     text = AUTO % (", backend: {dispatcher: deepep}", ", ep_size: 8", ADAM) + "qat: {enabled: true}\n"
     assert named(read(text, file="a.yaml")) == {"model.backend.dispatcher": "costs", "qat.enabled": "costs"}
+
+
+def test_nemo_rl_shards_within_replicas() -> None:
+    text = (RECIPE % ", dtensor_cfg: {enabled: true, dp_replicate_size: 4}").replace("grpo_math_1B", "sft")
+    file = read(text + "sft: {val_period: 1}\n", "nemo-rl", file="sft.yaml")
+    assert (file.job.replicas, file.job.gpus) == (4, 16)
+    written = write(file.job, "nemo-rl", text, extra=file.extra, file="sft.yaml").text
+    assert "dp_replicate_size: 4" in written
 
 
 def test_nemo_rl_over_a_recipe_and_with_other_engines(tmp_path: Path) -> None:
