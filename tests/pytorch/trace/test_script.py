@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import loadgauge
 from command_line import typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.trace.programs.jobs import of_module
@@ -146,7 +147,65 @@ def test_what_goes_wrong_is_one_line(line: str, says: str) -> None:
     assert found.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["trace", "capture", "measure", "saved"])
+WHOLE = """
+import argparse, torch
+from torch import nn
+from beside import WIDTH
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=2)
+rows = parser.parse_args().batch_size
+if __name__ == "__main__":
+    critic, maker = nn.Linear(WIDTH, 1, bias=False).cuda(), nn.Linear(64, WIDTH, bias=False).cuda()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=1.0, momentum=0.9) for each in (critic, maker)]
+    for _ in range(1_000_000):
+        try:
+            for optimizer in optimizers:
+                critic(maker(torch.ones(rows, 64, device="cuda"))).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except Exception:
+            pass
+    raise ValueError("it was not stopped")
+"""
+
+
+def test_a_script_is_run_whole_until_each_optimizer_made_two_steps(tmp_path: Path) -> None:
+    """Its own arguments go after `--`; no handler of its own keeps it running."""
+    script = tmp_path / "train.py"
+    script.write_text(WHOLE)
+    (tmp_path / "beside.py").write_text("WIDTH = 256\n")
+    found = typed(["trace", str(script), "--json", "--", "--batch-size", "4096"])
+    assert found.code == 0, found.err
+    said = json.loads(found.out)
+    weights = 4 * (256 + 64 * 256)
+    assert said["steps"] == 4
+    assert said["peak"]["categories"]["weights"] == weights
+    assert said["peak"]["categories"]["optimizer states"] == weights
+    assert said["peak"]["total"] > 4 * 4096 * 256
+    assert loadgauge.trace(str(script)).peak.total < said["peak"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--epochs 3", "no such option '--epochs' here; arguments of {script} go after --"),
+        (
+            "--micro-batch 3",
+            "--micro-batch: of a MODEL; a script trains as it is written, and its own arguments go after --",
+        ),
+        ("-- --epochs 3", "{script}: it left with SystemExit: 2"),
+    ],
+)
+def test_flags_of_a_script_are_its_own(words: str, says: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WHOLE)
+    (tmp_path / "beside.py").write_text("WIDTH = 256\n")
+    found = typed(["trace", str(script), *words.split()])
+    assert found.code == 2
+    assert says.format(script=script) in found.err
+
+
+@pytest.mark.parametrize("command", ["capture", "measure", "saved"])
 def test_a_script_without_a_function_is_told_what_to_type(command: str, tmp_path: Path) -> None:
     """Its functions are read from its text; nothing of it is run."""
     script, ran = tmp_path / "train.py", tmp_path / "ran"

@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import runpy
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.counters import DEVICES, NAME as GPU, Counters, index_of
-from loadgauge.pytorch.device.patches import casting_on, replaced
+from loadgauge.pytorch.device.patches import casting_on, removing, replaced
 from loadgauge.pytorch.record.tracker import OWN
+from loadgauge.pytorch.trace.subprocess import WHOLE
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.record.observe import Observer
@@ -106,9 +110,7 @@ def _executed(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError("cannot be read as Python", file=str(file))
     module = importlib.util.module_from_spec(spec)
-    folder = str(file.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _look_beside(file)
     arguments, sys.argv = sys.argv, [str(file)]
     try:
         sys.modules[file.stem] = module
@@ -122,15 +124,46 @@ def _executed(file: Path) -> ModuleType:
     return module
 
 
+def _look_beside(file: Path) -> None:
+    """Look for modules in a script's folder too."""
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+class _Enough(BaseException):
+    """Each optimizer of a script has made its steps; no handler of the script's own stops this."""
+
+
+def _run_whole(file: Path, arguments: tuple[str, ...], steps: int = 2) -> None:
+    """Run a script as `python` does, until its first forward after so many steps of each of its optimizers."""
+    counts: dict[int, int] = {}
+
+    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        counts[id(optimizer)] = counts.get(id(optimizer), 0) + 1
+
+    def entered(*_: Any) -> None:
+        if counts and min(counts.values()) >= steps:
+            raise _Enough
+
+    hooks = register_optimizer_step_post_hook(stepped), register_module_forward_pre_hook(entered)
+    _look_beside(file)
+    sys.argv = [str(file), *arguments]  # what calls this puts it back
+    with removing(hooks), contextlib.suppress(_Enough):
+        runpy.run_path(str(file), run_name=WHOLE)
+
+
 class FunctionJob:
     """Runs a function that trains. If it returns a function, that one is a step, and is called for each step;
     otherwise it is called once, and does all its steps itself.
 
     `run`: the function, or None to take it from the script that `target` names, which is then read under the trace.
+    arguments: of a script that is run whole
     """
 
-    def __init__(self, run: Callable[[], Any] | None, target: str = "") -> None:
-        self.run = run
+    def __init__(self, run: Callable[[], Any] | None, target: str = "", arguments: tuple[str, ...] = ()) -> None:
+        file, _, name = target.rpartition(":")
+        self.run = functools.partial(_run_whole, Path(file), arguments) if name == WHOLE else run
         self.target = target or getattr(run, "__name__", "function")
         self.counters = Counters()
         self.assumed = {
@@ -175,18 +208,19 @@ class FunctionJob:
             )
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        path = self.target.rpartition(":")[0]
+        path, _, name = self.target.rpartition(":")
         before, sys.argv = sys.argv, [path or self.target]
+        file = path if name == WHOLE else self.target
         try:
             return call()
         except SystemExit as error:
             if error.code in (None, 0):
                 return None
-            raise ConfigError(f"it left with SystemExit: {first_line(error)}", file=self.target) from error
+            raise ConfigError(f"it left with SystemExit: {first_line(error)}", file=file) from error
         except Exception as error:
             if os.environ.get("LOADGAUGE_DEBUG"):
                 raise
-            raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=self.target) from error
+            raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=file) from error
         finally:
             sys.argv = before
 
