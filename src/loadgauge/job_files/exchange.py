@@ -541,8 +541,7 @@ def write(
                 if key not in same or same[key] != value:
                     changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
-    left_out = _left_out(job, text, chosen, kind, file)
-    return Written(dialect=chosen.name, text=text, left_out=left_out)
+    return Written(dialect=chosen.name, text=text, left_out=_left_out(job, text, chosen, kind, file))
 
 
 def _put(target: Document, key: str, value: Any) -> bool:

@@ -429,7 +429,8 @@ def model_of(file: JobFile) -> tuple[Found, str]:
         raise ConfigError(text, file=file.file) from None
     if looked_up.spec.listed is not None:
         return looked_up, f"; {looked_up.spec.name} is {looked_up.how}"
-    sizes = ", ".join(looked_up.how.split("; ")[1:])  # where they are from, and what of the model is left out
+    # Behind the name: where its sizes are from, and what of the model is left out.
+    sizes = ", ".join(looked_up.how.split("; ")[1:])
     alike = f"{looked_up.spec.name}{sizes and f' ({sizes})'}"
     return looked_up, f"; its model {name} is taken for {alike}" if looked_up.how else ""
 

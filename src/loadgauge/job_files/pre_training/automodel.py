@@ -127,8 +127,7 @@ def _model_type(target: str) -> str:
     if module is not None:
         return module[1]
     name = target.rpartition(".")[2].removesuffix("Config")
-    alike = {kind.replace("_", ""): kind for kind in model_types()}
-    return alike.get(name.lower(), name.lower())
+    return {kind.replace("_", ""): kind for kind in model_types()}.get(name.lower(), name.lower())
 
 
 LEFT = "layers of experts stay gathered after the backward of every micro-batch but the last, counted as gathered throughout"
@@ -248,10 +247,8 @@ def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _pipeline(keys: Keys, at: Named) -> Facts:
     facts: Facts = {"global_batch": keys.whole(at.whole) or 32, "micro_batch": keys.whole(at.local) or 1}
     if (_size(keys, f"{D}pp_size") or 1) > 1:
-        machines = _machines.read(keys)
-        own = math.prod(machines.values()) if machines else keys.given.get("gpus")
         degrees = math.prod(_size(keys, f"{D}{axis}_size") or 1 for axis in SPLITS)
-        in_pieces(keys, at.local, facts["global_batch"], degrees, own)
+        in_pieces(keys, at.local, facts["global_batch"], degrees, _machines.read(keys))
         facts["micro_batch"] = keys.whole(at.micro) or 1
         facts["schedule"] = keys.choice(at.schedule, SCHEDULES) or "1f1b"
         many = keys.whole(at.layers) or (0 if facts["schedule"] == "interleaved" else None)

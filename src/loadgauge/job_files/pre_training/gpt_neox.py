@@ -54,8 +54,7 @@ OTHERS = {
 def _layers(keys: Keys) -> set[str]:
     """The sorts of the layers, as they are listed with how often (`expand_attention_types`)."""
     listed = keys.raw(LAYERS) or []
-    if not isinstance(listed, list):
-        raise keys.wrong(LAYERS, f"must be a list, not {listed!r}")
+    keys.refuse(LAYERS, f"must be a list, not {listed!r}", when=not isinstance(listed, list))
     return {
         str(sort)
         for each in listed

@@ -191,8 +191,7 @@ def _batch(keys: Keys, at: Named) -> Facts:
     keys.refuse(
         at.micro, f"{sequences} does not divide {keys.document.shown(at.rank)} = {local}", when=local % sequences
     )
-    ranks = math.prod(keys.whole(name) or 1 for name in DEGREES.values())
-    in_pieces(keys, at.rank, batch, ranks, keys.given.get("gpus"))
+    in_pieces(keys, at.rank, batch, math.prod(keys.whole(name) or 1 for name in DEGREES.values()), {})
     return {"micro_batch": sequences, "global_batch": batch, "accumulation": None if batch else local // sequences}
 
 
