@@ -175,7 +175,6 @@ DEEPSPEED = '{"zero_optimization": {"stage": 2, %s}, "train_micro_batch_size_per
         ("a.sh", "accelerate launch run_nash_md.py --output_dir out --max_length 512", "nash_md.py: starts a trainer"),
         ("a.sh", "accelerate launch --use_megatron_lm train.py --output_dir out --max_length 512", "use_megatron_lm"),
         ("a.sh", MEGATRON + " --vision-pretraining", "--vision-pretraining"),
-        ("a.sh", MEGATRON + " --export-kd-teacher-load x", "--export-kd-teacher-load: 'x'"),
         ("a.sh", MEGATRON.replace("gpt", "t5"), "pretrain_t5.py: trains another model than a GPT"),
         ("verl.sh", VERL + " actor_rollout_ref.actor.ppo_micro_batch_size=64", "ppo_micro_batch_size"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.exchange import JobFile, read
+from loadgauge.job_files.exchange import JobFile, read, write
 from loadgauge.job_files.ideas.facts import virtual_stages
 
 AUTO = """recipe: TrainFinetuneRecipeForNextTokenPrediction
@@ -121,6 +121,14 @@ def test_automodel_reads_the_recipe() -> None:
 def test_automodel_names_what_it_leaves_out() -> None:
     text = AUTO % (", backend: {dispatcher: deepep}", ", ep_size: 8", ADAM) + "qat: {enabled: true}\n"
     assert named(read(text, file="a.yaml")) == {"model.backend.dispatcher": "costs", "qat.enabled": "costs"}
+
+
+def test_nemo_rl_shards_within_replicas() -> None:
+    text = (RECIPE % ", dtensor_cfg: {enabled: true, dp_replicate_size: 4}").replace("grpo_math_1B", "sft")
+    file = read(text + "sft: {val_period: 1}\n", "nemo-rl", file="sft.yaml")
+    assert (file.job.replicas, file.job.gpus) == (4, 16)
+    written = write(file.job, "nemo-rl", text, extra=file.extra, file="sft.yaml").text
+    assert "dp_replicate_size: 4" in written
 
 
 def test_nemo_rl_over_a_recipe_and_with_other_engines(tmp_path: Path) -> None:
@@ -392,3 +400,39 @@ def test_a_script_that_is_not_trls_has_none_of_its_defaults(start: str, more: st
     found = read(f"{start} {COMMON} {more}\n", file="a.sh", given={"gpus": 1})
     assert found.dialect == wanted
     assert (found.job.recompute, found.job.loss) == (("none", None) if wanted == "transformers" else ("full", "tiled"))
+
+
+@pytest.mark.parametrize(
+    ("said", "precision", "named_so"),
+    [
+        ('optimization_dtype = "bfloat16"', "bf16-pure-32", {}),  # gradients are reduced in float32 (`reduce_dtype`)
+        ('optimization_dtype = "bfloat16"\nreduce_dtype = "bfloat16"', "bf16-pure", {}),
+        ('reduce_dtype = "bfloat16"', "bf16", {"trainer.model.reduce_dtype": "saves"}),
+    ],
+)
+def test_prime_rl_optimizes_and_reduces_in_formats_of_their_own(
+    said: str, precision: str, named_so: dict[str, str]
+) -> None:
+    file = read(PRIME % f"[trainer.model]\n{said}\n", file="a.toml")
+    assert file.job.precision == precision
+    assert {key: effect for key, effect in named(file).items() if "dtype" in key} == named_so
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "said"),
+    [
+        (AUTO % ("", "", f"{FUSED}, master_weights: true"), "a.yaml", {"optimizer._target_": "costs"}),
+        (  # ModelOpt's draft beside a frozen model
+            "torchrun convert_model.py --algorithm eagle3 --save x\ntorchrun finetune.py --num-layers 4 --hidden-size 1024"
+            " --num-attention-heads 16 --seq-length 512 --micro-batch-size 1 --vocab-size 1000 --load x --bf16\n",
+            "a.sh", {"--load": "saves"},
+        ),
+        (
+            "deepspeed main.py --max_seq_len 512 --lm_model_name_or_path meta-llama/Llama-2-7b-hf --zero_stage 3"
+            " --vision_model_name_or_path openai/clip-vit-large-patch14\n",
+            "a.sh", {"--vision_model_name_or_path": "either"},
+        ),
+    ],
+)  # fmt: skip
+def test_parts_that_are_trained_or_summed_another_way_are_named(text: str, file: str, said: dict[str, str]) -> None:
+    assert named(read(text, file=file)).items() >= said.items()

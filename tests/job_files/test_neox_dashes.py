@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import pytest
+
 from command_line import document
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.job_files.exchange import read
 
 WITH_UNDERSCORES = {
     "pipe_parallel_size": 0, "model_parallel_size": 1, "num_layers": 6, "hidden_size": 128, "num_attention_heads": 4,
@@ -26,3 +31,10 @@ def test_keys_with_dashes_are_those_with_underscores(tmp_path: Path) -> None:
         answer = document(f"estimate {place} --gpu h100-sxm5-80gb --gpus 8")
         totals.append((answer["memory"]["total"], answer["time"]["step"]))
     assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize("value", ["[true]", "[[]]", "3", "[[[global], 2]]"])
+def test_layers_that_are_no_lists_are_no_defect(value: str) -> None:
+    text = f"hidden_size: 64\nnum_layers: 2\nnum_attention_heads: 4\nseq_length: 8\nattention_config: {value}\n"
+    with contextlib.suppress(ConfigError):
+        read(text, "gpt-neox", file="job.yml")

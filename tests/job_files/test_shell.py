@@ -211,3 +211,11 @@ def test_what_a_case_takes_for_granted_holds_after_it() -> None:
     shell = Shell(NPU.replace("import torch_npu", "import other"))
     assert [word.text for word in shell.commands[0]] == ["run", "--stays", "0.6"]
     assert len(shell.notes) == 1
+
+
+def test_words_after_a_sourced_script_are_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "one.sh").write_text('SIZE=${1}\nif [[ ${1} != "slurm" ]]; then\n  torchrun one.py\nfi\n')
+    for words, programs in (("", ["one.py", "two.py"]), (" slurm", ["two.py"])):
+        commands = Shell(f"source ./one.sh{words}\ntorchrun two.py $SIZE\n", file=str(tmp_path / "run.sh")).commands
+        assert [command[1].text for command in commands] == programs
+        assert [word.text for word in commands[-1][2:]] == (["slurm"] if words else ["${1}"])

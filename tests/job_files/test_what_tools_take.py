@@ -29,7 +29,8 @@ step_scheduler:
     [
         ("#   automodel examples/a.yaml --nproc-per-node 8\n", 8),
         ("# sharded : automodel a.yaml --nproc-per-node 4\n", 4),
-        ("# Run: CUDA_VISIBLE_DEVICES=0,1 python -m axolotl.cli.train a.yaml\n", 2),
+        ("# Run: CUDA_VISIBLE_DEVICES=0,1 accelerate launch -m axolotl.cli.train a.yaml\n", 2),
+        ("# Run: CUDA_VISIBLE_DEVICES=0,1 python -m axolotl.cli.train a.yaml\n", 1),  # no launcher: one process
         ("# Recipe validated using 256 H100 GPUs (32 nodes x 8)\n#   automodel a.yaml --nproc-per-node 8\n", 256),
         ("# Target launch shape: 2 nodes x 8 GPUs = 16 ranks\n", 16),
         ("# 4 nodes (8xH100 or 8xH200)\n#   automodel a.yaml --nproc-per-node 8\n", 32),
@@ -43,6 +44,25 @@ step_scheduler:
 )
 def test_gpus_of_a_files_comments(head: str, gpus: int | None) -> None:
     assert read(head + AUTOMODEL, "automodel", file="job.yaml").job.gpus == gpus
+
+
+PIPELINE = "distributed:\n  pp_size: 4\n  pipeline:\n    pp_schedule: 1f1b\n    pp_microbatch_size: 1\n"
+TITAN = (
+    "torchrun -m torchtitan.train --module llama3 --config llama3_8b --parallelism.pipeline_parallel_degree 4"
+    " --training.local_batch_size {} --training.global_batch_size 64\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("local", "gpus", "pieces"), [(16, 16, False), (8, 16, True), (64, None, False), (16, None, True)]
+)
+def test_a_step_that_is_several_runs_of_the_pipeline(local: int, gpus: int | None, pieces: bool) -> None:
+    # 64 sequences over 4 copies of 4 stages: one run of 16 sequences a rank, or two of 8.
+    given = {} if gpus is None else {"gpus": gpus}
+    own = AUTOMODEL.replace("local_batch_size: 1\n", f"local_batch_size: {local}\n") + PIPELINE
+    for text, file in ((own, "job.yaml"), (TITAN.format(local), "run.sh")):
+        notes = [item for item in read(text, file=file, given=given).uncounted if "local_batch_size" in item.key]
+        assert [item.effect for item in notes] == ["saves"] * pieces
 
 
 @pytest.mark.parametrize(

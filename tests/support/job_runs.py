@@ -325,11 +325,15 @@ def _agree(values: dict[str, Any], name: str, syntax: str) -> None:
             values["kernels"] = values["kernels"].removesuffix("lora").rstrip("-") or "native"
         elif values["activation_offload"] == "all":
             values["recompute"] = "none"  # beside adapters, the one takes the place of the other
+        if not values["lora_rank"] and values["recompute"] == "none":
+            values["activation_offload"] = "none"  # `check_activation_offloading_wo_gc`
         liger = values["kernels"].startswith("liger")
         values["loss"] = {"liger": "auto"}.get(values["loss"], values["loss"]) if liger else values["loss"]
         values["loss"] = "auto" if not liger and values["loss"] == "float32" else values["loss"]
         if (framework, values["precision"]) == ("huggingface", "bf16") and values["zero"] and not values["lora_rank"]:
             values["precision"] = "bf16-autocast-8"  # whole weights under its own FSDP 2 stay as they were loaded
+    if name == "torchtune" and (values["lora_rank"] or "llama" not in values["model"]):
+        values["tp"] = 1  # the recipes of adapters refuse it, and Llama has a plan
     if name == "verl":
         _agree_verl(values, framework)
     if name == "nemo-rl":

@@ -157,8 +157,7 @@ IN_GENERAL = "`loadgauge capture FILE.py:function` works out the training of any
 
 def _knows(name: str, keys: set[str]) -> bool:
     """Return whether every key is one of the dialect's tool."""
-    chosen = dialect(name)
-    return all(map(chosen.kinds, keys))
+    return all(map(dialect(name).kinds, keys))
 
 
 def recognise(document: Document, file: str = "") -> Dialect | None:

@@ -541,8 +541,7 @@ def write(
                 if key not in same or same[key] != value:
                     changed |= _put(target, key, value)
     text = target.text() if changed or template is None else template
-    left_out = _left_out(job, text, chosen, kind, file)
-    return Written(dialect=chosen.name, text=text, left_out=left_out)
+    return Written(dialect=chosen.name, text=text, left_out=_left_out(job, text, chosen, kind, file))
 
 
 def _put(target: Document, key: str, value: Any) -> bool:
@@ -574,7 +573,9 @@ def _stale(have: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str,
 
 def _left_out(job: Job, text: str, chosen: Dialect, syntax: str, file: str) -> tuple[str, ...]:
     """Reads what was written, and lists what it does not say as the job does."""
-    facts = chosen.read(Keys(document(text, syntax, chosen, file), "", chosen.auto))
+    keys = Keys(document(text, syntax, chosen, file), file, chosen.auto)
+    keys.alone = True
+    facts = chosen.read(keys)
     beyond = {} if job.gpus is None or "gpus" in facts or "nodes" in facts else facts_given({"gpus": job.gpus})
     written = describe(*solve(_with(facts, beyond)))
     lines = [f"--gpus {job.gpus}: is said to the launcher"] if beyond and solve(facts)[0].gpus != job.gpus else []

@@ -429,7 +429,10 @@ def model_of(file: JobFile) -> tuple[Found, str]:
         raise ConfigError(text, file=file.file) from None
     if looked_up.spec.listed is not None:
         return looked_up, f"; {looked_up.spec.name} is {looked_up.how}"
-    return looked_up, f"; its model {name} is taken for {looked_up.spec.name}" if looked_up.how else ""
+    # Behind the name: where its sizes are from, and what of the model is left out.
+    sizes = ", ".join(looked_up.how.split("; ")[1:])
+    alike = f"{looked_up.spec.name}{sizes and f' ({sizes})'}"
+    return looked_up, f"; its model {name} is taken for {alike}" if looked_up.how else ""
 
 
 def _named_in(text: str) -> str | None:

@@ -198,7 +198,7 @@ def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, 
 def _gravest(finding: Finding) -> tuple[int, int, float]:
     order = ("fails", "time", "memory", "host", "note").index(finding.level)
     gain = 0 if finding.level == "fails" else -finding.step - finding.memory / 2**40
-    return order, len(finding.left_out), gain
+    return order, bool(finding.left_out), gain
 
 
 def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
@@ -268,8 +268,7 @@ def _words(file: JobFile, source: str, setup: Setup) -> Iterator[Finding]:
     """Yield what the file's own words say in vain, and what it is read as that its keys do not say."""
     nvlink = setup.gpu is not None and "nvlink" in (setup.gpu.interconnect.kind or "").lower()
     for own in own_words(source, file.dialect, file.syntax, file.file, nvlink=nvlink):
-        line = line_of(source, own.text)
-        yield Finding(rule=own.rule, level="note", says=own.says, line=line, keys=own.keys)
+        yield Finding(rule=own.rule, level="note", says=own.says, line=line_of(source, own.text), keys=own.keys)
     if "config" not in file.facts:
         return  # the positions of a checkpoint stay
     rows, longest = setup.model.learned_positions, int(setup.layout.seq_len)

@@ -80,8 +80,7 @@ def command(
             code = NO
         if as_diff or fix:
             new, _ = fixed(linted, job, text, frozenset(rules))
-            rows = unified_diff(text.splitlines(True), new.splitlines(True), file, file)
-            click.echo("".join(rows), nl=False)
+            click.echo("".join(unified_diff(text.splitlines(True), new.splitlines(True), file, file)), nl=False)
             if fix and new != text:
                 with open(file, "w", encoding="utf-8", newline="") as target:
                     target.write(new)

@@ -148,7 +148,9 @@ def _any(of_file: Document, terms: str, text: str = "", *, unknown: bool = False
             if named and "." not in key:
                 return True
             continue
-        if unknown and "$" in str(value):
+        # A variable of a script that several lines set has another value in another branch.
+        by = re.search(rf"--{key.replace('_', '[-_]')}[ =]+[\"']?\$\{{?(\w+)", text) if unknown else None
+        if unknown and ("$" in str(value) or (by and len(re.findall(rf"\b{by[1]}=", text)) > 1)):
             return True
         number = str(value).replace(".", "", 1)
         if sign == ">":

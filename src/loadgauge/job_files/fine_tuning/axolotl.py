@@ -95,11 +95,11 @@ def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any
     word = facts.get("recompute") or "none"
     where = facts.get("activation_offload") or "none"
     instead = where == "all" and bool(facts.get("lora_rank")) and keys.since(0, 18)
-    if word != "none" and (word != "full" or instead):
+    # It moves nothing without checkpoints, but beside adapters (`check_activation_offloading_wo_gc`).
+    if (word != "none" and (word != "full" or instead)) or (word == "none" != where and not instead):
         return {}
     present = [name for name in (at.key, at.own, at.old) if keys.has(name)] or [at.key]
-    off = False if keys.has(at.moved) else None
-    spelled = {"all": True, "checkpoints": "hidden_states"}.get(where, off)
+    spelled = {"all": True, "checkpoints": "hidden_states"}.get(where, False if keys.has(at.moved) else None)
     return dict.fromkeys(present, word == "full" or instead) | {at.moved: spelled}
 
 
@@ -410,8 +410,7 @@ def _evaluation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _evaluation(keys: Keys, at: Named) -> Facts:
     """It evaluates where there is data for it and something says when (`core/builders/base.py`)."""
-    number = keys.whole(at.size) or keys.whole("micro_batch_size") or 1
-    return {"eval_batch": number} if _on(keys, at) else {}
+    return {"eval_batch": (keys.whole(at.size) or keys.whole("micro_batch_size") or 1)} if _on(keys, at) else {}
 
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

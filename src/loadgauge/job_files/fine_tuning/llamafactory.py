@@ -143,8 +143,7 @@ OWN_OPTIMIZERS = (
 
 
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    whole = facts["optimizer"]
-    name = {"muon": "muon", "badam": "badam", "adam-mini": "adam_mini"}.get(whole)
+    name = {"muon": "muon", "badam": "badam", "adam-mini": "adam_mini"}.get(facts["optimizer"])
     switches: dict[str, Any] = {
         f"use_{each}": True if each == name else None for each in ("muon", "badam", "adam_mini", "galore", "apollo")
     }
@@ -169,8 +168,9 @@ def _optimizer(keys: Keys) -> Facts:
                 4,
                 when=str(keys.raw(f"{name}_target") or "all") != "all",
             )
-            every = keys.whole(interval) or 200
-            return {"optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={every}"}
+            return {
+                "optimizer": f"{name}{layerwise}:rank={keys.whole(rank) or 16},every={(keys.whole(interval) or 200)}"
+            }
     if keys.flag("use_badam"):
         keys.note(
             "badam_mode",

@@ -114,8 +114,7 @@ def _sharding(keys: Keys, at: Named) -> Facts:
 
 
 def _saving_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    named = isinstance(keys.raw("deepspeed"), str) or keys.raw("fsdp") == FSDP
-    return {} if named else SAVING.write(facts, keys)
+    return {} if (isinstance(keys.raw("deepspeed"), str) or keys.raw("fsdp") == FSDP) else SAVING.write(facts, keys)
 
 
 @reads(*SAVING.keys, facts=SAVING.facts, write=_saving_written)

@@ -58,8 +58,7 @@ OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon
 @writes(recompute(otherwise="selective"))
 def _recompute(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
     """The core of attention, unless it is said that there is none (`recompute_granularity` has that word)."""
-    none = {"recompute_granularity": "none"} if facts.get("recompute") == "none" else {}
-    return inner.write(facts, keys) | none
+    return inner.write(facts, keys) | ({"recompute_granularity": "none"} if facts.get("recompute") == "none" else {})
 
 
 def _half(keys: Keys) -> Facts:
@@ -67,16 +66,14 @@ def _half(keys: Keys) -> Facts:
     (`_init_mixed_precision` of `arguments/base_args/model_args.py`)."""
     if keys.has("bf16", "fp16", "fp8_format", "fp4_format"):
         return precision.read(keys)
-    loaded = keys.choice("torch_dtype", DTYPES) or "bfloat16"
-    return {"precision": "bf16" if loaded == "bfloat16" else "fp16"}
+    return {"precision": "bf16" if (keys.choice("torch_dtype", DTYPES) or "bfloat16") == "bfloat16" else "fp16"}
 
 
 ZERO_INNER, ZERO_SWITCH = zero(), "use_distributed_optimizer"
 
 
 def _zero_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    values = ZERO_INNER.write(facts, keys)
-    return values | {ZERO_SWITCH: None if facts.get("zero") else False}
+    return ZERO_INNER.write(facts, keys) | {ZERO_SWITCH: None if facts.get("zero") else False}
 
 
 @reads(*ZERO_INNER.keys, facts=ZERO_INNER.facts, write=_zero_written)

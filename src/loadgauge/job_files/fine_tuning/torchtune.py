@@ -214,7 +214,14 @@ SHARDING_INNER = product(
 
 
 def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    return SHARDING_INNER.write(facts, keys) | {at.parts: -1 if keys.has(at.parts) else None}
+    values: dict[str, Any] = {at.parts: -1 if keys.has(at.parts) else None}
+    if (facts.get("tp") or 1) > 1 and not keys.has(at.plan):
+        # The recipe of adapters refuses it, and the full one asks for a plan, which Llama 3 has (`models/llama3`).
+        named = str(facts.get("model") or keys.word("model._component_"))
+        split = not facts.get("lora_rank") and "llama3" in named.replace("-", "")
+        values |= {at.plan: "torchtune.models.llama3.base_llama_tp_plan"} if split else {}
+        facts = facts if split else {**facts, "tp": 1}
+    return SHARDING_INNER.write(facts, keys) | values
 
 
 @reads(

@@ -184,8 +184,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
 
 
 def _length_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    present = [name for name in at.names if keys.has(name)] or [at.names[0]]
-    return dict.fromkeys(present, facts["seq_len"])
+    return dict.fromkeys([name for name in at.names if keys.has(name)] or [at.names[0]], facts["seq_len"])
 
 
 @reads(

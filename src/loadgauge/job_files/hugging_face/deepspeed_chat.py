@@ -26,7 +26,7 @@ OF_PPO = (
 
 CONFIG, SIZES = "deepspeed_config", "cf"
 """The engine's configuration, and bing_bert's file with the sizes of the model."""
-NAMED = ("model_name_or_path", ACTOR, "model_name", "bert_model")
+NAMED = ("model_name_or_path", ACTOR, "lm_model_name_or_path", "model_name", "bert_model")
 BATCHES = ("per_device_train_batch_size", "train_batch_size", "batch_size")
 HALF = {"fp16": "fp16", "bf16": "bf16"}
 MOST = 64
@@ -37,7 +37,7 @@ HEAD = 2
 
 def _own(keys: Keys) -> bool:
     """Return whether a program of its own is started, which has none of DeepSpeed-Chat's defaults."""
-    return keys.has(CONFIG, SIZES, *NAMED[2:])
+    return keys.has(CONFIG, SIZES, *NAMED[3:])
 
 
 def _told(keys: Keys) -> bool:

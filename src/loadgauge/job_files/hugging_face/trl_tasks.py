@@ -95,11 +95,9 @@ def trainer_of(keys: Keys) -> str | None:
     """
     program = " ".join(getattr(keys.document, "program", ()))
     started = next((match[1].lower() for pattern in STARTED if (match := pattern.search(program))), None)
-    asked = keys.given.get("task")
-    named = started or TASKS.get(str(asked))
+    named = started or TASKS.get(str(keys.given.get("task")))
     present = [key for key in keys.document.names() if key.split(".")[0] in EVERY]
-    loss = keys.words("loss_type") or []
-    ours = [word.strip("[]'\"") for word in loss]
+    ours = [word.strip("[]'\"") for word in (keys.words("loss_type") or [])]
     chosen = [trainer for trainer in OWN if set(ours) & LOSSES.get(trainer, frozenset())]
     among = [trainer for trainer in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[trainer]]
     of_path = [trainer for trainer in among if trainer in words_of_path(keys.file)]

@@ -338,8 +338,7 @@ def key_lists(name: str) -> Coverage:
     >>> key_lists("accelerate").kinds("machine_rank")
     ('harmless',)
     """
-    text = read_data(f"keys/{name}.toml")
-    file = msgspec.convert(tomllib.loads(text), _KeyFile)
+    file = msgspec.convert(tomllib.loads(read_data(f"keys/{name}.toml")), _KeyFile)
     lists = Coverage(
         harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),
         proven=frozenset[str]().union(*(group.names() for group in file.harmless if group.read)),

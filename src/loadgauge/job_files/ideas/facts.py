@@ -161,7 +161,9 @@ def announced(text: str) -> dict[str, Fact]:
             "CUDA_VISIBLE_DEVICES",
         )
     )
-    number = int(each[1]) * int(nodes[1] if nodes else 1) if each else int("_single_device" in command[0])
+    # A program that no launcher starts is one process, however many cards it sees.
+    alone = "_single_device" in command[0] or re.search(r"python3? -m axolotl", command[0]) is not None
+    number = int(each[1]) * int(nodes[1] if nodes else 1) if each else int(alone)
     number = number or (cards[1].count(",") + 1 if cards else 0)
     return {"gpus": Fact(number, " ".join(command[0].split())[:60], True)} if number else {}
 

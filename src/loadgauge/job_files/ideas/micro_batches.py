@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from loadgauge.job_files.ideas.table import Keys
 
@@ -27,3 +28,19 @@ def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, rema
             key, f"{remark}, counted as {micro} sequences of {length}", effect, "activations loss transient", share
         )
     return micro
+
+
+def in_pieces(keys: Keys, key: str, whole: int | None, ranks: int, machines: Mapping[str, int]) -> None:
+    """Notes that a step is several runs of the pipeline, where its schedule takes `key` sequences and a step more of them
+    (sources: torch.distributed.pipelining of 2.13, `_PipelineSchedule.step`; torchtitan, `train.py`; AutoModel, `train_ft.py`).
+
+    whole: sequences of a step, None where it is one run; ranks: GPUs of one copy of the model
+    machines: nodes, and GPUs of each, where the file says them
+    """
+    local, gpus = keys.whole(key) or 1, math.prod(machines.values()) if machines else keys.given.get("gpus")
+    if whole and whole > local * (1 if gpus is None else max(1, gpus // ranks)):
+        why = (
+            "the pipeline fills and drains for each so many sequences of a rank, where one run through a whole step is counted:"
+            " it keeps fewer micro-batches, and takes longer"
+        )
+        keys.note(key, why, "saves", "activations", 0.5)

@@ -17,6 +17,7 @@ from loadgauge.job_files.ideas import (
     BITSANDBYTES,
     CUT_LOSS,
     MISSING,
+    SPLITS,
     Dialect,
     Facts,
     Idea,
@@ -30,6 +31,7 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
 )
+from loadgauge.job_files.ideas.micro_batches import in_pieces
 
 DTYPES = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "torch.bfloat16": "bf16-pure", "auto": "bf16-pure"}
 DTYPES |= {"float32": "bf16-autocast", "fp32": "bf16-autocast", "torch.float32": "bf16-autocast"}
@@ -125,8 +127,7 @@ def _model_type(target: str) -> str:
     if module is not None:
         return module[1]
     name = target.rpartition(".")[2].removesuffix("Config")
-    alike = {kind.replace("_", ""): kind for kind in model_types()}
-    return alike.get(name.lower(), name.lower())
+    return {kind.replace("_", ""): kind for kind in model_types()}.get(name.lower(), name.lower())
 
 
 LEFT = "layers of experts stay gathered after the backward of every micro-batch but the last, counted as gathered throughout"
@@ -246,6 +247,8 @@ def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _pipeline(keys: Keys, at: Named) -> Facts:
     facts: Facts = {"global_batch": keys.whole(at.whole) or 32, "micro_batch": keys.whole(at.local) or 1}
     if (_size(keys, f"{D}pp_size") or 1) > 1:
+        degrees = math.prod(_size(keys, f"{D}{axis}_size") or 1 for axis in SPLITS)
+        in_pieces(keys, at.local, facts["global_batch"], degrees, _machines.read(keys))
         facts["micro_batch"] = keys.whole(at.micro) or 1
         facts["schedule"] = keys.choice(at.schedule, SCHEDULES) or "1f1b"
         many = keys.whole(at.layers) or (0 if facts["schedule"] == "interleaved" else None)
@@ -373,8 +376,15 @@ def _precision(keys: Keys, at: Named) -> Facts:
     gradients in float32, and sums them so over micro-batches."""
     name = keys.agreed(at.names, lambda key: keys.choice(key, DTYPES)) or "bf16-pure"
     if name == "bf16-pure":
-        wide = keys.word(f"{D}strategy") in (None, "fsdp2")
-        return {"precision": "bf16-mixed-16" if _main_weights(keys) else f"{name}-32" if wide else name}
+        wide, whole = keys.word(f"{D}strategy") in (None, "fsdp2"), _main_weights(keys)
+        keys.note(
+            "optimizer._target_",
+            "keeps copies of its own of the weights, and sums of gradients in float32 beside 16 bits are not counted",
+            "costs",
+            "gradients transient",
+            when=whole and wide,
+        )
+        return {"precision": "bf16-mixed-16" if whole else f"{name}-32" if wide else name}
     return {"precision": "fp32" if keys.choice(at.cast, PRECISION_NARROW) is False else name}
 
 

@@ -177,8 +177,7 @@ def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 @reads(write=_zero_written, inner=zero("ddp.", "optimizer.use_distributed_optimizer", "dist.use_megatron_fsdp"))
 def _zero(keys: Keys, at: Named) -> Facts:
     """Megatron's, whose section a recipe that is not known may set."""
-    stated = keys.has(*ZERO_SWITCHES) or keys.flag("dist.use_megatron_fsdp")
-    return at.inner.read(keys) if stated else {}
+    return at.inner.read(keys) if (keys.has(*ZERO_SWITCHES) or keys.flag("dist.use_megatron_fsdp")) else {}
 
 
 def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

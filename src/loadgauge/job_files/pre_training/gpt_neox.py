@@ -54,7 +54,12 @@ OTHERS = {
 def _layers(keys: Keys) -> set[str]:
     """The sorts of the layers, as they are listed with how often (`expand_attention_types`)."""
     listed = keys.raw(LAYERS) or []
-    return {str(sort) for each in listed for sort in (each[0] if isinstance(each, list) else [each])}
+    keys.refuse(LAYERS, f"must be a list, not {listed!r}", when=not isinstance(listed, list))
+    return {
+        str(sort)
+        for each in listed
+        for sort in (each[0] if isinstance(each, list) and each and isinstance(each[0], list) else [each])
+    }
 
 
 def _attention(keys: Keys) -> str:

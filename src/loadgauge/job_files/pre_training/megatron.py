@@ -5,6 +5,7 @@ Ideas that other dialects share take the names of their keys, or a prefix. The s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -525,6 +526,11 @@ VISION = {
 @reads(kind="vision_model_type", frozen="freeze_ViT", body="freeze_LM")
 def vision(keys: Keys, at: Named) -> Facts:
     """The idea of images: an encoder beside the language model, whose memory is a bound, and parts that are not trained."""
+    drafted = re.search(
+        r"--algorithm[ =]+(eagle|medusa|dflash)", keys.document.text()
+    )  # ModelOpt's, beside frozen weights
+    why = "trains the draft that another command of the script puts beside the model, which is counted as if it were trained"
+    keys.note("load", why, "saves", "gradients optimizer activations", when=drafted)
     if not keys.has(at.kind, at.frozen, at.body):
         return {}
     shown, ranks = keys.document.shown(at.kind), keys.whole("tensor_model_parallel_size") or 1

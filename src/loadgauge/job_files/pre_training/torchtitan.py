@@ -6,6 +6,7 @@ Until then a command named a TOML (`--job.config_file`), which is read where it 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_data
 from loadgauge.job_files.hugging_face.huggingface import compiled
 from loadgauge.job_files.ideas import Dialect, Document, Facts, Keys, Named, reads, row
+from loadgauge.job_files.ideas.micro_batches import in_pieces
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.nested import toml_document
 
@@ -189,6 +191,7 @@ def _batch(keys: Keys, at: Named) -> Facts:
     keys.refuse(
         at.micro, f"{sequences} does not divide {keys.document.shown(at.rank)} = {local}", when=local % sequences
     )
+    in_pieces(keys, at.rank, batch, math.prod(keys.whole(name) or 1 for name in DEGREES.values()), {})
     return {"micro_batch": sequences, "global_batch": batch, "accumulation": None if batch else local // sequences}
 
 

@@ -49,8 +49,7 @@ class Configured:
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, those of the command line first."""
-        own = [name for name in self.line.names() if name not in OPTIONS]
-        return tuple(dict.fromkeys((*own, *self.named.names())))
+        return tuple(dict.fromkeys((*[name for name in self.line.names() if name not in OPTIONS], *self.named.names())))
 
     def get(self, key: str) -> Any:
         """The value of a key on the command line, else in the file, or `MISSING`."""

@@ -107,8 +107,7 @@ def layered(
 def _all_keys(bundled: Mapping[str, Mapping[str, Any]], name: str) -> frozenset[str]:
     """Return the keys of one of the tool's own files and of those beneath it."""
     own = bundled.get(name, {})
-    beneath = _all_keys(bundled, str(own["defaults"])) if "defaults" in own else frozenset[str]()
-    return beneath | own.keys()
+    return (_all_keys(bundled, str(own["defaults"])) if "defaults" in own else frozenset[str]()) | own.keys()
 
 
 def _words(name: str) -> set[str]:

@@ -311,7 +311,10 @@ class Shell(Values):
             self._called(name, words)
             return None
         if name in ("source", ".") and len(words) > 1:
+            before = self.arguments
+            self.arguments = [self._text(word) for word in words[2:]] or before  # without any, the script's own
             self._sourced(texts[1])
+            self.arguments = before
             return True
         if name == "set":
             if "--" in texts:

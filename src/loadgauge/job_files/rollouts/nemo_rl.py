@@ -95,6 +95,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if not megatron:
         wide = (facts.get("ep") or 1) > 1
         values |= {f"{D}expert_parallel_size": facts["ep"] if wide else None, at.stays: stage == 3 if wide else None}
+        values[at.copies] = facts.get("replicas") if (facts.get("replicas") or 1) > 1 or keys.has(at.copies) else None
     values[at.shared if megatron else at.other] = bool(facts.get("sequence_parallel"))
     if word in ("none", "full") or (megatron and kind in ("selective", "modules")):
         values[at.again[0 if megatron else 1]] = kind != "none"
@@ -110,8 +111,10 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 @reads(
-    facts="tp pp cp ep etp framework zero sequence_parallel cp_comm schedule recompute offload vpp stage_layers layers_per_stage",
+    facts="tp pp cp ep etp framework zero replicas sequence_parallel cp_comm schedule recompute offload vpp stage_layers"
+    " layers_per_stage",
     write=_layout_written,
+    copies=f"{D}dp_replicate_size",
     of_megatron={axis: f"{M}{name}_parallel_size" for axis, name in SIZES.items()},
     of_dtensor={"tp": f"{D}tensor_parallel_size", "cp": f"{D}context_parallel_size", "ep": f"{D}expert_parallel_size"},
     shared=f"{M}sequence_parallel",
@@ -138,6 +141,7 @@ def _layout(keys: Keys, at: Named) -> Facts:
             # Experts' layers stay gathered (AutoModel's `MoEParallelizerConfig`).
             "zero": 2 if facts["ep"] > 1 and not keys.flag(at.stays) else 3,
             "pp": 1,
+            "replicas": keys.whole(at.copies) if keys.has(at.copies) else None,
             "offload": "all" if keys.flag(at.moved) else "none",
             "sequence_parallel": bool(keys.flag(at.other)) and facts["tp"] > 1,
             "cp_comm": "ring" if facts["cp"] > 1 else None,

@@ -361,8 +361,7 @@ def _engine(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
 )
 def _moved(keys: Keys) -> Facts:
     """The idea of what DeepSpeed moves but for an update: everything but the 16-bit weights (`ppo_trainer.py`, `_run_sleep`)."""
-    host = keys.flag(MOVED) and not keys.flag("ds.adam_offload")
-    return {"rollout_offload": "states" if host else "none"}
+    return {"rollout_offload": "states" if (keys.flag(MOVED) and not keys.flag("ds.adam_offload")) else "none"}
 
 
 def _longest(keys: Keys) -> int:

@@ -353,7 +353,8 @@ def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.copies: wider if wider > 1 else None,
         at.reshard: False if facts.get("zero") == 2 else None,
         at.moved: True if out == "all" else None,
-        at.dtype: "bfloat16" if name == "bf16-pure" else None,
+        at.dtype: "bfloat16" if name in ("bf16-pure", "bf16-pure-32") else None,
+        at.reduced: "bfloat16" if name == "bf16-pure" else None,
         at.attn: spelled,
     }
     if kind == "none":
@@ -393,6 +394,7 @@ def _of_the_card(keys: Keys) -> str | None:
     offloaded="model.ac_offloading",
     beside=("model.ac_offloading.max_inflight_activations", "model.ac_offloading.pin_memory"),
     dtype="model.optimization_dtype",
+    reduced="model.reduce_dtype",
     compiled="model.compile",
     whole="model.compile.fullgraph",
     attn="model.attn",
@@ -415,6 +417,15 @@ def _trainer(keys: Keys, at: Named) -> Facts:
     if again and step > 1:
         word = f"full:every={step}"
     host = _section(keys, at.everything, usual=False)
+    narrow, reduced = (keys.choice(key, {"float32": False, "bfloat16": True}) for key in (at.dtype, at.reduced))
+    keys.note(
+        at.reduced,
+        "keeps gradients in another format than float32 where they are summed",
+        "saves",
+        "gradients transient",
+        0.5,
+        when=reduced and not narrow,
+    )
     experts = keys.raw(at.ep)
     width = keys.whole(at.ep) or 1 if experts not in (None, "auto") else _experts_shared(keys.document, at.copies)
     return {
@@ -428,9 +439,7 @@ def _trainer(keys: Keys, at: Named) -> Facts:
         "recompute": word if again else "none",
         "activation_offload": "checkpoints" if again and _section(keys, at.offloaded, usual=True) else None,
         # With the whole optimizer on the host 16-bit weights are on the card, and float32 ones beside its states.
-        "precision": "bf16-mixed-16"
-        if host
-        else keys.choice(at.dtype, {"float32": "bf16", "bfloat16": "bf16-pure"}) or "bf16",
+        "precision": "bf16-mixed-16" if host else "bf16" if not narrow else "bf16-pure" if reduced else "bf16-pure-32",
         "compile": _section(keys, at.compiled, usual=True),
         "attention": _of_the_card(keys)
         if keys.raw(at.attn) in (None, "auto")

@@ -22,6 +22,25 @@ from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.adapters import LORA_RANK
 from loadgauge.core.resolve.setup import Setup
 
+EAGER = frozenset(
+    [
+        "bloom",
+        "codegen",
+        "cpmant",
+        "deepseek_v4",
+        "gpt_neox_japanese",
+        "hy_v4",
+        "inkling2_text",
+        "mpt",
+        "openai-gpt",
+        "trocr",
+        "xglm",
+        "xlm",
+        "xlnet",
+    ]
+)
+"""Models whose class in transformers 5.23 has eager attention alone (`_supports_sdpa`, `_supports_flash_attn`)."""
+
 
 class Kind(Enum):
     """Fields that a change alters."""
@@ -177,7 +196,8 @@ def _of_layout(run: Run) -> Iterator[Change]:
         size = max(part for part in range(1, size // 2 + 1) if layout.micro_batch % part == 0)
         yield Change(Kind.SMALLER_MICRO_BATCH, {"micro_batch": size}, "more, smaller micro-batches")
     if kernels.attention == "eager":
-        yield Change(Kind.ATTENTION, {"attention": "flash"}, "never keeps the scores")
+        if run.model.model_type not in EAGER:
+            yield Change(Kind.ATTENTION, {"attention": "flash"}, "never keeps the scores")
         if layout.recompute.mode == "none":
             yield Change(Kind.RECOMPUTE_MORE, {"recompute": "selective"}, "attention runs again in backward")
     if layout.recompute.mode != "full":
@@ -307,7 +327,7 @@ def _for_speed(run: Run) -> Iterator[Change]:
     if layout is not None and any(isinstance(block.mlp, Moe) for block in run.model.blocks):
         for factor in (0.5, 2):
             ep = int(layout.ep * factor)
-            if ep >= 1 and ep != layout.ep:
+            if 1 <= ep <= layout.gpus and ep != layout.ep:
                 yield Change(Kind.EXPERT_PARALLEL, {"ep": ep}, "other groups of experts")
     # A search tries Transformer Engine's recipes alone.
     modelled = layout is not None or training.framework.transformer_engine
