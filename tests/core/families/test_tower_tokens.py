@@ -186,7 +186,11 @@ def test_a_picture_has_from_4_to_16384_tokens(model: str, side: int, tokens: int
 @pytest.mark.parametrize(
     ("keys", "said", "why"),
     [
-        ({"model_type": "whisper", "max_target_positions": 448}, {"seq_len": 2048}, "2048 is more than the model's 448"),
+        (
+            {"model_type": "whisper", "max_target_positions": 448},
+            {"seq_len": 2048},
+            "2048 is more than the model's 448",
+        ),
         ({"model_type": "janus"}, {"video": "8x224x224"}, "pictures of any size in a captured model"),
     ],
 )

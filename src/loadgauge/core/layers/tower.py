@@ -72,7 +72,9 @@ def _hooked(build: Builder) -> Layer:
     end = 1 + next(index for index, each in enumerate(every) if each.gemms)
     leaf = Operation("patches.leaf", "view", every[end - 1].outputs, (), keeps=every[end - 1].outputs)
     build.operations = every[end:]
-    return Layer("tower", (*(msgspec.structs.replace(each, keeps=()) for each in every[:end]), leaf, *build.layer("tower")))
+    return Layer(
+        "tower", (*(msgspec.structs.replace(each, keeps=()) for each in every[:end]), leaf, *build.layer("tower"))
+    )
 
 
 def tower_steps(block: Block, view: View) -> Layer:
