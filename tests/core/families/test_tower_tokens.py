@@ -181,3 +181,24 @@ def test_a_picture_has_from_4_to_16384_tokens(model: str, side: int, tokens: int
     """As the model cards of Qwen2-VL and Qwen2.5-VL state of their processors' own limits."""
     setup = resolve_job(Job(model, gpu="h100-sxm5-80gb", pictures=f"1x{side}x{side}", seq_len=32768))
     assert f", {tokens:,} tokens" in setup.assumed["pictures of a sequence"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said", "why"),
+    [
+        (
+            {"model_type": "whisper", "max_target_positions": 448},
+            {"seq_len": 2048},
+            "2048 is more than the model's 448",
+        ),
+        ({"model_type": "janus"}, {"video": "8x224x224"}, "pictures of any size in a captured model"),
+    ],
+)
+def test_what_no_capture_answers_is_refused_before_it(
+    keys: dict[str, Any], said: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadgauge.pytorch.capture.road.model_of", lambda *_: pytest.fail("it was captured"))
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(keys))
+    with pytest.raises((ConfigError, NotModelled), match=why):
+        estimate(str(file), **said)

@@ -89,6 +89,9 @@ def embedding_layer(model: ModelSpec, view: View) -> Layer:
         per_layer_inputs(build, x, model, indices)
     if narrow and model.factorised_embedding:
         build.linear("embedding.project_in", x, build.local_tokens, width, hidden, bias=True)
+    if model.tower_layers:  # vectors of pictures and sounds take the place of some of its rows
+        keeps = (x,) if view.input_gradients and not trainable else ()
+        x = build.elementwise("embedding.placed", (x,), build.residual("embedding.placed", hidden), keeps)
     if not same(model.streams, 1):
         split(build, x, model)
     return build.layer("embedding")
@@ -129,16 +132,19 @@ def rotary_layer(model: ModelSpec, view: View) -> Layer:
 
 
 def mask_bytes(model: ModelSpec, view: View) -> Size:
-    """Bytes of the masks written out once a forward, which checkpointed layers hold (`Kernels.written_mask`)."""
+    """Bytes of the masks written out once a forward, which checkpointed layers hold (`Kernels.written_mask`): those that are added
+    to scores, or of booleans for PyTorch's own kernel."""
     if (captured := from_code(model, "held", view)) is not None:
         return captured
-    build = Builder(view)
-    if not view.kernels.written_mask or view.kernels.attention != "eager":
-        return 0
-    masked = Attention | LatentAttention | CompressedAttention
-    mixers = [block.attention for block in model.blocks if isinstance(block.attention, masked)]
-    seen = {(mixer.causal, mixer.sliding_window) for mixer in mixers}
-    return len(seen - {(False, None)}) * build.residual_itemsize * view.pairs
+    kernels, masked = view.kernels, Attention | LatentAttention | CompressedAttention
+    eager = kernels.attention == "eager"
+    seen = {
+        (mixer.causal, mixer.sliding_window)
+        for mixer in (block.attention for block in model.blocks if block.tower is None)
+        if isinstance(mixer, masked) and (eager or kernels.masks or getattr(mixer, "masked", False))
+    }
+    itemsize = Builder(view).residual_itemsize if eager else 1
+    return kernels.written_mask * len(seen - {(False, None)}) * itemsize * view.pairs
 
 
 def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:

@@ -9,7 +9,7 @@ from loadgauge.core.definitions.model.lora import ALL_TARGETS
 from loadgauge.core.definitions.model.model import Block, Norm, Part
 from loadgauge.core.layers.feed_forward.mlp import activate
 from loadgauge.core.layers.operations.builder import Builder
-from loadgauge.core.layers.operations.operations import Layer, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.operations import PIXELS, Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.rank_view import View
 
 NORMS = {
@@ -35,8 +35,12 @@ def patches(part: Part, view: View) -> View:
     lora = view.lora
     if lora is not None:
         lora = None if part.whole else msgspec.structs.replace(lora, targets=ALL_TARGETS)
+    kernels = view.kernels
+    if part.narrow:
+        kernels = msgspec.structs.replace(kernels, dtypes=msgspec.structs.replace(kernels.dtypes, residual=None))
     return msgspec.structs.replace(
         view,
+        kernels=kernels,
         tokens=view.sequences * part.patches,
         pairs=view.sequences * part.pairs,
         kernel_tokens=None,
@@ -59,6 +63,18 @@ def scaled(build: Builder, name: str, x: Tensor, block: Block) -> Tensor:
         Operation(name, "elementwise", (x,), (output,), (vector,), (x,) if vector.trainable else ())
     )
     return output
+
+
+def _hooked(build: Builder) -> Layer:
+    """The frozen first steps of a tower whose embedding's output is made a leaf that needs a gradient: the graph holds it, and what
+    follows keeps as if it were reached (source: transformers, `enable_input_require_grads`)."""
+    every = build.operations
+    end = 1 + next(index for index, each in enumerate(every) if each.gemms)
+    leaf = Operation("patches.leaf", "view", every[end - 1].outputs, (), keeps=every[end - 1].outputs)
+    build.operations = every[end:]
+    return Layer(
+        "tower", (*(msgspec.structs.replace(each, keeps=()) for each in every[:end]), leaf, *build.layer("tower"))
+    )
 
 
 def tower_steps(block: Block, view: View) -> Layer:
@@ -130,10 +146,12 @@ def tower_steps(block: Block, view: View) -> Layer:
             for step in build.operations
         ]
     # Angles are kept by what turns the first vectors that need a gradient.
-    turns = block.trained is None and any(step.kind == "angles" for step in part.steps)
+    turns = (block.trained is None or view.input_gradients) and any(step.kind == "angles" for step in part.steps)
     layer = build.layer("tower", reached=block.reached or turns or (view.input_gradients and part.projects))
     if not seen:
         return layer
+    if view.input_gradients and block.trained is not None:
+        layer = _hooked(build)
     # The loop that trains holds the pixels until the step is over.
-    held = Operation("pixels", "view", (), (pixels,), keeps=(pixels,))
+    held = Operation(PIXELS, "view", (), (pixels,), keeps=(pixels,))
     return Layer(layer.name, (held, *layer))

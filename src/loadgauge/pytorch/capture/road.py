@@ -25,6 +25,7 @@ from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
 from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.families.catalogue import Found
+from loadgauge.core.families.encoders.pictures import refuse_sizes
 from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation
 from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.core.resolve import resolve
@@ -482,6 +483,8 @@ def road(job: Job, why: str) -> Found:
     if is_library(keys := {} if is_script(job.model) else config_keys(job.model)):
         usual, beside = usual_fields(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
         job = job.replace(**dict(usual))
+    elif job.pictures is not None or job.video is not None:
+        refuse_sizes()  # before what takes a minute
     elif job.encoders is not None:
         raise ConfigError("needs a diffusion model", key="encoders")
     elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32
@@ -531,6 +534,9 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     if not tuned.whole:
         regime = _of_part(job, regime, tuned)
     length = _length(job, family)
+    most = 0 if family.script else (family.keys or {}).get("max_target_positions", 0)
+    if most and length > most:  # its own code says so too, in words of its tables
+        raise ConfigError(f"seq_len: {length} is more than the model's {most}")
     family.seconds = job.audio or SECONDS
     family.beside = {SOUND: round(family.seconds * SAMPLES), SPELT: max(1, round(SPOKEN * family.seconds))}
     if job.target_len is not None:

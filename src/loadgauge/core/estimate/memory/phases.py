@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import at, copies
 from loadgauge.core.estimate.states.optimizer_step import on_card, step_transient
 from loadgauge.core.estimate.states.states import RankWeights
-from loadgauge.core.layers.operations.operations import LYING
+from loadgauge.core.layers.operations.operations import LYING, PIXELS
 
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "evaluation", "outside")
 
@@ -606,6 +606,8 @@ class StageAtWork:
                 joined = JOINED * operation.workspace if memory.training.optimizer.moments else 0
                 rows = operation.backward_workspace + joined
                 transient = transient + rows + sum(kept.nbytes for kept in operation.keeps)
+            seen = (each for (_, again), facts in memory.facts.items() if not again for each in facts.layer)
+            transient = transient + sum(kept.nbytes for each in seen if each.name == PIXELS for kept in each.keeps)
         return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 
 

@@ -177,7 +177,11 @@ class MemoryModel:
 
     def _measure_head(self) -> None:
         """Sets what the head keeps and needs at its peaks. A loss of the model's own runs before its forward returns the logits."""
-        held = ("head.logits",) if (self.view.kernels.loss, self.view.kernels.logprobs) == ("float32", "") else ()
+        held = (
+            ("head.norm", "head.logits")
+            if (self.view.kernels.loss, self.view.kernels.logprobs) == ("float32", "")
+            else ()
+        )
         self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)

@@ -251,7 +251,11 @@ def _tower(model: ModelSpec, key: str, section: str) -> Tower:
     if tower is None:
         if key == "audio":
             raise ConfigError(f"{model.name} takes no sound of any length", key=key)
-        raise ConfigError(f"{model.name} takes no pictures", key=key)
+        raise ConfigError(
+            f"{model.name}: no tower of pictures is in its sizes here; if it has one, type its published config.json,"
+            " without --pictures for one picture by its own code",
+            key=key,
+        )
     if not tower.layers:
         raise NotModelled(
             f"{model.name}: the layers of its {tower.name} are not in its config, or not modelled here; with the"
@@ -343,6 +347,13 @@ def without_pictures(model: ModelSpec) -> ModelSpec:
     )
 
 
+def refuse_sizes() -> None:
+    """Raise `NotModelled` for a captured model's pictures of stated sizes."""
+    raise NotModelled(
+        "pictures of any size in a captured model: without --pictures it has one; loadgauge capture has --picture"
+    )
+
+
 def seeing(
     job: Job, model: ModelSpec, degrees: dict[str, int], seq_len: int, fill: Any, assumed: dict[str, str], file: str
 ) -> ModelSpec:
@@ -357,9 +368,7 @@ def seeing(
     if model.own.library:
         return model  # its latents are of these sizes
     if not model.own.rewritten:
-        raise NotModelled(
-            "pictures of any size in a captured model: without --pictures it has one; loadgauge capture has --picture"
-        )
+        refuse_sizes()
     if degrees["pp"] > 1 or degrees["cp"] > 1:
         raise NotModelled(
             "pictures or sounds over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"

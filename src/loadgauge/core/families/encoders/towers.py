@@ -274,6 +274,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     acts = shape.act.split("|")
     own = GEMMA if shape.own_norms else None
     qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
+    ways: dict[str, Any] = {"hooked": shape.hooked, "narrow": shape.stem == PATCHES}
     attention = Attention(
         num_attention_heads=heads,
         num_key_value_heads=sizes["g2"],
@@ -300,11 +301,11 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         ),
         norm=shape.norm,
         placement=shape.placement,
-        tower=Part(width=width, scaled=shape.scaled, hooked=shape.hooked),
+        tower=Part(width=width, scaled=shape.scaled, **ways),
     )
 
     def of_steps(text: str, of_width: int = width, **own: bool) -> Block:
-        part = Part(width=of_width, steps=_steps(text, sizes), hooked=shape.hooked, **own)
+        part = Part(width=of_width, steps=_steps(text, sizes), **ways, **own)
         return Block(attention=None, mlp=None, norm=shape.norm, tower=part)
 
     side = sizes.read("window_size|0") // sizes["k"]

@@ -209,7 +209,8 @@ def _project(
         scaled = build.tensor("attention.query_scaled", query.numel)
         query = build.elementwise("attention.query_scaled", (query,), scaled, keeps=(factor,))
     if build.view.lora is not None and value.itemsize != build.dtypes.activation:
-        # Attention runs in 16 bits, and keeps these copies.
+        # Attention runs in 16 bits, and keeps these copies, of values without what they were a part of.
+        value = Tensor(value.name, tokens * kv_heads * _value_width(spec), value.itemsize)
         query, key, value = (
             build.cast(f"attention.cast_{n}", x, build.dtypes.activation)
             for n, x in (("q", query), ("k", key), ("v", value))
@@ -359,12 +360,12 @@ def _given_mask(build: Builder, spec: Attention) -> bool:
 
 
 def _masks(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
-    """The mask that PyTorch makes of one of booleans in each call, as wide as queries; its kernel computes all pairs and keeps it
-    (source: pytorch, `transformers/attention.cpp`, `convert_boolean_attn_mask`)."""
+    """The mask that PyTorch makes of one of booleans, turned round, in each call, as wide as queries; its kernel computes all pairs
+    and keeps it (source: pytorch, `transformers/attention.cpp`, `convert_boolean_attn_mask`)."""
     if not _given_mask(build, spec):
         return ()
     mask = build.tensor("attention.mask", build.view.pairs)
-    build.operations.append(Operation(mask.name, "elementwise", (), (mask,)))
+    build.operations.append(Operation(mask.name, "elementwise", (), (mask,), workspace=build.view.pairs))
     return (mask,)
 
 
