@@ -6,6 +6,7 @@ The array reading ranks; what is reported is the exact `estimate` of each layout
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, get_args
@@ -202,6 +203,8 @@ def search(
     compared = {"network": NETWORK_KEPT, "goodput": GOODPUT_KEPT}.get(objective, 0)
     best = Best(kept := max(KEPT, top, compared), front)
     stored = Kept(best, cases, objective, margin, kept, front, usual=sampler is None and not exhaustive)
+    usual = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 50)  # many objects are made and few are thrown away
     try:
         return _searched(best, stored, cases, objective, margin, top, exhaustive, progress, sampler)
     except KeyboardInterrupt:
@@ -209,6 +212,7 @@ def search(
             raise
         raise KeyboardInterrupt(*_so_far(best, cases), "the same command goes on from here") from None
     finally:
+        gc.set_threshold(*usual)
         stored.save()
 
 
