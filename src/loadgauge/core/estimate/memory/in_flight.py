@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from operator import ge
 from typing import NamedTuple, TypeVar
 
@@ -142,12 +143,16 @@ def _peak_candidates(
         group = groups.setdefault((forward, alike[chunk], splits), {}) if finds else None
         rows.append((chunk, alike[chunk], forward, splits, group, kind in (B, BW, PAIR_BW), splits - (kind == W)))
     whole, waiting, totals = [0] * size, [0] * size, [0] * (2 * names)
-    for row in order:
-        chunk, name, forward, splits, group, ends, more = rows[row]
+    last, nothing = None, (None,) * len(rows[0])
+    for here, following in pairwise([*map(rows.__getitem__, order), nothing]):
+        chunk, name, forward, splits, group, ends, more = here
         if forward:
             whole[chunk] += 1
             totals[name] += 1
-        if group is not None:
+        # A forward before another one of its kind holds less than that, and a whole backward less than the one before it.
+        less = group is following[4] if forward else group is last and not splits
+        last = group
+        if group is not None and not less:
             # Of works with equal totals, that of the first chunk.
             before = group.get(key := tuple(totals))
             if before is None or chunk < before.chunk:
