@@ -128,10 +128,14 @@ class Grid:
         """The grid in pieces of at most `ELEMENTS` layouts, so that a search needs little memory."""
         rows = max(1, ELEMENTS // max(1, self.dims[1] * self.dims[2]))
         for start in range(0, self.dims[0], rows):
-            part = copy.copy(self)
-            part.rows = {name: column[start : start + rows] for name, column in self.rows.items()}
-            part._arrays()
-            yield part
+            yield self.some(slice(start, start + rows))
+
+    def some(self, rows: Any) -> Grid:
+        """The same grid with some of its rows."""
+        part = copy.copy(self)
+        part.rows = {name: column[rows] for name, column in self.rows.items()}
+        part._arrays()
+        return part
 
     @classmethod
     def marked(cls, parts: Sequence[Grid], marks: Sequence[Any]) -> list[Grid]:
