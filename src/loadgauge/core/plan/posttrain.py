@@ -260,10 +260,11 @@ class _Search:
         return msgspec.structs.replace(base, members=members, logprob_rows=rows)
 
     def _resolved(self, job: Job, micro_batch: int) -> Run | str:
-        """The run of a layout, or why it is none; with several sequences in a micro-batch, which are padded, once more."""
+        """The run of a layout, or why it is none; with several sequences in a micro-batch, which are padded, once more, and where
+        lengths differ for each number of them."""
         # What leaves the card may need that it runs again.
         again = "none" if job.activation_offload in (None, "none") else job.recompute
-        key = (job.placement, job.tp, job.pp, job.zero, job.rollout, again, micro_batch > 1)
+        key = (job.placement, job.tp, job.pp, job.zero, job.rollout, again, micro_batch if job.lengths else micro_batch > 1)
         if key not in self.resolved:
             more = {"micro_batch": micro_batch, "recompute": again, "logprob_batch": job.logprob_batch and 1}
             try:

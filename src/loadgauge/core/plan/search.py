@@ -403,10 +403,10 @@ def seconds(estimate: Estimate) -> float:
 
 
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
-    """Return the case of the search that has as many GPUs as an estimate, as much off the card, and masks where it has."""
+    """Return the case of the search that an estimate is of: as many GPUs, and what of its training follows from its layout."""
 
     def of(training: Training) -> tuple[object, ...]:
-        return training.host.activations, training.kernels.masks
+        return training.host.activations, training.kernels.masks, training.kernels.dispatch, training.overlap
 
     same = (case for case in cases if case.space.gpus == exact.layout.gpus)
     return next(case for case in same if of(case.training) == of(exact.training))
