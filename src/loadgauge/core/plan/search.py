@@ -87,7 +87,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure, with memory [bytes] and step time [s].
 
-        With sequence lengths, the time is of a mean micro-batch and the memory of one with the longest sequences only.
+        With sequence lengths, the time is of a mean micro-batch, the memory of the fullest of an epoch, and its upper end of one
+        with the longest sequences only.
         """
         batches = self.evaluator().batches(progress, wanted, may if self.space.lengths is None else None, seed)
         if self.space.lengths is None:
@@ -95,15 +96,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             return
         import numpy
 
-        longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
-        worst = longest.evaluator().batches(None, untimed)
-        for batch, other in zip(batches, worst, strict=True):
-            yield batch._replace(
-                memory=numpy.maximum(batch.memory, other.memory), high=numpy.maximum(batch.high, other.high)
-            )
+        full, longest = (
+            msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, **change))
+            for change in ({"at_peak": True}, {"lengths": None})
+        )
+        worst = (case.evaluator().batches(None, untimed) for case in (full, longest))
+        for batch, own, other in zip(batches, *worst, strict=True):
+            yield batch._replace(memory=own.memory, high=numpy.maximum(own.high, other.high))
 
     def estimate(self, layout: Layout) -> Estimate:
-        """Estimate one layout exactly; with sequence lengths, the memory is that of the longest."""
+        """Estimate one layout exactly; with sequence lengths, the range of its memory goes up to the longest alone."""
         mean = estimate(
             self.space.model,
             layout,
@@ -117,7 +119,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             return mean
         equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None, fullest=None)
         worst = estimate(self.space.model, equal_lengths, self.training, self.cluster.gpu)
-        return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
+        return mean.replace(memory=mean.memory.up_to(worst.memory, "--lengths"))
 
     def ranged(self, exact: Estimate) -> Estimate:
         """Return an estimate of this search with the range of its time over what may hide, where nothing is said of that."""

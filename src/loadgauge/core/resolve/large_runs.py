@@ -14,7 +14,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL, REPLICA
-from loadgauge.core.definitions.layout.layout import V_SHAPED, Filled, Layout, shared_out
+from loadgauge.core.definitions.layout.layout import V_SHAPED, Filled, Layout, of_lengths, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
@@ -105,17 +105,7 @@ def ragged(
         assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"
     if how == "max-length":
         return {}
-    if how == "free":
-        tokens, pairs = lengths.unpadded(micro_batch)
-        most = lengths.expected_fullest(micro_batch)
-        return {"tokens": tokens, "pairs": pairs, "fullest": Filled(most, most * lengths.longest)}
-    tokens, pairs = lengths.padded(micro_batch)
-    longest = float(lengths.longest)
-    return {
-        "tokens": tokens,
-        "pairs": pairs,
-        "fullest": Filled(micro_batch * longest, micro_batch * longest**2),
-    }
+    return of_lengths(lengths, micro_batch, how != "free")
 
 
 def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:

@@ -160,8 +160,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
-            more = max(0.0, worst.memory.allocated - result.memory.allocated)
-            result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
+            result = result.replace(memory=result.memory.up_to(worst.memory, "--lengths"))
         return _of(result, self)
 
     def with_ends(self, result: Estimate) -> Estimate:
