@@ -324,7 +324,7 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     """
     job, locks, sizes = request.job, request.locks, request.gpus
     if job.dynamic_cp is not None:
-        raise ConfigError("is of one layout; `estimate` tells each", key="dynamic_cp")
+        raise ConfigError("shares each sequence over ranks of one layout; `loadgauge estimate` takes it, with the layout that a plan finds", key="dynamic_cp")
     if not sizes and (request.find == "gpus" or (request.find == "gpu" and request.dated)):
         sizes = (MOST_GPUS,)
     usual_batch = ""

@@ -72,7 +72,7 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
 def _remedy(each: posttrain.Remedy) -> dict[str, Any]:
     held, time = each.choice.memory, each.choice.time
     plain = {"change": each.words, "flags": each.flags, "command": each.choice.job.command()}
-    return plain | {"total": held.decisive.total, "step": time.step}
+    return plain | {"total": held.total, "step": time.step}
 
 
 def document(plan: posttrain.Found) -> dict[str, Any]:

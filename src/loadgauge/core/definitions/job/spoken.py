@@ -134,6 +134,7 @@ ASKED = {
         "graphs are of every batch that the engine captures; without them: --server vllm:graphs=0 or sglang:graphs=0",
     ),
     "max-position-embeddings": "give --seq-len",
+    "overhead": "memory beside the tensors is estimated; more is left free by `loadgauge plan --margin GiB`",
     **dict.fromkeys(("freeze-layers", "unfreeze-layers"), "give --train, for a part of a model"),
     **dict.fromkeys(("finetune-vision-layers", "freeze-vision-tower", "freeze-vit"), "give --pictures and --tower"),
     **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), "give --overlap dp,prefetch,tp"),
