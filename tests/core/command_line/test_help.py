@@ -143,7 +143,8 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
         ("--steps_per_generation 4", "--prompts"), ("--task grpo --epsilon 0.2", "in trl"),
         ("--mciro-batch 4", "no such option"),
-        ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
+        ("--requests 20", "`loadgauge plan` has it"), ("--overhead 2GiB", "--margin GiB"),
+        ("--busbw 340GB/s", "`loadgauge network`"), ("--deepspeed none-such.json", "no such file"),
     ],
 )  # fmt: skip
 def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:

@@ -287,3 +287,20 @@ def test_padded_micro_batches_are_planned_as_they_are_estimated() -> None:
     for size, seconds in found.items():
         alone = document(f"estimate {line} --micro-batch {size}")["time"]["step"]
         assert seconds == pytest.approx(alone, rel=1e-9), size
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "deepseek-v2-lite --gpu h100-sxm5-80gb --gpus 8 --seq-len 2048 --schedule 1f1b,dualpipe --pp 2 --ep 4 --recompute none",
+        "jamba-v0.1 --gpu b200-sxm-180gb --gpus 8 --framework nemo --seq-len 2048 --ep 8 --pp 1 --recompute none",
+        "qwen2.5-7b --gpu h100-sxm5-80gb --gpus 8 --framework deepspeed --lengths uniform:4096 --lora-rank 16 --recompute full",
+    ],
+)
+def test_what_a_plan_prints_is_what_its_command_estimates(line: str) -> None:
+    """Schedules of two directions exchange beside compute, Blackwell sends each token once, packed sequences fill up."""
+    layouts = document(f"plan {line} --global-batch 32 --no-cache")["layouts"]
+    for layout in layouts:
+        alone = document(layout["command"].removeprefix("loadgauge "))
+        assert alone["memory"]["total"] == layout["memory"]["total"], layout["command"]
+        assert alone["time"]["step"] == layout["time"]["step"], layout["command"]

@@ -13,7 +13,9 @@ from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.plan.posttrain import (
+    ALIKE,
     MOST,
+    OLD,
     QUANTUM,
     Space,
     candidates,
@@ -215,6 +217,25 @@ def test_the_most_of_what_is_sought_fits_and_more_does_not(sought: str, more: fl
         asked, axes = with_value(job, locked, sought, value)
         lean = {"recompute": ("full",), "micro_batch": (1,)} | ({"logprob_batch": (1,)} if generates else {}) | axes
         assert (plain(asked, Space.of(asked, lean)) is not None) == fits
+
+
+@pytest.mark.parametrize(
+    ("name", "answers", "expected"), [("qwen2.5-1.5b", "exp:1500,8192", 2), ("qwen2.5-7b", "2048", 0)]
+)
+def test_answers_are_no_older_than_the_step_needs(name: str, answers: str, expected: int) -> None:
+    """With answers of many lengths the rollout hides once they are two updates old; alike ones may gain nothing by it."""
+    job = Job(name, task="grpo", gpu="h100-sxm5-80gb", gpus=8, prompts=64, samples=8, prompt_len=512, answers=answers)
+    axes = {"recompute": ("full",), "pp": (1,), "tp": (1,), "micro_batch": (4,), "logprob_batch": (4,), "share": (0.5,)}
+    steps = {}
+    for old in OLD:
+        asked = job.replace(staleness=old or None)
+        best = plain(asked, Space.of(asked, axes))
+        assert best is not None
+        steps[old] = best.time.step
+    found = find_value(job, axes, "staleness")
+    assert found == expected
+    assert steps[found] <= min(steps.values()) * (1 + ALIKE)
+    assert all(steps[old] > min(steps.values()) * (1 + ALIKE) for old in OLD if old < found)
 
 
 def test_more_answers_to_a_prompt_need_little_memory_and_what_is_said_is_not_sought() -> None:

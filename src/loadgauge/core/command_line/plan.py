@@ -149,7 +149,9 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
 
-    flags_given = {name: value for name, value in flags.items() if value is not None and _typed(name) and name != "task"}
+    flags_given = {
+        name: value for name, value in flags.items() if value is not None and _typed(name) and name != "task"
+    }
     request = {name: flags_given.pop(name) for name in inference_fields() if name in flags_given}
     times = [_time(flags_given.pop(name, None), name) for name in ("max_ttft", "max_tpot")]
     rate = flags_given.pop("requests", None)

@@ -34,7 +34,7 @@ from loadgauge.core.resolve.setup import Setup
 
 Find = Literal[
     "seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens",
-    "checkpoint-interval", "spares", "oversubscription", "sites", "answers", "samples", "utilization",
+    "checkpoint-interval", "spares", "oversubscription", "sites", "answers", "samples", "utilization", "staleness",
 ]  # fmt: skip
 FINDS = {
     "seq-len": ("seq_len", "lengths"),
@@ -44,7 +44,7 @@ FINDS = {
     "batch": ("global_batch",),
 }
 """Quantities that `find` looks for, and the fields that would state each already."""
-OF_TASKS = ("answers", "samples", "utilization")
+OF_TASKS = ("answers", "samples", "utilization", "staleness")
 """Of these, what only a task after pre-training has."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
@@ -101,7 +101,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         " or link inside a node (--exposed), the largest model (MODEL: any, or a prefix of names), the days of --tokens, the"
         " tokens of --days; of a fleet's whole run (--tokens, --fleet) the best interval between checkpoints, the best number"
         " of spares, the most oversubscription of its --topology, the most sites; with --task the longest answers, the most"
-        " samples, the largest share of a card for the engine (utilization).",
+        " samples, the largest share of a card for the engine (utilization), the fewest updates that answers may be old for the"
+        " step to be as short as with more (staleness).",
         choices=get_args(Find),
     )] = None
     tokens: Annotated[str | None, _question(
@@ -324,7 +325,10 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     """
     job, locks, sizes = request.job, request.locks, request.gpus
     if job.dynamic_cp is not None:
-        raise ConfigError("shares each sequence over ranks of one layout; `loadgauge estimate` takes it, with the layout that a plan finds", key="dynamic_cp")
+        raise ConfigError(
+            "shares each sequence over ranks of one layout; `loadgauge estimate` takes it, with the layout that a plan finds",
+            key="dynamic_cp",
+        )
     if not sizes and (request.find == "gpus" or (request.find == "gpu" and request.dated)):
         sizes = (MOST_GPUS,)
     usual_batch = ""
@@ -351,7 +355,9 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         locks = {**locks, "zero": (3,) if 3 in stages else stages}
         job = job.replace(zero=locks["zero"][0])
     if "checkpoints" in (hosted or "").split(","):  # of which there are none without it
-        job, locks = job.replace(recompute="full"), {"recompute": ("full",), **locks}
+        again = tuple(word for word in locks.get("recompute", ("full",)) if word.startswith(("full", LEAST)))
+        job = job.replace(recompute="full" if again else locks["recompute"][0])
+        locks = {**locks, "recompute": again}
     setup: Setup | None = None
     searches = []
     mixed = job.activation_offload == LEAST
@@ -433,7 +439,9 @@ def _two_directions(case: Case, job: Job) -> Iterator[Case]:
         some = tuple(word for word in case.space.schedule if (word in BOTH_DIRECTIONS) == beside)
         if some:
             own = job.replace(schedule=some[0])
-            training = overlapped(own, case.training, case.space.gpus, case.cluster.gpu, {}) if beside else case.training
+            training = (
+                overlapped(own, case.training, case.space.gpus, case.cluster.gpu, {}) if beside else case.training
+            )
             yield msgspec.structs.replace(
                 case, space=msgspec.structs.replace(case.space, schedule=some), training=training
             )

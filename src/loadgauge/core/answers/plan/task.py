@@ -19,6 +19,7 @@ SOUGHT = {
     "answers": ("answers",),
     "seq_len": ("seq_len",),
     "gpus": ("gpus", "gpus_per_node", "placement"),
+    "staleness": ("staleness", "placement"),
 }
 """Fields of a job file that are not taken from it, by what is looked for."""
 
