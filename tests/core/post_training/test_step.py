@@ -248,6 +248,18 @@ def test_more_answers_to_a_prompt_need_little_memory_and_what_is_said_is_not_sou
         find_value(SMALL_DPO, {}, "samples")
 
 
+def test_what_is_locked_is_loosened_before_anything_else() -> None:
+    """One lock where that is enough, else one after another; each remedy is a run that fits."""
+    job = Job("qwen2.5-7b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, seq_len=8192, global_batch=64)
+    locked: dict[str, tuple[object, ...]] = {"zero": (1,), "recompute": ("none",), "micro_batch": (8,)}
+    assert [each.flags for each in remedies(job, locked)][0] == "--micro-batch 1"
+    (both, *_) = remedies(job, locked | {"tp": (1,), "pp": (1, 8)})
+    assert both.flags.endswith("--micro-batch 1")
+    assert both.words.count(",") >= 1
+    for each in remedies(job, locked):
+        assert each.choice.memory.verdict == "fits"
+
+
 def test_what_makes_a_run_fit_is_said_before_more_gpus() -> None:
     job = Job("qwen2.5-7b", task="dpo", gpu="rtx4090", gpus=1, global_batch=8)
     assert plan_task(job, Space.of(job, {}), nearest=False).best is None
