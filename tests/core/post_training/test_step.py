@@ -252,7 +252,7 @@ def test_what_is_locked_is_loosened_before_anything_else() -> None:
     """One lock where that is enough, else one after another; each remedy is a run that fits."""
     job = Job("qwen2.5-7b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, seq_len=8192, global_batch=64)
     locked: dict[str, tuple[object, ...]] = {"zero": (1,), "recompute": ("none",), "micro_batch": (8,)}
-    assert [each.flags for each in remedies(job, locked)][0] == "--micro-batch 1"
+    assert next(each.flags for each in remedies(job, locked)) == "--micro-batch 1"
     (both, *_) = remedies(job, locked | {"tp": (1,), "pp": (1, 8)})
     assert both.flags.endswith("--micro-batch 1")
     assert both.words.count(",") >= 1
