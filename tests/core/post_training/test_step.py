@@ -12,6 +12,7 @@ from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.estimate import estimate
+from loadgauge.core.plan.advise.task_fits import remedies
 from loadgauge.core.plan.posttrain import (
     ALIKE,
     MOST,
@@ -22,7 +23,6 @@ from loadgauge.core.plan.posttrain import (
     find_value,
     plain,
     plan_task,
-    remedies,
     with_value,
 )
 from loadgauge.core.post_training.memory import memory

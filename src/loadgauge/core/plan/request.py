@@ -26,7 +26,6 @@ from loadgauge.core.plan.search import OBJECTIVES, Case, Objective
 from loadgauge.core.plan.space.axis_values import ALL, space_for
 from loadgauge.core.plan.space.space import Space
 from loadgauge.core.resolve import unsaid
-from loadgauge.core.resolve.large_runs import BOTH_DIRECTIONS, overlapped
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.rescale import is_run
 from loadgauge.core.resolve.resolve import asks_for_files, resolve_job
@@ -403,7 +402,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         )
     if setup is not None and setup.padded:
         searches = [part for case in searches for part in _padded(case)]
-    searches = [part for case in searches for part in _two_directions(case, job)]
+    if setup is not None:
+        searches = [part for case in searches for part in _two_directions(case, setup)]
     if mixed:
         searches += [other for case in searches for other in _offloaded(case)]
     assert setup is not None
@@ -433,18 +433,14 @@ def _padded(case: Case) -> Iterator[Case]:
             yield msgspec.structs.replace(case, space=own, training=training)
 
 
-def _two_directions(case: Case, job: Job) -> Iterator[Case]:
+def _two_directions(case: Case, setup: Setup) -> Iterator[Case]:
     """Yield the case with schedules of two directions apart from the others: they hide the exchange of experts."""
-    for beside in (False, True):
-        some = tuple(word for word in case.space.schedule if (word in BOTH_DIRECTIONS) == beside)
-        if some:
-            own = job.replace(schedule=some[0])
-            training = (
-                overlapped(own, case.training, case.space.gpus, case.cluster.gpu, {}) if beside else case.training
-            )
-            yield msgspec.structs.replace(
-                case, space=msgspec.structs.replace(case.space, schedule=some), training=training
-            )
+    trained = {word: setup.running(word, case.training, case.space.gpus) for word in case.space.schedule}
+    for training in (case.training, next((kind for kind in trained.values() if kind != case.training), None)):
+        some = tuple(word for word, kind in trained.items() if kind == training)
+        if training is not None and some:
+            own = msgspec.structs.replace(case.space, schedule=some)
+            yield msgspec.structs.replace(case, space=own, training=training)
 
 
 def _offloaded(case: Case) -> Iterator[Case]:

@@ -244,6 +244,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             grid=None if job.electricity is None else grams(job.electricity),
         )
 
+    def running(self, schedule: Any, kind: Training, gpus: int) -> Training:
+        """Return a training of this run under a schedule: one of two directions hides the exchange of experts."""
+        from loadgauge.core.resolve.large_runs import overlapped  # which needs this file
+
+        return overlapped(self.job.replace(schedule=schedule), kind, gpus, self.gpu, {})
+
     @property
     def padded(self) -> bool:
         """Return whether ragged micro-batches are padded."""

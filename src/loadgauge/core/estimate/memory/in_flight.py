@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from operator import ge
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import Layout
@@ -136,14 +136,15 @@ def _peak_candidates(
     names = max(alike) + 1
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
     # Of each row: its chunk and name, its group where it finds something, and what it leaves in flight and waiting.
-    rows = []
+    rows: list[Any] = []
     for row in range(len(KINDS) * size):
         kind, chunk = divmod(row, size)
         forward, finds, splits = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW), kind == B
         group = groups.setdefault((forward, alike[chunk], splits), {}) if finds else None
         rows.append((chunk, alike[chunk], forward, splits, group, kind in (B, BW, PAIR_BW), splits - (kind == W)))
     whole, waiting, totals = [0] * size, [0] * size, [0] * (2 * names)
-    last, nothing = None, (None,) * len(rows[0])
+    last: object = None
+    nothing: Any = (None,) * len(rows[0])
     for here, following in pairwise([*map(rows.__getitem__, order), nothing]):
         chunk, name, forward, splits, group, ends, more = here
         if forward:

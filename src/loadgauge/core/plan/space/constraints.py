@@ -124,7 +124,7 @@ class Constraints:
             return of_batches, numpy.broadcast_to(of_replicas, (rows, 1, replicas))
 
         within = structure.pp, structure.sequence_parallel, structure.zero > 0
-        return self._possible.once(("halves", within), make)  # type: ignore[no-any-return]
+        return self._possible.once(("halves", within), make)
 
     def mask(self, structure: Structure) -> Any:
         """The mask of valid layouts, whatever the schedule runs."""
