@@ -23,8 +23,8 @@ from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.definitions.training.tasks import TASKS
+from loadgauge.core.plan import posttrain
 from loadgauge.core.plan.batch.kept import KEEPING
-from loadgauge.core.plan.posttrain import sought_of
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
@@ -80,7 +80,7 @@ def _task_of(model: str | None, flags: dict[str, Any]) -> str | None:
                 return None
             find = flags["find"]
             other = [name for name in questions() if _typed(name) and name != "find"]
-            other += ["find"] if find and find.replace("-", "_") not in sought_of(str(task)) else []
+            other += ["find"] if find and find.replace("-", "_") not in posttrain.sought_of(str(task)) else []
             if TASKS[task].rollout and other:
                 with contextlib.suppress(ConfigError):
                     need("DIALECTS").update_alone(job)

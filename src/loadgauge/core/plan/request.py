@@ -435,7 +435,8 @@ def _padded(case: Case) -> Iterator[Case]:
 
 def _two_directions(case: Case, setup: Setup) -> Iterator[Case]:
     """Yield the case with schedules of two directions apart from the others: they hide the exchange of experts."""
-    trained = {word: setup.running(word, case.training, case.space.gpus) for word in case.space.schedule}
+    kind, gpus, running = case.training, case.space.gpus, setup.running
+    trained = {word: kind if running is None else running(word, kind, gpus) for word in case.space.schedule}
     for training in (case.training, next((kind for kind in trained.values() if kind != case.training), None)):
         some = tuple(word for word, kind in trained.items() if kind == training)
         if training is not None and some:

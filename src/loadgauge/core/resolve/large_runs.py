@@ -137,6 +137,11 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
     return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
 
 
+def _running(job: Job, card: Gpu | None, schedule: Any, kind: Training, gpus: int) -> Training:
+    """Return the training of a run under a schedule."""
+    return overlapped(job.replace(schedule=schedule), kind, gpus, card, {})
+
+
 def _exchanges_beside(job: Job, kind: Training, card: Gpu) -> bool:
     """Return whether Megatron's guide has dispatch and combine beside another micro-batch's compute (megatron-bridge,
     docs/training/communication-overlap.md, which refuses it in a pipeline of one chunk and beside full recomputation)."""
@@ -152,6 +157,7 @@ def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) 
         setup = msgspec.structs.replace(
             setup, instead=partial(instead, setup, resolve), open_layout=says_no_layout(job)
         )
+    setup = msgspec.structs.replace(setup, running=partial(_running, job, setup.gpu))
     several = layout.global_batch > layout.dp and layout.global_batch % layout.dp == 0
     if layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and several:
         setup = msgspec.structs.replace(setup, larger=partial(larger, setup))

@@ -60,6 +60,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     open_layout: bool = False
     """Says whether nothing is said of how its GPUs share the work."""
+    running: Callable[[str, Training, int], Training] | None = None
+    """A training of this run under a schedule, on so many GPUs: one of two directions hides the exchange of experts."""
     larger: Callable[[], Iterator[Setup]] | None = None
     """The same run with larger micro-batches, the largest first, where nothing is said of them."""
     overlap_open: bool = False
@@ -243,12 +245,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             wanted_days=job.days,
             grid=None if job.electricity is None else grams(job.electricity),
         )
-
-    def running(self, schedule: Any, kind: Training, gpus: int) -> Training:
-        """Return a training of this run under a schedule: one of two directions hides the exchange of experts."""
-        from loadgauge.core.resolve.large_runs import overlapped  # which needs this file
-
-        return overlapped(self.job.replace(schedule=schedule), kind, gpus, self.gpu, {})
 
     @property
     def padded(self) -> bool:
