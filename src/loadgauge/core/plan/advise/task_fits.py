@@ -1,4 +1,4 @@
-"""What would make a run of a task fit: locks that are loosened, states off the card, adapters, then more GPUs."""
+"""Changes with which a run of a task fits: locks that are loosened, states off the card, adapters, then more GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEANEST: dict[str, tuple[str, tuple[Any, ...]]] = {
     "share": ("a smaller share for the engine", (0.5, 0.4, 0.3)), "micro_batch": ("a sequence at a time", (1,)),
     "logprob_batch": ("log-probs of a sequence at a time", (1,)),
 }  # fmt: skip
-"""What locked axes may be instead, in the order in which they are tried."""
+"""Values that locked axes may have instead, in the order in which they are tried."""
 
 
 Loosened: TypeAlias = "tuple[str, dict[str, Any], dict[str, tuple[Any, ...]]]"
