@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge import Lora, cluster, estimate, gpu, model, training
+from loadgauge import Lora, cluster, gpu, model, training
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.layout.layout import SCHEDULES, Layout, RecomputePolicy
 from loadgauge.core.definitions.layout.overlap import Overlap
@@ -95,7 +95,7 @@ def every_layout(given: Case) -> Iterator[Layout]:
 def read(given: Case) -> dict[Layout, tuple[float, float]]:
     """Memory and time of every layout, by the array reading."""
     found = {}
-    for batch in given.evaluator().batches():
+    for batch in given.batches():
         for place, memory, step in zip(batch.places, batch.memory, batch.step, strict=True):
             layout = batch.grid.layout(batch.structure, int(place))
             assert layout not in found, "a layout is read twice"
@@ -111,7 +111,7 @@ def alone(given: Case, layout: Layout) -> tuple[float, float]:
 
 def ends(given: Case, layout: Layout) -> tuple[float, float, float]:
     """Memory, its upper end, and time of one layout, by its own estimate."""
-    result = estimate(given.space.model, layout, given.training, cluster=given.cluster)
+    result = given.estimate(layout)
     assert result.time is not None
     return result.memory.total, result.memory.high, result.time.step
 

@@ -160,8 +160,9 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
         ("--steps_per_generation 4", "--prompts"), ("--task grpo --epsilon 0.2", "in trl"),
         ("--mciro-batch 4", "no such option"), ("--task generate --enable-prefix-caching", "cached=N"),
-        ("--server sglang --task generate --enable-dp-attention", "--ep"),
+        ("--server sglang --task generate --enable-dp-attention", "--ep"), ("--overhead 2GiB", "--margin GiB"),
         ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
+        ("--busbw 340GB/s", "`loadgauge network`"),
     ],
 )  # fmt: skip
 def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:

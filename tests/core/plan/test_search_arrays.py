@@ -32,7 +32,7 @@ def test_memory_and_time_are_those_of_each_alone(name: str) -> None:
     found = read_of(name)
     upper = {
         batch.grid.layout(batch.structure, int(place)): high
-        for batch in given.evaluator().batches(None, untimed)
+        for batch in given.batches(None, untimed)
         for place, high in zip(batch.places, batch.high, strict=True)
     }
     for layout in some(list(found), 40):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from command_line import document
+from command_line import document, typed
 from loadgauge.core.answers.plan.task import planned
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan.posttrain import Space, opened, plain, plan_task
@@ -83,3 +84,14 @@ def test_the_command_of_a_plan_is_an_estimate_of_the_file_with_the_same_bytes_an
     assert again["time"]["step"] == pytest.approx(plan["best"]["time"]["step"], rel=1e-12)
     whole = document(f"estimate {asked.model} --gpu h100-sxm5-80gb")
     assert plan["best"]["time"]["step"] <= whole["time"]["step"] * (1 + 1e-9)
+
+
+def test_a_rollout_file_without_a_task_is_planned_as_its_own(tmp_path: Path) -> None:
+    """What only a training run has is answered of the update alone, and said in a line."""
+    file = tmp_path / "verl.sh"
+    file.write_text(VERL)
+    line = f"plan {file} --gpu h100-sxm5-80gb --tp 1 --pp 1 --zero 3 --recompute full --micro-batch 4"
+    assert document(line)["best"] == document(f"{line} --task grpo")["best"]
+    alone = typed(f"{line} --objective money --json")
+    assert "--objective is of a training run: the actor's update alone is planned" in alone.err
+    assert json.loads(alone.out)["layouts"]

@@ -37,6 +37,8 @@ def drawn(seed: int) -> tuple[Job, Space]:
         axes |= {"share": (0.5, 0.8), "rollout_tp": (1, 2), "logprob_batch": (1, 8)}
     else:
         more |= {"seq_len": draw.choice([1024, 4096]), "global_batch": 64}
+        if seed % 5 == 0:
+            more |= {"seq_len": None, "lengths": "uniform:2048"}
     more |= {"teacher": "qwen3-0.6b"} if TASKS[task].name in ("gkd", "opd") else {}
     more |= draw.choice([{}, {}, {"qlora": True}, {"lora_rank": 16}])
     gpu = draw.choice(["h100-sxm5-80gb", "a100-sxm4-80gb", "rtx4090", "h200"])

@@ -12,15 +12,17 @@ from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.base.package_data import read_data
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.estimate import estimate
+from loadgauge.core.plan.advise.task_fits import remedies
 from loadgauge.core.plan.posttrain import (
+    ALIKE,
     MOST,
+    OLD,
     QUANTUM,
     Space,
     candidates,
     find_value,
     plain,
     plan_task,
-    remedies,
     with_value,
 )
 from loadgauge.core.post_training.memory import memory
@@ -217,6 +219,25 @@ def test_the_most_of_what_is_sought_fits_and_more_does_not(sought: str, more: fl
         assert (plain(asked, Space.of(asked, lean)) is not None) == fits
 
 
+@pytest.mark.parametrize(
+    ("name", "answers", "expected"), [("qwen2.5-1.5b", "exp:1500,8192", 2), ("qwen2.5-7b", "2048", 0)]
+)
+def test_answers_are_no_older_than_the_step_needs(name: str, answers: str, expected: int) -> None:
+    """With answers of many lengths the rollout hides once they are two updates old; alike ones may gain nothing by it."""
+    job = Job(name, task="grpo", gpu="h100-sxm5-80gb", gpus=8, prompts=64, samples=8, prompt_len=512, answers=answers)
+    axes = {"recompute": ("full",), "pp": (1,), "tp": (1,), "micro_batch": (4,), "logprob_batch": (4,), "share": (0.5,)}
+    steps = {}
+    for old in OLD:
+        asked = job.replace(staleness=old or None)
+        best = plain(asked, Space.of(asked, axes))
+        assert best is not None
+        steps[old] = best.time.step
+    found = find_value(job, axes, "staleness")
+    assert found == expected
+    assert steps[found] <= min(steps.values()) * (1 + ALIKE)
+    assert all(steps[old] > min(steps.values()) * (1 + ALIKE) for old in OLD if old < found)
+
+
 def test_more_answers_to_a_prompt_need_little_memory_and_what_is_said_is_not_sought() -> None:
     job = JOB.replace(samples=None)
     assert find_value(job, {"tp": (1,), "pp": (1,), "zero": (3,)}, "samples") == MOST["samples"]
@@ -225,6 +246,18 @@ def test_more_answers_to_a_prompt_need_little_memory_and_what_is_said_is_not_sou
             find_value(own, {"micro_batch": (1,)}, name)
     with pytest.raises(ConfigError, match="with --task dpo it is seq-len, micro-batch or gpus"):
         find_value(SMALL_DPO, {}, "samples")
+
+
+def test_what_is_locked_is_loosened_before_anything_else() -> None:
+    """One lock where that is enough, else one after another; each remedy is a run that fits."""
+    job = Job("qwen2.5-7b", task="dpo", gpu="h100-sxm5-80gb", gpus=8, seq_len=8192, global_batch=64)
+    locked: dict[str, tuple[object, ...]] = {"zero": (1,), "recompute": ("none",), "micro_batch": (8,)}
+    assert next(each.flags for each in remedies(job, locked)) == "--micro-batch 1"
+    (both, *_) = remedies(job, locked | {"tp": (1,), "pp": (1, 8)})
+    assert both.flags.endswith("--micro-batch 1")
+    assert both.words.count(",") >= 1
+    for each in remedies(job, locked):
+        assert each.choice.memory.verdict == "fits"
 
 
 def test_what_makes_a_run_fit_is_said_before_more_gpus() -> None:

@@ -23,6 +23,7 @@ from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import FORMATS, fields as inference_fields
 from loadgauge.core.definitions.training.tasks import TASKS
+from loadgauge.core.plan import posttrain
 from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
@@ -68,8 +69,8 @@ def _options(command: Any) -> Any:
 
 
 def _task_of(model: str | None, flags: dict[str, Any]) -> str | None:
-    """Return the task after pre-training that a job file has; None for none, and for a rollout whose trainer alone is planned, as
-    its engine leaves the card for the update."""
+    """Return the task after pre-training that a job file has; None for none, and for a rollout of which something is asked that
+    only a training run has: then its trainer alone is planned, if the engine leaves the card for it."""
     if model is None or not names_job_file(model):
         return None
     stated = [int(flags["gpus"])] if str(flags["gpus"]).isdecimal() else []
@@ -79,12 +80,26 @@ def _task_of(model: str | None, flags: dict[str, Any]) -> str | None:
             task: str | None = job.task
             if task in (None, "sft"):
                 return None
-            if TASKS[task].rollout:
+            find = flags["find"]
+            other = [name for name in questions() if _typed(name) and name != "find"]
+            other += ["find"] if find and find.replace("-", "_") not in posttrain.sought_of(str(task)) else []
+            if TASKS[task].rollout and other:
                 with contextlib.suppress(ConfigError):
                     need("DIALECTS").update_alone(job)
-                    return None  # the trainer alone
+                    flag = other[0].replace("_", "-")
+                    click.echo(
+                        f"loadgauge: --{flag} is of a training run: the actor's update alone is planned;"
+                        f" without it, the step with its rollout ({task})",
+                        err=True,
+                    )
+                    return None
             return task
     return None
+
+
+def _typed(name: str) -> bool:
+    """Return whether a flag was on the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
@@ -95,14 +110,11 @@ def _task(model: str, flags: dict[str, Any]) -> Answer:
     """Plans a run of a task."""
     from loadgauge.core.answers.plan.task import planned as planned_task
 
-    context = click.get_current_context()
     options: dict[str, tuple[Any, ...]] = {}
     values: dict[str, Any] = {}
     sought = None
     for name, value in flags.items():
-        if value is None or (
-            name not in fields() and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
-        ):
+        if value is None or (name not in fields() and not _typed(name)):
             continue
         if name in AXES_OF_TASK:
             texts = [piece.strip() for piece in str(value).split(";" if name == "recompute" else ",")]
@@ -139,11 +151,9 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
 
-    context = click.get_current_context()
     flags_given = {
-        name: value for name, value in flags.items()
-        if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name != "task"
-    }  # fmt: skip
+        name: value for name, value in flags.items() if value is not None and _typed(name) and name != "task"
+    }
     request = {name: flags_given.pop(name) for name in inference_fields() if name in flags_given}
     request |= {
         name: ",".join(str(inference_fields()[name].read(each.strip())) for each in request[name].split(","))
@@ -269,8 +279,7 @@ def _drawn(answer: Answer, page: str | None) -> Answer:
 
 def _sweep(file: str, output: str | None, workers: int | None, ray: str | None, flags: dict[str, Any]) -> Answer:
     """Plans every cell of a file that has no result yet."""
-    context = click.get_current_context()
     for name in (*flags, "model"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if _typed(name):
             raise ConfigError("belongs in the sweep's file, not next to --sweep", key=name.replace("_", "-"))
     return need("FIGURES").sweep(file, output, workers, ray)  # type: ignore[no-any-return]

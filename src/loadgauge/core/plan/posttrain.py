@@ -8,11 +8,12 @@ Where none fits, the nearest is the one with the least memory: the phases that a
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -219,6 +220,10 @@ class Unstarted(ConfigError):
     """The error of a space in which no engine starts: more GPUs may help."""
 
 
+class NoSplit(ConfigError):
+    """The error of too few GPUs for a trainer and a rollout of their own."""
+
+
 class _Search:
     """Runs, times and memory of a space, made from parts that candidates share. refusals: why candidates are no run, by number
 
@@ -260,10 +265,19 @@ class _Search:
         return msgspec.structs.replace(base, members=members, logprob_rows=rows)
 
     def _resolved(self, job: Job, micro_batch: int) -> Run | str:
-        """The run of a layout, or why it is none; with several sequences in a micro-batch, which are padded, once more."""
+        """The run of a layout, or why it is none; with several sequences in a micro-batch, which are padded, once more, and where
+        lengths differ for each number of them."""
         # What leaves the card may need that it runs again.
         again = "none" if job.activation_offload in (None, "none") else job.recompute
-        key = (job.placement, job.tp, job.pp, job.zero, job.rollout, again, micro_batch > 1)
+        key = (
+            job.placement,
+            job.tp,
+            job.pp,
+            job.zero,
+            job.rollout,
+            again,
+            micro_batch if job.lengths else micro_batch > 1,
+        )
         if key not in self.resolved:
             more = {"micro_batch": micro_batch, "recompute": again, "logprob_batch": job.logprob_batch and 1}
             try:
@@ -385,7 +399,7 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True, reading: Any = No
         timed_ones.append((time.step, order, candidate, time))
     timed_ones.sort(key=lambda row: row[:2])
     if not space.placement:
-        raise ConfigError("a trainer and a rollout need one each", key="gpus")
+        raise NoSplit("a trainer and a rollout need one each", key="gpus")
     if not timed_ones:
         # Of candidates that are layouts rather than of those that are none.
         ((reason, number),) = (search.unstarted or search.refusals).most_common(1)
@@ -429,6 +443,8 @@ QUANTUM, LONGEST = 256, 2**23
 """Tokens to which a length is found, and at which the search for it ends."""
 MOST = {"samples": 2**12, "micro_batch": 2**10}
 """At which the search for a number ends."""
+OLD, ALIKE = (0, 1, 2, 4, 8, 16), 0.002
+"""Updates that answers may be old, of which the fewest are found; and the share within which two steps are as short."""
 SHARES = tuple(round(number / 100, 2) for number in range(95, 4, -5))
 """Shares of a card for an engine, of which the largest that fits is found to a hundredth."""
 
@@ -439,7 +455,7 @@ def sought_of(task: str) -> tuple[str, ...]:
     >>> sought_of("dpo")
     ('seq_len', 'micro_batch', 'gpus')
     """
-    own = ("answers", "samples", "utilization") if TASKS[task].rollout else ("seq_len",)
+    own = ("answers", "samples", "utilization", "staleness") if TASKS[task].rollout else ("seq_len",)
     return (*own, "micro_batch", "gpus")
 
 
@@ -463,7 +479,8 @@ def with_value(
 
 
 def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str, reading: Any = None) -> Value | None:
-    """Return the most of something with which some layout fits (see `sought_of`), or the fewest GPUs; None where none fits.
+    """Return the most of something with which some layout fits (see `sought_of`), or the fewest GPUs; None where none fits. Of
+    staleness the least with which the best step is as short as with any more: then the rollout is hidden, as far as it can be.
 
     Only the leanest layouts are looked at: all run again, a sequence at a time. GPUs, samples and micro-batches are powers of two.
     Raises `ConfigError` for another field, or one that the job has.
@@ -478,6 +495,16 @@ def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str, reading:
     engine = Space.of(job, {}).share if name == "utilization" else ()
     if name in stated or getattr(job, name, None) is not None or len(engine) == 1:
         raise ConfigError(f"leave --{name.replace('_', '-')} out: it is what is looked for", key="find")
+
+    if name == "staleness":
+        steps: dict[int, float] = {}
+        for value in OLD:
+            candidate = job.replace(staleness=value or None)
+            with contextlib.suppress(Unstarted, NoSplit):
+                best = plan_task(candidate, Space.of(candidate, stated), nearest=False, reading=reading).best
+                steps |= {} if best is None else {value: best.time.step}
+        least = min(steps.values(), default=0.0) * (1 + ALIKE)
+        return next((value for value in sorted(steps) if steps[value] <= least), None)
 
     def fits(value: Value) -> bool:
         candidate, axes = with_value(job, stated, name, value)
@@ -510,46 +537,6 @@ def find_value(job: Job, stated: dict[str, tuple[Any, ...]], name: str, reading:
         middle = (low + high) // 2 // QUANTUM * QUANTUM
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low or None
-
-
-class Remedy(NamedTuple):
-    """A change with which a run fits: in words, its flags, and the best run with it."""
-
-    words: str
-    flags: str
-    choice: Choice
-
-
-CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("optimizer on the host", {"offload": "optimizer"}),
-    ("optimizer and weights on the host", {"offload": "all"}),
-    ("adapters on a frozen base", {"lora_rank": 16}),
-    ("adapters on a frozen base in 4 bits", {"qlora": True}),
-)
-"""Changes that are tried where no layout fits, before more GPUs: ZeRO, recomputation, sleep, shares and micro-batches have been."""
-
-
-def remedies(job: Job, stated: dict[str, tuple[Any, ...]], reading: Any = None) -> list[Remedy]:
-    """Return the changes with which some layout fits, the fewest GPUs last; of leanest layouts, as `find_value` looks at them."""
-    lean: dict[str, tuple[Any, ...]] = {"recompute": ("full",), "micro_batch": (1,)}
-    rows: list[Remedy] = []
-    changes = [
-        *CHANGES,
-        *((f"{2 * 2**power * (job.gpus or 1)} GPUs", {"gpus": 2 * 2**power * (job.gpus or 1)}) for power in range(6)),
-    ]
-    for words, flags in changes:
-        if any(getattr(job, name) is not None for name in flags if name != "gpus"):
-            continue
-        changed = job.replace(**flags)
-        try:
-            best = plan_task(changed, Space.of(changed, lean | stated), nearest=False, reading=reading).best
-        except Error:
-            continue
-        if best is not None:
-            rows.append(Remedy(words, Job(model="", **flags).flags(), best))
-            if "gpus" in flags:
-                break
-    return rows
 
 
 def _side(phase: str) -> str:

@@ -33,7 +33,7 @@ from loadgauge.core.resolve.setup import Setup
 
 Find = Literal[
     "seq-len", "micro-batch", "batch", "gpus", "gpu", "nic", "link", "model", "days", "tokens",
-    "checkpoint-interval", "spares", "oversubscription", "sites", "answers", "samples", "utilization",
+    "checkpoint-interval", "spares", "oversubscription", "sites", "answers", "samples", "utilization", "staleness",
 ]  # fmt: skip
 FINDS = {
     "seq-len": ("seq_len", "lengths"),
@@ -43,7 +43,7 @@ FINDS = {
     "batch": ("global_batch",),
 }
 """Quantities that `find` looks for, and the fields that would state each already."""
-OF_TASKS = ("answers", "samples", "utilization")
+OF_TASKS = ("answers", "samples", "utilization", "staleness")
 """Of these, what only a task after pre-training has."""
 OPEN_AXES = tuple(field.name for field in msgspec.structs.fields(Space) if isinstance(field.default, tuple))
 """Fields of a job that the search tries all values of, unless they are locked."""
@@ -100,7 +100,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         " or link inside a node (--exposed), the largest model (MODEL: any, or a prefix of names), the days of --tokens, the"
         " tokens of --days; of a fleet's whole run (--tokens, --fleet) the best interval between checkpoints, the best number"
         " of spares, the most oversubscription of its --topology, the most sites; with --task the longest answers, the most"
-        " samples, the largest share of a card for the engine (utilization).",
+        " samples, the largest share of a card for the engine (utilization), the fewest updates that answers may be old for the"
+        " step to be as short as with more (staleness).",
         choices=get_args(Find),
     )] = None
     tokens: Annotated[str | None, _question(
@@ -323,7 +324,10 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
     """
     job, locks, sizes = request.job, request.locks, request.gpus
     if job.dynamic_cp is not None:
-        raise ConfigError("is of one layout; `estimate` tells each", key="dynamic_cp")
+        raise ConfigError(
+            "shares each sequence over ranks of one layout; `loadgauge estimate` takes it, with the layout that a plan finds",
+            key="dynamic_cp",
+        )
     if not sizes and (request.find == "gpus" or (request.find == "gpu" and request.dated)):
         sizes = (MOST_GPUS,)
     usual_batch = ""
@@ -350,7 +354,9 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         locks = {**locks, "zero": (3,) if 3 in stages else stages}
         job = job.replace(zero=locks["zero"][0])
     if "checkpoints" in (hosted or "").split(","):  # of which there are none without it
-        job, locks = job.replace(recompute="full"), {"recompute": ("full",), **locks}
+        again = tuple(word for word in locks.get("recompute", ("full",)) if word.startswith(("full", LEAST)))
+        job = job.replace(recompute="full" if again else locks["recompute"][0])
+        locks = {**locks, "recompute": again}
     setup: Setup | None = None
     searches = []
     mixed = job.activation_offload == LEAST
@@ -396,6 +402,8 @@ def cases(request: PlanRequest, model: ModelSpec | None = None) -> tuple[Setup, 
         )
     if setup is not None and setup.padded:
         searches = [part for case in searches for part in _padded(case)]
+    if setup is not None:
+        searches = [part for case in searches for part in _two_directions(case, setup)]
     if mixed:
         searches += [other for case in searches for other in _offloaded(case)]
     assert setup is not None
@@ -422,6 +430,17 @@ def _padded(case: Case) -> Iterator[Case]:
         sizes = tuple(size for size in space.micro_batch if (size > 1) == several)
         if sizes:
             own = msgspec.structs.replace(space, micro_batch=sizes)
+            yield msgspec.structs.replace(case, space=own, training=training)
+
+
+def _two_directions(case: Case, setup: Setup) -> Iterator[Case]:
+    """Yield the case with schedules of two directions apart from the others: they hide the exchange of experts."""
+    kind, gpus, running = case.training, case.space.gpus, setup.running
+    trained = {word: kind if running is None else running(word, kind, gpus) for word in case.space.schedule}
+    for training in (case.training, next((kind for kind in trained.values() if kind != case.training), None)):
+        some = tuple(word for word, kind in trained.items() if kind == training)
+        if training is not None and some:
+            own = msgspec.structs.replace(case.space, schedule=some)
             yield msgspec.structs.replace(case, space=own, training=training)
 
 

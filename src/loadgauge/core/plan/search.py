@@ -6,6 +6,7 @@ The array reading ranks; what is reported is the exact `estimate` of each layout
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, get_args
@@ -86,7 +87,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Iterator[Batch]:
         """Yield the valid layouts, structure by structure, with memory [bytes] and step time [s].
 
-        With sequence lengths, the time is of a mean micro-batch and the memory of one with the longest sequences only.
+        With sequence lengths, the time is of a mean micro-batch, the memory of the fullest of an epoch, and its upper end of one
+        with the longest sequences only.
         """
         batches = self.evaluator().batches(progress, wanted, may if self.space.lengths is None else None, seed)
         if self.space.lengths is None:
@@ -94,15 +96,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             return
         import numpy
 
-        longest = msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, lengths=None))
-        worst = longest.evaluator().batches(None, untimed)
-        for batch, other in zip(batches, worst, strict=True):
-            yield batch._replace(
-                memory=numpy.maximum(batch.memory, other.memory), high=numpy.maximum(batch.high, other.high)
-            )
+        full, longest = (
+            msgspec.structs.replace(self, space=msgspec.structs.replace(self.space, **change))
+            for change in ({"at_peak": True}, {"lengths": None})
+        )
+        worst = (case.evaluator().batches(None, untimed) for case in (full, longest))
+        for batch, own, other in zip(batches, *worst, strict=True):
+            yield batch._replace(memory=own.memory, high=numpy.maximum(own.high, other.high))
 
     def estimate(self, layout: Layout) -> Estimate:
-        """Estimate one layout exactly; with sequence lengths, the memory is that of the longest."""
+        """Estimate one layout exactly; with sequence lengths, the range of its memory goes up to the longest alone."""
         mean = estimate(
             self.space.model,
             layout,
@@ -116,7 +119,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             return mean
         equal_lengths = msgspec.structs.replace(layout, tokens=None, pairs=None, fullest=None)
         worst = estimate(self.space.model, equal_lengths, self.training, self.cluster.gpu)
-        return mean if worst.memory.total < mean.memory.total else msgspec.structs.replace(mean, memory=worst.memory)
+        return mean.replace(memory=mean.memory.up_to(worst.memory, "--lengths"))
 
     def ranged(self, exact: Estimate) -> Estimate:
         """Return an estimate of this search with the range of its time over what may hide, where nothing is said of that."""
@@ -202,6 +205,8 @@ def search(
     compared = {"network": NETWORK_KEPT, "goodput": GOODPUT_KEPT}.get(objective, 0)
     best = Best(kept := max(KEPT, top, compared), front)
     stored = Kept(best, cases, objective, margin, kept, front, usual=sampler is None and not exhaustive)
+    usual = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 50)  # many objects are made and few are thrown away
     try:
         return _searched(best, stored, cases, objective, margin, top, exhaustive, progress, sampler)
     except KeyboardInterrupt:
@@ -209,6 +214,7 @@ def search(
             raise
         raise KeyboardInterrupt(*_so_far(best, cases), "the same command goes on from here") from None
     finally:
+        gc.set_threshold(*usual)
         stored.save()
 
 
@@ -399,10 +405,10 @@ def seconds(estimate: Estimate) -> float:
 
 
 def case_of(cases: Sequence[Case], exact: Estimate) -> Case:
-    """Return the case of the search that has as many GPUs as an estimate, as much off the card, and masks where it has."""
+    """Return the case of the search that an estimate is of: as many GPUs, and what of its training follows from its layout."""
 
     def of(training: Training) -> tuple[object, ...]:
-        return training.host.activations, training.kernels.masks
+        return training.host.activations, training.kernels.masks, training.kernels.dispatch, training.overlap
 
     same = (case for case in cases if case.space.gpus == exact.layout.gpus)
     return next(case for case in same if of(case.training) == of(exact.training))

@@ -14,7 +14,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL, REPLICA
-from loadgauge.core.definitions.layout.layout import TWO_CHUNKS, V_SHAPED, Filled, Layout, shared_out
+from loadgauge.core.definitions.layout.layout import V_SHAPED, Filled, Layout, of_lengths, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
@@ -24,6 +24,8 @@ from loadgauge.core.resolve.setup import Setup
 
 MANY = 64
 """GPUs from which on a run is no first try: what such runs have is assumed where nothing is said of it."""
+BOTH_DIRECTIONS = ("dualpipe", "dualpipev")
+"""Schedules that run the two directions of a pipeline beside each other."""
 BY_ZERO = {0: "megatron", 1: "megatron", 2: "deepspeed", 3: "torchtitan"}
 """Frameworks of so many GPUs that share out no layers, by the stage of ZeRO."""
 
@@ -103,30 +105,22 @@ def ragged(
         assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"
     if how == "max-length":
         return {}
-    if how == "free":
-        tokens, pairs = lengths.unpadded(micro_batch)
-        most = lengths.expected_fullest(micro_batch)
-        return {"tokens": tokens, "pairs": pairs, "fullest": Filled(most, most * lengths.longest)}
-    tokens, pairs = lengths.padded(micro_batch)
-    longest = float(lengths.longest)
-    return {
-        "tokens": tokens,
-        "pairs": pairs,
-        "fullest": Filled(micro_batch * longest, micro_batch * longest**2),
-    }
+    return of_lengths(lengths, micro_batch, how != "free")
 
 
 def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: dict[str, str]) -> Training:
     """The training with the communication that is hidden: what is said, and what the schedule or scripts of such runs hide."""
     own, hidden = kind.overlap, []
-    if job.schedule in TWO_CHUNKS and job.schedule not in V_SHAPED[:1]:
+    if job.schedule in BOTH_DIRECTIONS:
         hidden.append(("ep", f"{job.schedule} runs dispatch and combine beside the other direction, by DeepEP"))
         # DeepSeek-V3, 3.2.2 and 3.3.3: tokens travel in the 8 bits of the products, sums in 16.
         how = "quantised" if kind.kernels.products is not None else "deduplicated"
         kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch=how))
-    elif kind.framework.scripts_dispatch and card is not None and card.blackwell and (job.ep or 1) > 1:
+    elif kind.framework.scripts_dispatch and card is not None and card.blackwell:
+        # Of every layout that a plan tries; without ep nothing is sent.
         kind = msgspec.structs.replace(kind, kernels=msgspec.structs.replace(kind.kernels, dispatch="deduplicated"))
-        assumed["dispatch of tokens"] = f"by HybridEP ({kind.framework.name}'s scripts for Blackwell)"
+        if (job.ep or 1) > 1:
+            assumed["dispatch of tokens"] = f"by HybridEP ({kind.framework.name}'s scripts for Blackwell)"
     if job.overlap is None and kind.framework.scripts_overlap and gpus >= MANY and not own.dp:
         hidden.append(("dp", f"{kind.framework.name}'s scripts switch it on; its own default is none"))
         if card is not None and card.data_center_hopper_or_later:
@@ -141,6 +135,11 @@ def overlapped(job: Job, kind: Training, gpus: int, card: Gpu | None, assumed: d
     if told and job.gpu is not None:
         assumed["--overlap"] = f"{own.text()} ({'; '.join(told)})"
     return msgspec.structs.replace(kind, overlap=own if job.overlap is None else Overlap.parse(job.overlap, own))
+
+
+def _running(job: Job, card: Gpu | None, schedule: Any, kind: Training, gpus: int) -> Training:
+    """Return the training of a run under a schedule."""
+    return overlapped(job.replace(schedule=schedule), kind, gpus, card, {})
 
 
 def _exchanges_beside(job: Job, kind: Training, card: Gpu) -> bool:
@@ -158,6 +157,7 @@ def with_alternatives(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup]) 
         setup = msgspec.structs.replace(
             setup, instead=partial(instead, setup, resolve), open_layout=says_no_layout(job)
         )
+    setup = msgspec.structs.replace(setup, running=partial(_running, job, setup.gpu))
     several = layout.global_batch > layout.dp and layout.global_batch % layout.dp == 0
     if layout.gpus >= MANY and job.micro_batch is None and layout.pp == 1 and several:
         setup = msgspec.structs.replace(setup, larger=partial(larger, setup))

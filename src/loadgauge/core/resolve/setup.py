@@ -60,6 +60,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     open_layout: bool = False
     """Says whether nothing is said of how its GPUs share the work."""
+    running: Callable[[str, Training, int], Training] | None = None
+    """A training of this run under a schedule, on so many GPUs: one of two directions hides the exchange of experts."""
     larger: Callable[[], Iterator[Setup]] | None = None
     """The same run with larger micro-batches, the largest first, where nothing is said of them."""
     overlap_open: bool = False
@@ -163,8 +165,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         worst = self.worst_case()
         if worst is not None:
             # More long sequences than in the fullest micro-batch to expect may come together, up to the longest alone.
-            more = max(0.0, worst.memory.allocated - result.memory.allocated)
-            result = result.replace(memory=result.memory.widened(0.0, more, "--lengths"))
+            result = result.replace(memory=result.memory.up_to(worst.memory, "--lengths"))
         return _of(result, self)
 
     def with_ends(self, result: Estimate) -> Estimate:

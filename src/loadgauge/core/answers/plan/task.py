@@ -11,6 +11,7 @@ from loadgauge.core.answers.why.of_task import TOPICS
 from loadgauge.core.base import NO, YES, ConfigError, need, needs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan import posttrain
+from loadgauge.core.plan.advise import task_fits
 from loadgauge.core.resolve.resolve import names_job_file
 
 MOST_GPUS = 2**16
@@ -19,6 +20,7 @@ SOUGHT = {
     "answers": ("answers",),
     "seq_len": ("seq_len",),
     "gpus": ("gpus", "gpus_per_node", "placement"),
+    "staleness": ("staleness", "placement"),
 }
 """Fields of a job file that are not taken from it, by what is looked for."""
 
@@ -44,11 +46,11 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
     try:
         plan = posttrain.plan_task(job, space or posttrain.Space.of(job, options), reading=reading)
     except posttrain.Unstarted as error:
-        helps = posttrain.remedies(job, options, reading)
+        helps = task_fits.remedies(job, options, reading)
         if not helps:
             raise
         raise ConfigError(f"{error}; a layout fits with {' or '.join(each.flags for each in helps)}") from None
-    others = posttrain.remedies(job, options, reading) if plan.best is None and sought is None else []
+    others = task_fits.remedies(job, options, reading) if plan.best is None and sought is None else []
     if reading is not None:
         of_file = functools.partial(posttrain.beside_file, asked=asked, whole=reading.job)
         chosen = {name: of_file(getattr(plan, name)) for name in ("best", "runner_up", "nearest")}
@@ -69,10 +71,10 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
     )
 
 
-def _remedy(each: posttrain.Remedy) -> dict[str, Any]:
+def _remedy(each: task_fits.Remedy) -> dict[str, Any]:
     held, time = each.choice.memory, each.choice.time
     plain = {"change": each.words, "flags": each.flags, "command": each.choice.job.command()}
-    return plain | {"total": held.decisive.total, "step": time.step}
+    return plain | {"total": held.total, "step": time.step}
 
 
 def document(plan: posttrain.Found) -> dict[str, Any]:

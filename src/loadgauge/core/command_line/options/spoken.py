@@ -41,6 +41,9 @@ from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAM
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
 
+OTHERS = ("plan", "estimate", "network")
+"""Commands that may have an option which another one has not."""
+
 PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
 """Libraries that train as their framework does, without defaults of their own."""
 
@@ -64,10 +67,14 @@ class Spoken(click.Command):
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
             group = ctx.parent and ctx.parent.command
-            planning = group.get_command(ctx, "plan") if isinstance(group, click.Group) else None
-            if planning is None or not any(error.option_name in each.opts for each in planning.params):
-                raise
-            raise click.UsageError(f"no such option {error.option_name!r} here; `loadgauge plan` has it", ctx) from None
+            commands = group if isinstance(group, click.Group) else click.Group()
+            for name in OTHERS:
+                other = commands.get_command(ctx, name)
+                if other is not None and any(error.option_name in each.opts for each in other.params):
+                    layout = ", of the layout that is found" if self.name == "plan" else ""
+                    line = f"no such option {error.option_name!r} here; `loadgauge {name}` has it{layout}"
+                    raise click.UsageError(line, ctx) from None
+            raise
         notes += served
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from loadgauge.core.base import ConfigError, LayoutError, Size, ceil_div, maximum, minimum, shard
+from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.layout.axes import RANK_ORDER, SIZES
 from loadgauge.core.definitions.model.model import (
     Attention,
@@ -110,6 +111,20 @@ class Filled(msgspec.Struct, frozen=True):
     tokens: Size
     pairs: Size
     kernel_tokens: Size | None = None
+
+
+def of_lengths(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, Any]:
+    """Return the tokens and query-key pairs of the expected micro-batch, and the `fullest`: values of a layout's fields.
+
+    A micro-batch that pads holds at some point of an epoch the longest sequence of all. Without padding it is the fullest of
+    the epoch's micro-batches; its pairs are an upper bound, on which flash attention's memory does not depend.
+
+    >>> of_lengths(Lengths.of([10, 20, 1000]), 1, True)["fullest"]
+    Filled(tokens=1000.0, pairs=1000000.0, kernel_tokens=None)
+    """
+    tokens, pairs = lengths.padded(micro_batch) if padded else lengths.unpadded(micro_batch)
+    most = float(micro_batch * lengths.longest) if padded else lengths.expected_fullest(micro_batch)
+    return {"tokens": tokens, "pairs": pairs, "fullest": Filled(most, most * lengths.longest)}
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from operator import ge
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from loadgauge.core.base.algebra import Size, maximum, minimum
 from loadgauge.core.definitions.layout.layout import Layout
@@ -135,19 +136,24 @@ def _peak_candidates(
     names = max(alike) + 1
     groups: dict[object, dict[tuple[int, ...], Work]] = {}
     # Of each row: its chunk and name, its group where it finds something, and what it leaves in flight and waiting.
-    rows = []
+    rows: list[Any] = []
     for row in range(len(KINDS) * size):
         kind, chunk = divmod(row, size)
         forward, finds, splits = kind in (F, PAIR_F), kind in (F, B, BW, PAIR_F, PAIR_BW), kind == B
         group = groups.setdefault((forward, alike[chunk], splits), {}) if finds else None
         rows.append((chunk, alike[chunk], forward, splits, group, kind in (B, BW, PAIR_BW), splits - (kind == W)))
     whole, waiting, totals = [0] * size, [0] * size, [0] * (2 * names)
-    for row in order:
-        chunk, name, forward, splits, group, ends, more = rows[row]
+    last: object = None
+    nothing: Any = (None,) * len(rows[0])
+    for here, following in pairwise([*map(rows.__getitem__, order), nothing]):
+        chunk, name, forward, splits, group, ends, more = here
         if forward:
             whole[chunk] += 1
             totals[name] += 1
-        if group is not None:
+        # A forward before another one of its kind holds less than that, and a whole backward less than the one before it.
+        less = group is following[4] if forward else group is last and not splits
+        last = group
+        if group is not None and not less:
             # Of works with equal totals, that of the first chunk.
             before = group.get(key := tuple(totals))
             if before is None or chunk < before.chunk:

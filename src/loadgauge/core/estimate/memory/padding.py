@@ -82,10 +82,10 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     def share(self, row: Row, quantity: str) -> float | None:
         """Return a row's `layer`, `activations`, `peak`, `flops` or `step` over that of padded eager attention.
 
-        None where either is not modelled.
+        None where either is not modelled, and where that one has none: a layer may keep nothing on the card.
         """
         naive, own = (getattr(each, quantity) for each in (self.rows[0], row))
-        return None if naive is None or own is None else own / naive
+        return None if not naive or own is None else own / naive
 
     def to_dict(self) -> dict[str, Any]:
         """Return the `forecast` of `estimate --json`: bytes, FLOPs, seconds and plain counts."""

@@ -115,6 +115,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         nearby = {**self.nearby, flag: fewer + more}
         return msgspec.structs.replace(self, margins=margins, low=needed.low, high=needed.high, nearby=nearby)
 
+    def up_to(self, worst: Memory, flag: str) -> Memory:
+        """Return the memory of a run that may need as much as another one. flag: of what"""
+        most, own = (memory.allocated + memory.margins.pools.further for memory in (worst, self))
+        return self.widened(0.0, max(0.0, most - own), flag)
+
     @property
     def widths(self) -> dict[str, float]:
         """Return the width of the range that each cause adds [bytes], by flag or key, or by a cause outside the job."""

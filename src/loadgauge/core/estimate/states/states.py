@@ -94,6 +94,12 @@ class RankWeights(msgspec.Struct, frozen=True):
         """Return the counts of `factor` layers of the same kind."""
         return RankWeights(self.dense.times(factor), self.expert.times(factor))
 
+    def mapped(self, of: Callable[[Size], Size]) -> RankWeights:
+        """Return a function of each count."""
+        return RankWeights(
+            *(WeightCount(*map(of, msgspec.structs.astuple(part))) for part in (self.dense, self.expert))
+        )
+
     def __add__(self, other: RankWeights) -> RankWeights:
         return RankWeights(self.dense + other.dense, self.expert + other.expert)
 

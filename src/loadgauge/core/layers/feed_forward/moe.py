@@ -264,7 +264,8 @@ def _experts(
         if spec.expert_bias:
             product = _biased(build, product)
         # Sorted back, and exchanged; rows that came from several ranks for several experts were sorted before as well.
-        sorts = where(spec.num_experts > view.ep, 2, 0) if build.kernels.dispatch == "all_to_all" else 0
+        among = 1 if build.kernels.dispatch == "all_to_all" else where(view.ep > 1, 0, 1)
+        sorts = where(spec.num_experts > view.ep, 2, 0) * among
         combined = Tensor("mlp.return", output.numel, itemsize)
         build.operations.append(
             Operation(

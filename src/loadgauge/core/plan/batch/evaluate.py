@@ -29,6 +29,7 @@ from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import StepModel
+from loadgauge.core.estimate.time.traffic import exchange
 from loadgauge.core.plan.batch.bounds import ROUNDING, Filling, LeastStep, Work, least_bytes, least_kept
 from loadgauge.core.plan.batch.classes import Bounded, Classes, Lines, key_of, promising, steps_between
 from loadgauge.core.plan.batch.memo import ByIdentity, Memo
@@ -585,19 +586,29 @@ class LeastEvaluator(GridEvaluator):
 
     def sharded(self, structure: Structure, step: StepModel, weights: RankWeights) -> tuple[Any, Any]:
         """The least seconds to gather weights and to reduce their gradients, over all replicas that a row may have."""
-        layout = self.space.layout(structure, self.part.sizes, self.part.ragged)
+        numpy = self.numpy
 
         def make() -> tuple[Any, Any]:
-            exists = self.with_replicas.mask(structure).any(axis=1, keepdims=True)
-            if not exists.any():
-                return self.numpy.inf, self.numpy.inf
+            of_batches, of_replicas = self.with_replicas.halves(structure)
+            exists = of_batches.any(axis=1, keepdims=True) & of_replicas
+            rows = numpy.flatnonzero(exists.any(axis=2))
+            if not len(rows):
+                return numpy.inf, numpy.inf
+            # Rows that differ in what the traffic does not depend on share it.
+            each_batch = not exchange(step.layout, step.training).reduces
+            alike = [self.part.rows[name][rows] for name in self.part.rows if name != "micro_batch" or each_batch]
+            _, firsts, back = numpy.unique(numpy.stack(alike), axis=1, return_index=True, return_inverse=True)
+            few = self.part.some(chosen := rows[firsts])
+            layout = self.space.layout(structure, few.sizes, few.ragged)
             with_replicas = copy.copy(step)
             with_replicas.layout, with_replicas.training = layout, self.training.under(3)
             with_replicas.groups = self.of_pp.once("with replicas", lambda: known_groups(layout))
-            gather, scatter = StepModel.zero_seconds(with_replicas, weights)
-            return tuple(
-                self.numpy.where(exists, seconds, self.numpy.inf).min(axis=2, keepdims=True)
-                for seconds in (gather, scatter)
-            )
+            mine = weights.mapped(lambda count: count[chosen] if len(getattr(count, "shape", ())) == 3 else count)
+            both = []
+            for seconds in StepModel.zero_seconds(with_replicas, mine):
+                least = numpy.where(exists[chosen], seconds, numpy.inf).min(axis=2, keepdims=True)
+                both.append(numpy.full((len(exists), *least.shape[1:]), numpy.inf))
+                both[-1][rows] = least[back.reshape(-1)]
+            return tuple(both)
 
         return self.of_pp.once(("sharded", ByIdentity(weights)), make)

@@ -85,7 +85,7 @@ def space_for(
     narrow = narrowed(training.framework, training.optimizer.sharded)
     if model.own.states_splits:  # its class states how it is split, whatever trains it
         narrow = {name: values for name, values in narrow.items() if name not in SPLIT_BY_PLAN}
-    chosen = {**open_axes, **narrow, **locked}
+    chosen: dict[str, Any] = {**open_axes, **narrow, **locked}
     if "least" in chosen["recompute"]:
         chosen["recompute"] = every_policy(model, training)
     chosen["recompute"] = tuple(recompute_policy(str(policy), model, training) for policy in chosen["recompute"])

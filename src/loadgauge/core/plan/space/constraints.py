@@ -110,22 +110,34 @@ class Constraints:
 
         return self._possible.once((within, runs if runs is True else runs.tobytes()), make)
 
-    def mask(self, structure: Structure) -> Any:
-        """The mask of valid layouts, whatever the schedule runs; cached until `forget`."""
-        within = structure.pp, structure.sequence_parallel, structure.zero > 0
+    def halves(self, structure: Structure) -> tuple[Any, Any]:
+        """Masks of rows and micro-batches, and of rows and replicas: no rule binds these to one another. Cached until `forget`."""
 
-        def of_sizes() -> Any:
-            possible: Any = True
+        def make() -> tuple[Any, Any]:
+            numpy, (rows, batches, replicas) = self.numpy, self.grid.dims
+            of_batches, of_replicas = (numpy.ones((rows, width, 1), dtype=bool) for width in (batches, 1))
             for _, mask in self.of_sizes(structure):
-                possible = possible & mask
-            return self.numpy.broadcast_to(possible, self.grid.dims)
+                if mask.ndim == 3 and mask.shape[2] > 1:
+                    of_replicas = of_replicas & mask
+                else:
+                    of_batches &= mask
+            return of_batches, numpy.broadcast_to(of_replicas, (rows, 1, replicas))
 
-        return self._possible.once(("mask", within), of_sizes)
+        within = structure.pp, structure.sequence_parallel, structure.zero > 0
+        return self._possible.once(("halves", within), make)
+
+    def mask(self, structure: Structure) -> Any:
+        """The mask of valid layouts, whatever the schedule runs."""
+        of_batches, of_replicas = self.halves(structure)
+        return of_batches & of_replicas
 
     def valid(self, structure: Structure) -> int:
         """Return the number of valid layouts of a structure; what is shared is cached until `forget`."""
         within = structure.pp, structure.sequence_parallel, structure.zero > 0
-        numbers = self._possible.once(("numbers", within), lambda: self.mask(structure).sum(axis=2))
+        of_batches, of_replicas = self.halves(structure)
+        numbers = self._possible.once(
+            ("numbers", within), lambda: of_batches[..., 0] * of_replicas.sum(axis=2, dtype="int64")
+        )
         runs = self.of_schedule(structure)
         return int(
             numbers.sum() if runs is True else numbers[self.numpy.broadcast_to(runs[..., 0], numbers.shape)].sum()

@@ -18,7 +18,7 @@ import msgspec
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.layout.axes import STAGE_AXES
-from loadgauge.core.definitions.layout.layout import V_SHAPED, Layout, RecomputePolicy, Schedule
+from loadgauge.core.definitions.layout.layout import V_SHAPED, Layout, RecomputePolicy, Schedule, of_lengths
 from loadgauge.core.definitions.model.model import Attention, ModelSpec
 from loadgauge.core.plan.space.stage_split import balanced
 
@@ -101,9 +101,10 @@ class Grid:
             self.sizes[name] = int(column[0]) if alike and name != "micro_batch" else open_array
         self.ragged: dict[str, Size] = {}
         if space.lengths is not None:
-            batches = [batch_of(space.lengths, int(n), space.padded) for n in self.micro_batches]
+            batches = [of_lengths(space.lengths, int(n), space.padded) for n in self.micro_batches]
             for name in ("tokens", "pairs"):
-                self.ragged[name] = numpy.array([batch[name] for batch in batches])[None, :, None]
+                several = [getattr(each["fullest"], name) if space.at_peak else each[name] for each in batches]
+                self.ragged[name] = numpy.array(several)[None, :, None]
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -128,10 +129,14 @@ class Grid:
         """The grid in pieces of at most `ELEMENTS` layouts, so that a search needs little memory."""
         rows = max(1, ELEMENTS // max(1, self.dims[1] * self.dims[2]))
         for start in range(0, self.dims[0], rows):
-            part = copy.copy(self)
-            part.rows = {name: column[start : start + rows] for name, column in self.rows.items()}
-            part._arrays()
-            yield part
+            yield self.some(slice(start, start + rows))
+
+    def some(self, rows: Any) -> Grid:
+        """The same grid with some of its rows."""
+        part = copy.copy(self)
+        part.rows = {name: column[rows] for name, column in self.rows.items()}
+        part._arrays()
+        return part
 
     @classmethod
     def marked(cls, parts: Sequence[Grid], marks: Sequence[Any]) -> list[Grid]:
@@ -198,7 +203,8 @@ class Grid:
 class Space(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All layouts of a model on a number of GPUs: the values that each axis may have.
 
-    lengths: a histogram of sequence lengths (padding-free batches) instead of `seq_len` alike ones
+    lengths: a histogram of sequence lengths instead of `seq_len` alike ones; padded: whether batches of them are
+    at_peak: arrays are of the fullest micro-batch, on which the memory rests
     base: what is the same for all layouts (how keys and values travel, the order of the axes)
     """
 
@@ -221,6 +227,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     stage_layers: tuple[int, ...] | None = None
     lengths: Lengths | None = None
     padded: bool = False
+    at_peak: bool = False
     base: Layout = Layout(seq_len=1)
 
     # -- structures -----------------------------------------------------------------------------------------------------
@@ -335,7 +342,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         within = sizes["tp"] * sizes["cp"] * structure.pp
         left = self.gpus // within if isinstance(within, int) else self.gpus / within
         if ragged is None:
-            ragged = {} if self.lengths is None else batch_of(self.lengths, sizes["micro_batch"], self.padded)
+            ragged = {} if self.lengths is None else of_lengths(self.lengths, sizes["micro_batch"], self.padded)
         return msgspec.structs.replace(
             self.base,
             dp=left,
@@ -351,12 +358,6 @@ class Space(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             **sizes,
             **ragged,
         )
-
-
-def batch_of(lengths: Lengths, micro_batch: int, padded: bool) -> dict[str, float]:
-    """Return the expected tokens and query-key pairs of a micro-batch, of the sequences alone or padded to the longest."""
-    tokens, pairs = lengths.padded(micro_batch) if padded else lengths.unpadded(micro_batch)
-    return {"tokens": tokens, "pairs": pairs}
 
 
 def whole(numpy: Any, value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from loadgauge.core.base.errors import LayoutError
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -46,7 +47,12 @@ def best_split(
     for cost in costs:
         before.append(before[-1] + cost)
     ends = [(first if stage == 0 else 0.0) + (last if stage == stages - 1 else 0.0) for stage in range(stages)]
-    slowest = _solve(before, limits, ends, math.inf, max)[0]
+    # Near enough to even, the split that is no slower is looked for.
+    stops = [0, *(-(-layers * stage // stages) for stage in range(1, stages + 1))]
+    even = all(stop - start <= most for most, (start, stop) in zip(limits, pairwise(stops), strict=True))
+    costs = [before[stop] - before[start] + end for end, (start, stop) in zip(ends, pairwise(stops), strict=True)]
+    ceiling = max(costs) * (1 + SLACK) if even else math.inf
+    slowest = _solve(before, limits, ends, ceiling, max)[0]
     return _solve(before, limits, ends, slowest * (1 + SLACK), _squares)[1]
 
 
@@ -68,6 +74,8 @@ def _solve(
     for stage in reversed(range(stages)):
         here: dict[int, tuple[float, tuple[int, ...]]] = {}
         for start in range(stage, layers - (stages - 1 - stage)):
+            if stage and before[start] > stage * ceiling * (1 + SLACK):
+                break  # more than the stages in front may have
             best: tuple[float, tuple[int, ...]] | None = None
             for stop in range(start + 1, min(start + limits[stage], layers) + 1):
                 rest = behind.get(stop)

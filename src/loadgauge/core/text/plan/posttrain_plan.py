@@ -15,6 +15,7 @@ FOUND = {
     "gpus": "The fewest GPUs that fit, of powers of two", "samples": "The most answers to a prompt that fit, of powers of two",
     "micro_batch": "The largest micro-batch that fits, of powers of two",
     "utilization": "The largest share of a card for the engine that fits",
+    "staleness": "The fewest updates that answers may be old, for a step as short as with more (0: none; of powers of two)",
 }  # fmt: skip
 
 
