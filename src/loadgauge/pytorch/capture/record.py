@@ -122,7 +122,7 @@ class Watched(Training):
             return super()._plainly(device, built)
 
         def train(*given: Any, **keywords: Any) -> None:
-            with torch.device(device):
+            with torch.device(device), self.job.run.autocast(device):
                 manual(*given, **keywords)
 
         return train
