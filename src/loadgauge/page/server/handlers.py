@@ -16,6 +16,7 @@ from loadgauge.core.base import ConfigError, Door, host_holds, load
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.estimate.setup import unit
 from loadgauge.page.inputs.changes import changes as changed
 from loadgauge.page.inputs.flags import State, command_line, job_of, named
 from loadgauge.page.inputs.uploads import Uploads, plain_name
@@ -92,6 +93,7 @@ def told(setup: Setup, result: Estimate, wanted: Iterable[str]) -> dict[str, Any
         "estimate": estimate_document(setup, result),
         "verdict": result.memory.verdict,
         "host": _on_host(setup, result),
+        "counted": unit(setup.model),
         "captured": facts(setup.model, setup.assumed.get("model", "")),
         "ranges": ranges(setup, result),
         "panels": {each.name: each.data(result) for each in figures() if each.name in wanted},

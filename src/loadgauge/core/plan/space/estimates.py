@@ -29,7 +29,8 @@ RESULTS: dict[str, Kind] = {
 }  # fmt: skip
 """Columns of the results: bytes, FLOPs of a step, seconds, shares, and the command of the cell alone.
 
-missing: what the card lacks for the whole range; counted: what a second makes so many of; the parts are those at the peak, largest_activations that of any moment.
+missing: what the card lacks for the whole range; counted: tokens, or what a model has in their place; the parts are those at
+the peak, largest_activations that of any moment.
 """
 
 
