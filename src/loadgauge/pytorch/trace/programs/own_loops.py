@@ -242,10 +242,10 @@ def settings(maker: Any) -> dict[str, Any]:
         for name in needed
     }
     for name in needed:
-        kind = hints.get(name)
+        kind: Any = hints.get(name)
         own = dataclasses.is_dataclass(kind) or (inspect.isclass(kind) and CONFIGURES.search(kind.__name__))
         if named[name] is None and own and not _needed(kind):
-            named[name] = kind()  # type: ignore[operator]
+            named[name] = kind()
     return named
 
 
