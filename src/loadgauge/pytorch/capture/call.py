@@ -182,11 +182,11 @@ def module_of(
     import torch
 
     from loadgauge.pytorch.capture.inputs.target import ALSO, MANY, ONE
-    from loadgauge.pytorch.trace.programs.own_loops import is_step, looped
+    from loadgauge.pytorch.trace.programs import own_loops
     from loadgauge.pytorch.trace.programs.script import anew, made
     from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 
-    target = anew(target) if step is None and is_step(target) else target
+    target = anew(target) if step is None and own_loops.is_step(target) else target
     taken = inspect.signature(inputs).parameters
     short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}
     if ONE not in taken and ONE not in short.values():
@@ -197,7 +197,7 @@ def module_of(
     def build(device: str) -> Any:
         result = made(target, device)
         if step is None and not isinstance(result, torch.nn.Module):
-            result = looped(result, target)
+            result = own_loops.looped(result, target)
         return result if step is not None else result.train()
 
     def call_arguments(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
