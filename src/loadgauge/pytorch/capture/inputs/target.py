@@ -81,9 +81,9 @@ def check_script(target: str, inputs: str) -> str:
     file = target.rpartition(":")[0]
     if not inputs:
         text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
-        made = [match[1] or match[2] for match in DEFINED.finditer(text)]
-        names = [name for name in USUAL if name in made]
-        alike = [name for name in dict.fromkeys(made) if LIKE.search(name.lower()) and f"{file}:{name}" != target]
+        defined = [match[1] or match[2] for match in DEFINED.finditer(text)]
+        names = [name for name in USUAL if name in defined]
+        alike = [name for name in dict.fromkeys(defined) if LIKE.search(name.lower()) and f"{file}:{name}" != target]
         inputs = f"{file}:{(names or alike)[0]}" if names or len(alike) == 1 else ""
     if not (is_script(inputs) or "(" in inputs):
         raise ConfigError(

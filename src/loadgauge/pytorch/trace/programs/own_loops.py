@@ -153,17 +153,17 @@ TRAINS = re.compile("step|train|update|optimi[sz]e")
 
 
 class OwnLoop(nn.Module):
-    """What a script's step trains, as a LightningModule that optimizes by itself.
+    """The modules that a script's step trains, as a LightningModule that optimizes by itself.
 
-    made: modules and optimizers by name, as the script made them; handed: what the step takes before its batch
+    parts: modules and optimizers by name, as the script made them; handed: what the step takes before its batch
     """
 
     automatic_optimization = False
 
-    def __init__(self, step: Callable[..., Any], made: Mapping[str, Any], handed: Any = None) -> None:
+    def __init__(self, step: Callable[..., Any], parts: Mapping[str, Any], handed: Any = None) -> None:
         super().__init__()
-        self.given = step, handed, [value for value in made.values() if isinstance(value, torch.optim.Optimizer)]
-        for name, value in made.items():
+        self.given = step, handed, [value for value in parts.values() if isinstance(value, torch.optim.Optimizer)]
+        for name, value in parts.items():
             if isinstance(value, nn.Module):
                 self.add_module(name, value)
 
@@ -260,7 +260,7 @@ def _needed(maker: Any) -> list[str]:
 
 
 def _used(function: Any, seen: set[Any]) -> dict[str, Any]:
-    """What a function reads of its script, by name, with what the script's functions that it calls read."""
+    """The values that a function reads of its script, by name, with what the script's functions that it calls read."""
     used: dict[str, Any] = {}
     plain = inspect.unwrap(function)
     if plain in seen or not (code := getattr(plain, "__code__", None)):

@@ -61,7 +61,7 @@ def function(target: str, *, redirected: bool = False) -> Callable[[], Any]:
 
 
 def anew(step: Callable[..., Any]) -> Callable[[], Any]:
-    """What hands out a function of a script from the script run again, so that what it trains is made where it runs."""
+    """Return what hands out a function of a script from the script run again, so that what it trains is made where it runs."""
     file = _file_of(step)
     return _again(Path(file), step.__name__) if file else lambda: step
 
@@ -115,7 +115,7 @@ def _first(result: Any) -> Any:
 
 
 def _called(maker: Any) -> Any:
-    """What a function or class makes, with its script's configuration where it needs one. Raises ConfigError without."""
+    """Return what a function or class makes, with its script's configuration where it needs one. Raises ConfigError without."""
     needed = settings(maker)
     if missing := [name for name, value in needed.items() if value is None]:
         name, words = getattr(maker, "__name__", "it"), ", ".join(missing)
