@@ -95,8 +95,8 @@ def told(setup: Setup, result: Estimate, wanted: Iterable[str], *, whole: bool =
     return {
         "estimate": estimate_document(setup, result, worst=whole),
         "verdict": result.memory.verdict,
-        "unit": unit(result.model),
         "host": _on_host(setup, result),
+        "counted": unit(setup.model),
         "captured": facts(setup.model, setup.assumed.get("model", "")),
         "ranges": ranges(setup, result),
         "panels": {each.name: each.data(result) for each in figures() if each.name in wanted},

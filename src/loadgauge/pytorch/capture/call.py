@@ -182,9 +182,11 @@ def module_of(
     import torch
 
     from loadgauge.pytorch.capture.inputs.target import ALSO, MANY, ONE
-    from loadgauge.pytorch.trace.programs.script import made
+    from loadgauge.pytorch.trace.programs import own_loops
+    from loadgauge.pytorch.trace.programs.script import anew, made
     from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 
+    target = anew(target) if step is None and own_loops.is_step(target) else target
     taken = inspect.signature(inputs).parameters
     short = {other: name for name, others in ALSO.items() if name not in taken for other in others if other in taken}
     if ONE not in taken and ONE not in short.values():
@@ -193,18 +195,10 @@ def module_of(
     usual = {name: taken[long].default for name, long in own.items() if isinstance(taken[long].default, int)}
 
     def build(device: str) -> Any:
-        target_result = made(target, device)
-        if step is not None:
-            return target_result
-        if not isinstance(target_result, torch.nn.Module):
-            own = isinstance(target_result, tuple | list | dict)
-            more = (
-                "; several, with their optimizers, are trained by a step: loadgauge capture --step FILE:STEP"
-                if own
-                else ""
-            )
-            raise ConfigError(f"must make a torch.nn.Module, made {type(target_result).__name__}{more}", key="target")
-        return target_result.train()
+        result = made(target, device)
+        if step is None and not isinstance(result, torch.nn.Module):
+            result = own_loops.looped(result, target)
+        return result if step is not None else result.train()
 
     def call_arguments(device: str, module: Any, **sizes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         with torch.device(device):

@@ -26,7 +26,7 @@ from loadgauge.pytorch.device.read import branches
 from loadgauge.pytorch.record.allocations import Stream
 from loadgauge.pytorch.record.recording import Op, Recording, recording
 from loadgauge.pytorch.trace import no_compiler
-from loadgauge.pytorch.trace.programs.own_loops import by_batch, configured, fitted, manual_step, takes_steps
+from loadgauge.pytorch.trace.programs import own_loops
 from loadgauge.pytorch.trace.programs.training import Around, Sized, Training
 from loadgauge.pytorch.trace.transformers_api import subject
 
@@ -111,25 +111,25 @@ class Watched(Training):
 
     def called(self, built: Any) -> Callable[..., Any]:
         """Return what is called with the inputs: of a LightningModule, its own step with a batch."""
-        if takes_steps(built):
+        if own_loops.takes_steps(built):
             self.losses["what training_step returns"] = None
-            return by_batch(built, *self.given)
-        return fitted(built, *self.given, self.losses)
+            return own_loops.by_batch(built, *self.given)
+        return own_loops.fitted(built, *self.given, self.losses)
 
     def _plainly(self, device: str, built: Any) -> Callable[..., None]:
-        manual = manual_step(built, *self.given)
+        manual = own_loops.manual_step(built, *self.given)
         if manual is None:
             return super()._plainly(device, built)
 
         def train(*given: Any, **keywords: Any) -> None:
-            with torch.device(device):
+            with torch.device(device), self.job.run.autocast(device):
                 manual(*given, **keywords)
 
         return train
 
     def optimizer(self, built: Any) -> torch.optim.Optimizer:
         """Return the optimizer. Raises NotModelled where it is none for sparse gradients that a module has."""
-        own = configured(built) if takes_steps(built) else []
+        own = own_loops.configured(built) if own_loops.takes_steps(built) else []
         if self.job.configured and len(own) == 1:
             return own[0]
         optimizer = self.job.run.optimizer([parameter for parameter in built.parameters() if parameter.requires_grad])

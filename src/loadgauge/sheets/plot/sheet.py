@@ -12,6 +12,7 @@ from loadgauge.core.base import ConfigError, in_gib, lists, seconds
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.estimate.setup import batch_words, unit
 from loadgauge.sheets.plot import blocks, steps
 from loadgauge.sheets.plot.forms import FORMS
 
@@ -116,7 +117,7 @@ def _headline(figure: Any, result: Estimate) -> None:
         0.012,
         0.8,
         f"{result.model.name} · {machine} · {degrees or 'one rank'} · ZeRO {layout.zero} · recompute"
-        f" {layout.recompute} · {layout.global_batch:,} x {layout.seq_len:,} tokens a step",
+        f" {layout.recompute} · {batch_words(result.model, layout.global_batch, layout.seq_len)} a step",
         fontsize=10,
         color=MUTE,
         va="center",
@@ -131,6 +132,6 @@ def _headline(figure: Any, result: Estimate) -> None:
     texts = [(f"{verdict}: {in_gib(memory.total, 1)}{has} GiB", EXPOSED if memory.fits is False else "#1f7045")]
     if time is not None:
         texts += [(f"Step {seconds(time.step)}", INK), (f"MFU {time.mfu:.1%}", INK)]
-        texts += [(f"{time.tokens_per_second_per_gpu:,.0f} tokens/s/GPU", INK)]
+        texts += [(f"{time.tokens_per_second_per_gpu:,.0f} {unit(result.model)}/s/GPU", INK)]
     for (text, colour), x in zip(texts, (0.012, 0.34, 0.48, 0.62), strict=False):
         figure.text(x, 0.35, text, fontsize=15, fontweight="bold", color=colour, va="center")

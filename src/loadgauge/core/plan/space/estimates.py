@@ -23,13 +23,14 @@ CANNOT_TELL = "cannot tell"
 NUMBERS = ("memory_total", "memory_low", "memory_high", "memory_capacity", "missing")
 TIMES = ("step", "tokens_per_second_per_gpu", "mfu", "hfu", "days", "cost")
 RESULTS: dict[str, Kind] = {
-    "outcome": "text", "error": "text", **dict.fromkeys(NUMBERS, "number"), "moment": "text",
+    "outcome": "text", "error": "text", "counted": "text", **dict.fromkeys(NUMBERS, "number"), "moment": "text",
     **dict.fromkeys(PARTS, "number"), "largest_activations": "number", "flops_model": "number",
     "flops_hardware": "number", **dict.fromkeys(TIMES, "number"), "command": "text",
 }  # fmt: skip
 """Columns of the results: bytes, FLOPs of a step, seconds, shares, and the command of the cell alone.
 
-missing: what the card lacks for the whole range; the parts are those at the peak, largest_activations that of any moment.
+missing: what the card lacks for the whole range; counted: tokens, or what a model has in their place; the parts are those at
+the peak, largest_activations that of any moment.
 """
 
 
@@ -148,6 +149,7 @@ def _found(job: Job) -> Row:
     memory, time = result.memory, result.time
     row: Row = {
         "outcome": memory.verdict,
+        "counted": setup.model.own.unit if setup.model.own.has_length else setup.model.own.sample,
         "memory_total": float(memory.total),
         "memory_low": float(memory.low),
         "memory_high": float(memory.high),

@@ -93,6 +93,8 @@ def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
     timed, priced, lacking = (
         any(row.get(name) is not None for row in rows) for name in ("step", "days", "memory_capacity")
     )
+    counted = {row["counted"] for row in rows if row.get("counted")}
+    speed = f"{counted.pop()}/s/GPU" if len(counted) == 1 else "per s/GPU"
     judged = lacking or any("error" in row for row in rows)
     columns = {
         **{name: Column(name.replace("_", " "), "right" if _numbers(rows, name) else "left") for name in axes},
@@ -101,11 +103,7 @@ def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
         "range": Column("80 % range", "right", rank=2),
         **({"missing": Column("lacks", "right", rank=1)} if lacking else {}),
         "largest_activations": Column("activations", "right", rank=1),
-        **(
-            {"step": Column("step", "right"), "tokens_per_second_per_gpu": Column("tokens/s/GPU", "right")}
-            if timed
-            else {}
-        ),
+        **({"step": Column("step", "right"), "tokens_per_second_per_gpu": Column(speed, "right")} if timed else {}),
         **({"mfu": Column("MFU", "right", rank=1)} if timed else {}),
         **({"days": Column("days", "right"), "cost": Column("cost", "right", rank=1)} if priced else {}),
     }

@@ -27,7 +27,7 @@ from loadgauge.core.text.estimate.setup import batch_words, print_assumed, rate,
 from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
-LEAST = ("net GB/s", "tok/s/GPU", "per s/GPU", "MFU", "#", "cost/1B", "schedule")
+LEAST = ("net GB/s", "speed", "MFU", "#", "cost/1B", "schedule")
 """Columns that a narrow terminal does without, the first ones first."""
 
 
@@ -177,7 +177,8 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
     degrees = [n for n in ("dp", *DEGREES, "zero") if any(getattr(layout, n) > int(n != "zero") for layout in every)]
     hosted = [result.training.host.activations for result in results]
     own_schedule = any(layout.schedule not in ("1f1b", "interleaved") for layout in every)
-    speed = "tok/s/GPU" if all(result.model.own.has_length for result in results) else "per s/GPU"
+    counted = {unit(result.model) for result in results}
+    speed = "tok/s/GPU" if counted == {"tokens"} else f"{counted.pop()}/s/GPU" if len(counted) == 1 else "per s/GPU"
     cells: dict[str, list[str]] = {
         "#": [str(number) for number in range(1, len(every) + 1)],
         "GPUs": [f"{layout.gpus:,}" for layout in every] if len({layout.gpus for layout in every}) > 1 else [],
@@ -197,7 +198,7 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
         "schedule": [layout.schedule if layout.pp > 1 else "" for layout in every] if own_schedule else [],
     }
     cells = {name: column for name, column in cells.items() if column}
-    rank = {name: len(LEAST) - index for index, name in enumerate(LEAST)}
+    rank = {speed if name == "speed" else name: len(LEAST) - index for index, name in enumerate(LEAST)}
     columns = [
         Column(
             name,

@@ -86,10 +86,10 @@ function gauge(memory, then) {
     then ? h("span", { class: "was", style: { left: place(Math.min(then.total, full)) } }) : null);
 }
 
-function step({ estimate: { time }, ranges = {}, unit: counted }, then) {
+function step({ estimate: { time }, ranges = {}, counted = "tokens" }, then) {
   const [number, unit] = duration(time.step);
   return card("step", t("step.title"), number, unit, time.step,
-    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { unit: term(counted ?? "tokens"), rate: fixed(time.tokens_per_second_per_gpu) }))],
+    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { rate: fixed(time.tokens_per_second_per_gpu), counted: term(counted) }))],
     delta(time.step, then?.time?.step, say.seconds, true));
 }
 

@@ -28,7 +28,9 @@ ALSO = {
 MANY = re.compile("batch|bsz|rays|samples|examples|rows|images|pairs|envs|clips|graphs|molecules")
 """Words in other names of the number of sequences, of which the first is it."""
 USUAL = ("batch", "inputs", "example_inputs", "get_batch")
-"""Names of the function of a script that makes what its module is called with."""
+"""Names of the function of a script that makes what its module is called with; else the only one with a word of `LIKE` is it."""
+LIKE = re.compile("batch|input|sample|example|dummy|fake|data|loader")
+DEFINED = re.compile(r"^(?:def (\w+)\(|(\w+) *= *(?:lambda |[A-Za-z_]+$))", re.MULTILINE)
 AS = {SECOND: LENGTH}
 """A size that is another one unless it is said."""
 
@@ -79,12 +81,10 @@ def check_script(target: str, inputs: str) -> str:
     file = target.rpartition(":")[0]
     if not inputs:
         text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
-        names = [
-            name
-            for name in USUAL
-            if re.search(rf"^(def {name}\(|{name} *= *(lambda |[A-Za-z_]+$))", text, re.MULTILINE)
-        ]
-        inputs = f"{file}:{names[0]}" if names else ""
+        defined = [match[1] or match[2] for match in DEFINED.finditer(text)]
+        names = [name for name in USUAL if name in defined]
+        alike = [name for name in dict.fromkeys(defined) if LIKE.search(name.lower()) and f"{file}:{name}" != target]
+        inputs = f"{file}:{(names or alike)[0]}" if names or len(alike) == 1 else ""
     if not (is_script(inputs) or "(" in inputs):
         raise ConfigError(
             f"{target} needs --inputs{f', got {inputs!r}' if inputs else ''}: the tensors that the module is called with, such as"

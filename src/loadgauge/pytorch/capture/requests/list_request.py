@@ -51,7 +51,7 @@ from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.device.patches import default_dtype
-from loadgauge.pytorch.trace.programs.own_loops import configured, takes_steps
+from loadgauge.pytorch.trace.programs import own_loops
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized
@@ -332,7 +332,7 @@ COLOURS, CHANNELS = 3, 64
 
 def _configured(module: Any) -> str:
     """The optimizer that a LightningModule configures, "" of any other module and where it is not one alone that is known."""
-    own = {spoken(optimizer) for optimizer in configured(module)} if takes_steps(module) else set()
+    own = {spoken(optimizer) for optimizer in own_loops.configured(module)} if own_loops.takes_steps(module) else set()
     return own.pop() if len(own) == 1 else ""
 
 

@@ -1,9 +1,11 @@
 """How a batch reaches a module or a step of one's own, and what stands for a trainer that is not there."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import re
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
@@ -12,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
+
+from loadgauge.core.base.errors import ConfigError
 
 BATCHES = frozenset({"batch", "data", "inputs", "sample", "samples", "pair", "pairs", "triplet", "views"})
 """Names of an argument that is a whole batch, and not the first tensor of one."""
@@ -139,6 +143,135 @@ def configured(module: Any) -> list[torch.optim.Optimizer]:
     trainer.lr_scheduler_configs = [mock.Mock(scheduler=leaf) for leaf in leaves if hasattr(leaf, "get_last_lr")]
     trainer.strategy = mock.Mock(_lightning_optimizers=optimizers, backward=lambda loss, *_, **__: loss.backward())
     return optimizers
+
+
+STEPS = "train_step", "training_step", "step", "update"
+"""Names of the function of a script that trains what another one makes; else the only one with a word of `TRAINS` is it."""
+CONFIGURES = re.compile("Config|Arg|Options|Param|Settings")
+"""Words in names of classes that configure."""
+TRAINS = re.compile("step|train|update|optimi[sz]e")
+
+
+class OwnLoop(nn.Module):
+    """The modules that a script's step trains, as a LightningModule that optimizes by itself.
+
+    parts: modules and optimizers by name, as the script made them; handed: what the step takes before its batch
+    """
+
+    automatic_optimization = False
+
+    def __init__(self, step: Callable[..., Any], parts: Mapping[str, Any], handed: Any = None) -> None:
+        super().__init__()
+        self.given = step, handed, [value for value in parts.values() if isinstance(value, torch.optim.Optimizer)]
+        for name, value in parts.items():
+            if isinstance(value, nn.Module):
+                self.add_module(name, value)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that the script made."""
+        return self.given[2]
+
+    def training_step(self, batch: Any) -> Any:
+        """Return what the step returns for a batch. Raises ConfigError where it takes something else."""
+        step, handed, _ = self.given
+        inputs, keywords = (
+            ((), batch) if isinstance(batch, dict) else (batch if isinstance(batch, tuple) else (batch,), {})
+        )
+        before = () if handed is None else spread(handed, step, inputs, keywords)
+        call = fitted(step, inputs, keywords, {}, *before)
+        try:
+            inspect.signature(call).bind(*inputs, **keywords)
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(step).parameters)
+            raise ConfigError(
+                f"{step.__name__} takes {takes}, and the batch does not fit ({error}): a function that returns what it trains"
+                f" may be named instead, with the step called {STEPS[0]} beside it",
+                key="target",
+            ) from None
+        return call(*inputs, **keywords)
+
+
+def looped(result: Any, maker: Any) -> nn.Module:
+    """Return the loop of a step, or of what a function made, whose script has a step of a usual name.
+
+    Raises ConfigError where there is neither.
+    """
+    if inspect.isfunction(result):
+        return OwnLoop(result, _used(result, set()))
+    own = {name: value for name, value in getattr(maker, "__globals__", {}).items() if is_step(value)}
+    alike = [name for name, value in own.items() if TRAINS.search(name) and value.__module__ == maker.__module__]
+    names = [name for name in STEPS if name in own] or alike * (len(alike) == 1)
+    if not names or not isinstance(result, tuple | list | dict):
+        more = f": several, with their optimizers, need a function {STEPS[0]} beside it that trains them once"
+        raise ConfigError(
+            f"must make a torch.nn.Module, made {type(result).__name__}"
+            + more * isinstance(result, tuple | list | dict),
+            key="target",
+        )
+    named = result if isinstance(result, dict) else {f"made_{index}": value for index, value in enumerate(result)}
+    return OwnLoop(own[names[0]], named, result)
+
+
+def is_step(maker: Any) -> bool:
+    """Return whether a function trains: it needs a batch, where one that makes a module needs nothing, or a configuration.
+
+    >>> is_step(lambda batch: None), is_step(lambda width=64: None), is_step(nn.Linear)
+    (True, False, False)
+    """
+    return inspect.isfunction(maker) and None in settings(maker).values()
+
+
+def settings(maker: Any) -> dict[str, Any]:
+    """Return what a function or class must be called with by name: its script's configuration; None where there is none.
+
+    That is a value of the script with the argument's name, or one of the argument's own class, which needs nothing itself.
+
+    >>> settings(nn.Linear), settings(lambda width=64: None)
+    ({'in_features': None, 'out_features': None}, {})
+    """
+    needed = _needed(maker)
+    if not needed:
+        return {}
+    plain = inspect.unwrap(maker.__init__ if inspect.isclass(maker) else maker)
+    script = getattr(plain, "__globals__", {})
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # names that are there for a type checker alone
+        hints = typing.get_type_hints(plain)
+    named = {
+        name: None if callable(value := script.get(name)) or isinstance(value, torch.Tensor) else value
+        for name in needed
+    }
+    for name in needed:
+        kind: Any = hints.get(name)
+        own = dataclasses.is_dataclass(kind) or (inspect.isclass(kind) and CONFIGURES.search(kind.__name__))
+        if named[name] is None and own and not _needed(kind):
+            named[name] = kind()
+    return named
+
+
+def _needed(maker: Any) -> list[str]:
+    """Names of the arguments without which a function or class cannot be called."""
+    try:
+        takes = inspect.signature(maker).parameters
+    except (TypeError, ValueError):
+        return []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [name for name, taken in takes.items() if taken.default is taken.empty and taken.kind in plain]
+
+
+def _used(function: Any, seen: set[Any]) -> dict[str, Any]:
+    """The values that a function reads of its script, by name, with what the script's functions that it calls read."""
+    used: dict[str, Any] = {}
+    plain = inspect.unwrap(function)
+    if plain in seen or not (code := getattr(plain, "__code__", None)):
+        return used
+    for name in code.co_names:
+        value = plain.__globals__.get(name)
+        if inspect.isfunction(value) and value.__globals__ is plain.__globals__:
+            used |= _used(value, seen | {plain})
+        else:
+            used |= {name: value}
+    return used
 
 
 def takes_steps(module: Any) -> bool:

@@ -30,6 +30,7 @@ from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.counters import DEVICES, NAME as GPU, Counters, index_of
 from loadgauge.pytorch.device.patches import casting_on, removing, replaced
 from loadgauge.pytorch.record.tracker import OWN
+from loadgauge.pytorch.trace.programs.own_loops import settings
 from loadgauge.pytorch.trace.subprocess import WHOLE
 
 if TYPE_CHECKING:
@@ -57,11 +58,19 @@ def function(target: str, *, redirected: bool = False) -> Callable[[], Any]:
         attribute = getattr(_executed(file), name, None)
     if not callable(attribute):
         raise ConfigError(f"has no function {name!r}", file=str(file))
-    if isinstance(attribute, nn.Module):
-        result: Any = functools.partial(_made, file, name)
-        result.__name__ = name
-        return result  # type: ignore[no-any-return]
-    return attribute  # type: ignore[no-any-return]
+    return _again(file, name) if isinstance(attribute, nn.Module) else attribute  # type: ignore[no-any-return]
+
+
+def anew(step: Callable[..., Any]) -> Callable[[], Any]:
+    """Return what hands out a function of a script from the script run again, so that what it trains is made where it runs."""
+    file = _file_of(step)
+    return _again(Path(file), step.__name__) if file else lambda: step
+
+
+def _again(file: Path, name: str) -> Any:
+    result: Any = functools.partial(_made, file, name)
+    result.__name__ = name
+    return result
 
 
 def _made(file: Path, name: str) -> Any:
@@ -81,11 +90,42 @@ def _file_of(maker: Any) -> str:
 def made(maker: Callable[..., Any], device: str) -> Any:
     """Return what a function makes on a device, from its script run again where it hands out what that made when it was read."""
     with torch.device(device), cuda_is(device, maker if device == "meta" else None):
-        result = maker()
-        parameters = getattr(result, "parameters", None)
-        parameter = next(parameters(), None) if callable(parameters) else None
-        elsewhere = getattr(parameter, "device", None) not in (None, torch.empty(0).device)
-        return again() if elsewhere and (again := _anew(maker)) else result
+        try:
+            result = _called(maker)
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ) as error:  # it reads rates of layers off a line of numbers, or moves layers
+            if device != "meta" or "meta tensor" not in str(error):
+                raise
+            with _Valued(), replaced((nn.Module, "to", lambda module, *_, **__: module)):
+                result = _called(maker)
+        here = torch.empty(0).device
+        if (first := _first(result)) is None or first.device == here:
+            return result
+        if first.is_meta:
+            return result.to_empty(device=device)  # as the script would, before it reads its weights
+        result = _called(again) if (again := _anew(maker)) else result
+        return result.to(device) if getattr(_first(result), "device", here) != here else result
+
+
+def _first(result: Any) -> Any:
+    """The first parameter of what was made; None where there is none."""
+    parameters = getattr(result, "parameters", None)
+    return next(parameters(), None) if callable(parameters) else None
+
+
+def _called(maker: Any) -> Any:
+    """Return what a function or class makes, with its script's configuration where it needs one. Raises ConfigError without."""
+    needed = settings(maker)
+    if missing := [name for name, value in needed.items() if value is None]:
+        name, words = getattr(maker, "__name__", "it"), ", ".join(missing)
+        raise ConfigError(
+            f"{name} needs {words}: give {'them defaults' if missing[1:] else 'it a default'}, or name a function that makes it:"
+            f" `def model(): return {name}({', '.join(f'{word}=...' for word in missing)})`, {_file_of(maker) or 'FILE.py'}:model",
+            key="target",
+        )
+    return maker(**needed)
 
 
 def _anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -294,6 +334,14 @@ class _Renamed(TorchFunctionMode):
         return torch.device(self.device, 0)
 
 
+class _Valued(TorchFunctionMode):
+    """Gives lines of numbers their values, which tensors on the meta device have not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        lines = func in (torch.linspace, torch.arange, torch.tensor)
+        return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if lines else {})})
+
+
 _MOVES = (torch.Tensor.to, torch.Tensor.cuda)
 _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 
@@ -337,7 +385,8 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         return _CUDA if real.type == device and is_program(sys._getframe(1)) else real
 
     def accelerator(*args: Any, **kwargs: Any) -> Any:
-        return torch.device("cuda") if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
+        real = None if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
+        return real or torch.device("cuda")  # a library that was told that there is one asks for its name
 
     def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
         return to_empty(self, device=mode.renamed(device), recurse=recurse)
