@@ -14,6 +14,7 @@ from loadgauge.core.text.estimate.step_time import moved
 from loadgauge.core.text.table import Paper, draw_lines
 from loadgauge.core.text.verdict import (
     WORDS,
+    host_verdict,
     host_words,
     left_out_words,
     question_words,
@@ -47,15 +48,20 @@ def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper
     left_out = left_out_words(result.model, result.training.precision.weight)
     unread = " ".join(unread_words(setup.unread(result)))
     head = [*([unread] if unread else []), *left_out, _run(setup, result)]
-    short(memory, memory.parts, head, lines, target)
+    short(memory, memory.parts, head, lines, target, host_verdict(on_host, setup.job.host_memory))
 
 
-def short(memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Paper) -> None:
-    """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty."""
+def short(
+    memory: Needs, parts: Mapping[str, float], run: Iterable[str], lines: Iterable[str], target: Paper, host: str = ""
+) -> None:
+    """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty.
+
+    host: `host_verdict`
+    """
     from rich.text import Text
 
     word, style = WORDS[memory.verdict]
-    first = Text(verdict_words(memory))
+    first = Text(verdict_words(memory, host))
     first.stylize(style, 0, len(word))
     draw_lines(
         target,
