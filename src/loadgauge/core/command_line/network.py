@@ -54,8 +54,11 @@ from loadgauge.core.resolve.setup import Setup
     "--busbw",
     multiple=True,
     metavar="KIND=340GB/s:1GiB|FILE",
-    help="Bus bandwidth that nccl-tests measured (algbw:340GB/s:1GiB: algorithm bandwidth), or the text of its run, in place of the"
-    " table; KIND: all_reduce, all_gather, reduce_scatter, all_to_all, ...",
+    help="Bus bandwidth that nccl-tests measured, or the text of its run (a file, or pasted), in place of the table; KIND:"
+    " all_reduce, all_gather, reduce_scatter, all_to_all, ...",
+)
+@click.option(
+    "--algbw", multiple=True, metavar="KIND=195GB/s:1GiB", help="The same as algorithm bandwidth: bytes over seconds."
 )
 @answering(
     "the verdict, the links, and what each axis needs of them",
@@ -72,6 +75,7 @@ def command(
     rails: bool,
     sweeps: tuple[str, ...],
     busbw: tuple[str, ...],
+    algbw: tuple[str, ...],
     **flags: Any,
 ) -> Answer:
     """Compare the bandwidth that training MODEL needs on each axis with what the links reach.
@@ -89,7 +93,7 @@ def command(
     rate = None if achieved is None else above_zero(achieved, "achieved", "FLOP/s", "a rate such as 150TFLOP/s")
     how: dict[str, Any] = {
         "share": share, "achieved": rate, "oversubscription": oversubscription, "pod": pod, "rails": rails,
-        "busbw": busbw,
+        "busbw": (*busbw, *(text.replace("=", "=algbw:", 1) for text in algbw)),
     }  # fmt: skip
     if sweeps:
         return _side_by_side(job, sweeps, how)
