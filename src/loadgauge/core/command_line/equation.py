@@ -92,19 +92,20 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     params = arguments(quantity, flags)
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}
-    if nameless := unread(forms, {name: value for name, value in values.items() if name != quantity}):
+    own = values.pop(quantity, None)
+    if nameless := unread(forms, values):
         letters = dict.fromkeys(letter for form in forms for letter in form.legend)
         raise ConfigError(
             f"{quantity} has no letter {nameless[0]!r} (its letters: {', '.join(letters)})", key="--numbers"
         )
     forms = tuple(with_numbers(form, values) for form in forms)
     if solve:
-        return _solved(forms, solve, values.get(quantity))
+        return _solved(forms, solve, own)
     if latex:
         shown: list[Block] = [Lines([form.latex for form in forms])]
     else:
-        own = _states(forms) if quantity == "states" else [block for form in forms for block in _show(form)]
-        shown = [*own, *_ending(forms[0])]
+        parts = _states(forms) if quantity == "states" else [block for form in forms for block in _show(form)]
+        shown = [*parts, *_ending(forms[0])]
     return _answer(shown, [form.to_dict() for form in forms])
 
 
@@ -253,7 +254,7 @@ def _solved(forms: tuple[Equation, ...], letter: str, value: float | None) -> An
         raise ConfigError(f"give the value as {forms[0].quantity}=... in --numbers", key="--solve")
     complete = [form for form in forms if letter in form.legend and form.legend.keys() <= {*form.numbers, letter}]
     having = complete or [form for form in forms if letter in form.legend][:1] or forms[:1]
-    answers = [(form, solved(form, letter, value)) for form in having]
+    answers = [(form, solved(form, letter, value)) for form in having if form.unit == having[0].unit]
     shown = [
         Lines(
             [
