@@ -66,6 +66,7 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     bandwidth, traffic, collectives      what tensor, pipeline, data, context and expert parallelism need, and send
     bubble, checkpoints, amdahl          of a pipeline, the best number of, and the limit to speed
     duration, gpus, utilisation, gamma   of a run; with a share of the layers run again
+    parameter-servers                    of data parallelism without an all-reduce, waiting or not
     kv-cache, mask                       bytes of keys and values, and with the mask of the scores
     padded-flash, longest                of batches whose sequences differ
 
@@ -143,6 +144,7 @@ SUBJECTS = {
         "wire",
         "traffic",
         "collectives",
+        "parameter-servers",
         "bandwidth",
     ),
     "Batches without padding (article 4)": ("padded-flash", "mask", "longest"),
@@ -171,8 +173,9 @@ MEANT = {
     **dict.fromkeys(("zero", "zero-1", "zero-2", "zero-3", "fsdp", "ddp", "optimizer", "gradients"), "states"),
     **dict.fromkeys(("zero-r", "partition-activations", "partitioned-activations"), "partitioned"),
     **dict.fromkeys(("mfu", "hfu", "utilization"), "utilisation"), "flops": "training-flops",
-    **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "busbw", "algbw",
-                     "parameter-server", "parameter-servers"), "collectives"),
+    **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "busbw", "algbw"),
+                    "collectives"),
+    **dict.fromkeys(("parameter-server", "asynchronous", "async", "hogwild"), "parameter-servers"),
     **dict.fromkeys(("days", "time", "run"), "duration"), **dict.fromkeys(("speedup", "scaling"), "amdahl"),
 }  # fmt: skip
 """Words that people type, and the quantity that has them."""

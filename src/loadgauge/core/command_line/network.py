@@ -44,6 +44,12 @@ from loadgauge.core.resolve.setup import Setup
 @click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing oversubscribed links.")
 @click.option("--rails", is_flag=True, help="GPUs at the same position in their nodes share a switch.")
 @click.option(
+    "--parameter-servers",
+    "servers",
+    type=Whole(1, 10**6),
+    help="Compare with so many servers of the weights, each with a GPU's adapter, waiting for all ranks or for none.",
+)
+@click.option(
     "--sweep",
     "sweeps",
     multiple=True,
@@ -73,6 +79,7 @@ def command(
     oversubscription: float | None,
     pod: int | None,
     rails: bool,
+    servers: int | None,
     sweeps: tuple[str, ...],
     busbw: tuple[str, ...],
     algbw: tuple[str, ...],
@@ -92,7 +99,7 @@ def command(
     job = Job(model=model_or_usage(model, flags), **flags)
     rate = None if achieved is None else above_zero(achieved, "achieved", "FLOP/s", "a rate such as 150TFLOP/s")
     how: dict[str, Any] = {
-        "share": share, "achieved": rate, "oversubscription": oversubscription, "pod": pod, "rails": rails,
+        "share": share, "achieved": rate, "oversubscription": oversubscription, "pod": pod, "rails": rails, "servers": servers or 0,
         "busbw": (*busbw, *(text.replace("=", "=algbw:", 1) for text in algbw)),
     }  # fmt: skip
     if sweeps:

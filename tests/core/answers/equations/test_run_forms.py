@@ -214,11 +214,11 @@ def test_every_form_is_solved_for_each_of_its_letters(quantity: str) -> None:
     """The value of a form at some numbers, asked back for a letter, gives a number with which the form has that value."""
     small = {"f": 0.1, "r": 0.05, "gamma": 0.5, "N": 40.0, "k": 13.0, "n": 4.0}
     for form in run_forms(quantity):
-        given = {letter: small.get(letter, 8.0) for letter in form.legend}
+        given = {name: small.get(name, 8.0) for name in form.legend}
         value = float(with_numbers(form, given).substitute)
-        for letter in form.legend:
-            found = solved(with_numbers(form, given), letter, value)
-            assert float(with_numbers(form, given | {letter: found}).substitute) == pytest.approx(value, rel=1e-6)
+        for name in form.legend:
+            found = solved(with_numbers(form, given), name, value)
+            assert float(with_numbers(form, given | {name: found}).substitute) == pytest.approx(value, rel=1e-6)
 
 
 def test_the_longest_of_so_many_lengths_is_found_by_its_words_and_its_own_name_is_no_letter() -> None:

@@ -98,7 +98,7 @@ def solved(form: Equation, letter: str, value: float) -> float:
     >>> round(solved(form, "n", 24 * 86400))
     1085
     """
-    import mpmath
+    import mpmath  # type: ignore[import-untyped]
     import sympy
 
     unknown = sympy.Symbol("unknown", positive=True)
