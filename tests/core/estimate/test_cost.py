@@ -154,3 +154,13 @@ def test_a_plan_takes_prices_of_several_providers() -> None:
     told, plain = (typed(f"{line} {price}") for price in ("runpod=2,lambda=3", "2"))
     assert (told.code, told.err) == (0, "")
     assert told.out == plain.out
+
+
+def test_the_energy_of_a_run_is_that_of_its_phases() -> None:
+    """Every card at its design power, so each phase has its share of the time; the phases add up."""
+    line = "estimate llama-3.1-8b --gpu h100 --gpus 64 --zero 3 --tokens 1T"
+    told = document(f"{line} --explain energy")["explain"]
+    time = document(line)["time"]
+    phases = {row["what"].removeprefix("of it in "): row["value"] for row in told["lines"] if "of it in" in row["what"]}
+    assert told["value"] == pytest.approx(time["energy_kwh"]) == pytest.approx(sum(phases.values()))
+    assert phases["forward"] == pytest.approx(time["energy_kwh"] * time["parts"]["forward"] / time["step"])
