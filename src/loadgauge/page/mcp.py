@@ -110,7 +110,7 @@ def plan(model: str, flags: Flags | None = None) -> dict[str, Any]:
 
 
 def network(model: str, flags: Flags | None = None) -> dict[str, Any]:
-    """What the links must carry in a step on each axis of a layout, how fast, and whether they can."""
+    """Bytes that the links must carry in a step on each axis of a layout, how fast, and whether they can."""
     return answer("network", model, flags)
 
 
