@@ -183,7 +183,7 @@ BARE = [
     ("ValueError: No available memory for the cache blocks. Try increasing it.", "vLLM's share", "max-model-len"),
     ("Free memory on device (10.1/79.2 GiB) is less than desired GPU memory utilization", "vLLM's share", "lower it"),
     ("(16.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.52", "vLLM's cache", "fp8"),
-    ("max seq len (131072) is larger than the maximum number of tokens that can be stored in KV", "vLLM's cache", "fp8"),
+    ("max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache", "vLLM's cache", "fp8"),
     ("Not enough memory. Please try to increase --mem-fraction-static.", "SGLang's share", "cuda-graph-max-bs"),
     ("ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer", "llama.cpp's buffers", "--n-gpu-layers"),
     # github.com/verl-project/verl/issues/302
