@@ -187,7 +187,7 @@ def test_what_nccl_tests_print_is_read_as_people_type_it(tmp_path: Path) -> None
     file = tmp_path / "run.txt"
     file.write_text(rows)
     said = typed(f"{PAIR} --busbw all_reduce={file}").out
-    assert "all_reduce=FILE" in typed(f"{PAIR} --busbw {file}").err
+    assert typed(f"{PAIR} --busbw {file}").out == said  # a sum to all whose two bandwidths are equal: all-reduce of two
     file.write_text(f"# Collective test starting: all_reduce_perf\n{rows}")
     assert typed(f"{PAIR} --busbw {file}").out == said != whole
 
@@ -198,7 +198,12 @@ def test_dp_is_swept_by_its_gpus() -> None:
 
 @pytest.mark.parametrize(
     ("word", "quantity"),
-    [("utilization", "utilisation"), ("zero_3", "states"), ("parameter-server", "collectives"), ("speedup", "amdahl")],
+    [
+        ("utilization", "utilisation"),
+        ("zero_3", "states"),
+        ("parameter-server", "parameter-servers"),
+        ("speedup", "amdahl"),
+    ],
 )
 def test_equations_by_the_words_that_people_type(word: str, quantity: str) -> None:
     assert typed(f"equation {word}").out == typed(f"equation {quantity}").out != ""

@@ -125,7 +125,7 @@ def test_explanations(part: str) -> None:
         ("--teacher gpt2", "has none"),
         ("--reference adapter", "needs adapters"),
         ("--context 4096", "--task generate"),
-        ("--sweep micro-batch=1,2", "--task train"),
+        ("--sweep micro-batch=1,2 --table weights", "--task train"),
         ("--explain gradients", "known: kv"),
         ("--at loss", "--task train"),
         ("--mfu 40%", "--task train"),
@@ -174,3 +174,20 @@ def test_what_a_rollout_on_gpus_of_its_own_does_not_need_is_said() -> None:
     found = typed(f"{GRPO} --placement split:4+4")
     assert found.code in (0, 1)
     assert "sleep= and --rollout-offload change nothing" in " ".join(found.out.split())
+
+
+def test_a_sweep_of_a_task_is_its_single_estimates_and_a_host_that_does_not_hold_its_part_fits_none() -> None:
+    job = "qwen2.5-0.5b --gpu h100 --task grpo --zero 3 --recompute full --offload all --prompts 16 --answers 512"
+    job += " --rollout vllm:utilization=0.5,sleep=1"
+    swept = document(f"estimate {job} --sweep gpus=4,8")["cells"]
+    for cell in swept:
+        alone = document(f"estimate {job} --gpus {cell['gpus']}")
+        assert cell["memory_total"] == alone["memory"]["total"]
+        assert cell["step"] == alone["time"]["step"]
+        assert cell["on_host"] == sum(alone["host"].values())
+    least, most = sorted(cell["on_host"] for cell in swept)
+    limit = (least + most) / 2
+    judged = document(f"estimate {job} --sweep gpus=4,8 --host-memory {limit:.0f}B")["cells"]
+    assert {cell["on_host"]: cell["outcome"] for cell in judged} == {least: "fits", most: "does not fit"}
+    refused = typed("estimate gpt2 --task generate --sweep tp=1,2")
+    assert (refused.code, "plan --task generate" in refused.err) == (2, True)

@@ -62,6 +62,7 @@ LINES = {
     "estimate.sweep": [
         f"estimate llama-3.1-8b {H100} --sweep micro-batch=1,64 --sweep tp=1,3 --tokens 1T",
         "estimate llama-3.1-8b --sweep micro-batch=1,2",
+        "estimate qwen3-8b --gpu 4090 --task dpo --sweep seq-len=1024,2048",
     ],
     "plan.layouts": [
         f"{PLAN} --why-not zero=3 --export torchtitan",

@@ -53,6 +53,39 @@ def test_the_text_of_a_run_is_read(tmp_path: Path) -> None:
     assert "reaches" in found.out
 
 
+def table(kind: str, ranks: int) -> str:
+    """Rows as nccl-tests prints them: time in microseconds, bytes over it, and that times the factor of its PERFORMANCE.md."""
+    factor = {"all_reduce": 2 * (ranks - 1) / ranks}.get(kind, (ranks - 1) / ranks)
+    redop = "none" if kind == "all_gather" else "sum"
+    text = ""
+    for size, took in ((2**20, 40.0), (2**30, 4000.0)):
+        times = f" {took:.2f} {size / took / 1e3:.2f} {factor * size / took / 1e3:.2f} 0"
+        text += f"  {size}  {size // 4}  float  {redop}  -1 {times} {times}\n"
+    return text
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("all_reduce", 2), ("all_reduce", 16), ("reduce_scatter", 8)])
+def test_a_pasted_table_says_its_collective_and_its_ranks_by_its_two_bandwidths(kind: str, ranks: int) -> None:
+    points = measured(table(kind, ranks), 8)
+    assert {(point.kind, point.ranks) for point in points} == {(kind, ranks)}
+    assert [point.seconds for point in points] == pytest.approx([4e-5, 4e-3])
+    assert points == measured(f"{kind}={table(kind, ranks)}", 8)
+
+
+def test_a_pasted_table_of_two_possible_collectives_is_asked_for_its_name() -> None:
+    with pytest.raises(ConfigError, match="does not name its collective"):
+        measured(table("all_gather", 8), 8)
+    assert {point.ranks for point in measured(f"all_gather={table('all_gather', 8)}", 4)} == {8}
+    with pytest.raises(ConfigError, match="no row"):
+        measured("all_reduce=# nothing\n", 8)
+
+
+def test_an_algorithm_bandwidth_is_the_bus_bandwidth_over_the_factor() -> None:
+    line = "network llama-3.1-8b --gpu h100-sxm5-80gb --gpus 8 --tp 8"
+    alone, bus = (typed(f"{line} --{word}").out for word in ("algbw all_reduce=200:1GiB", "busbw all_reduce=350:1GiB"))
+    assert alone == bus != typed(line).out
+
+
 @pytest.mark.parametrize("text", ["reduce=", "ring=1GB/s:1GiB", "all_reduce=1GiB:1GB/s", "all_reduce=1GB/s:1GiB:1"])
 def test_what_is_no_measurement_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must be|between 2 ranks"):

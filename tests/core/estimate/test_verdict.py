@@ -191,6 +191,10 @@ def test_a_nodes_memory_has_a_verdict_of_its_own(line: str) -> None:
         answer = typed(f"{line} --host-memory {host * factor:.0f}B")
         assert answer.code == code
         assert ("DOES NOT FIT" in answer.out) == bool(code)
+        short = typed(f"{line} --host-memory {host * factor:.0f}B --brief").out
+        for told_first in (answer.out, short):
+            assert ("host DOES NOT HOLD" in told_first.splitlines()[0]) == bool(code)
+        assert ("DOES NOT FIT" in short) == bool(code)
     refused = typed(f"{line} --host-memory 3x")
     assert (refused.code, refused.out) == (2, "")
 

@@ -182,6 +182,10 @@ BARE = [
     ("Error out of memory at line 380 in file /src/csrc/ops.cu", "bitsandbytes", "csrc/ops.cu"),
     ("ValueError: No available memory for the cache blocks. Try increasing it.", "vLLM's share", "max-model-len"),
     ("Free memory on device (10.1/79.2 GiB) is less than desired GPU memory utilization", "vLLM's share", "lower it"),
+    ("(16.00 GiB KV cache is needed, which is larger than the available KV cache memory (9.52", "vLLM's cache", "fp8"),
+    ("max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache", "vLLM's cache", "fp8"),
+    ("Not enough memory. Please try to increase --mem-fraction-static.", "SGLang's share", "cuda-graph-max-bs"),
+    ("ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer", "llama.cpp's buffers", "--n-gpu-layers"),
     # github.com/verl-project/verl/issues/302
     ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "an engine that sleeps", "gpu_memory_util"),
     ("torch.distributed.elastic:failed (exitcode: -9) local_rank: 0 (pid: 10398)", "the host's memory", "num_workers"),
@@ -326,3 +330,20 @@ def test_an_error_beside_the_program_that_ran(tmp_path: Path, order: str, monkey
     shorter = resolve_job(Job(model="train.py", memory="79.11GiB", seq_len=int(length / 1.1))).estimate()
     assert shorter.memory.total < 81.40 * 2**30
     assert typed(f"why {order} --model qwen3-8b" if "--model" not in order else f"why {order} qwen3-8b").code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "tried"),
+    [
+        ("allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory", "llama.cpp's buffers", 2**32),
+        (
+            "Error: model requires more system memory (48.5 GiB) than is available (31.2 GiB)",
+            "the host's memory",
+            48.5 * 2**30,
+        ),
+    ],
+)
+def test_what_other_allocators_asked_for_is_read(text: str, cause: str, tried: float) -> None:
+    told = json.loads(typed(["why", text, "--json"]).out)
+    assert (told["cause"], told["tried"]) == (cause, tried)
+    assert typed([text]).out == typed(["why", text]).out

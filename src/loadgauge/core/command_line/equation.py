@@ -66,6 +66,7 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     bandwidth, traffic, collectives      what tensor, pipeline, data, context and expert parallelism need, and send
     bubble, checkpoints, amdahl          of a pipeline, the best number of, and the limit to speed
     duration, gpus, utilisation, gamma   of a run; with a share of the layers run again
+    parameter-servers                    of data parallelism without an all-reduce, waiting or not
     kv-cache, mask                       bytes of keys and values, and with the mask of the scores
     padded-flash, longest                of batches whose sequences differ
 
@@ -92,19 +93,20 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     params = arguments(quantity, flags)
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}
-    if nameless := unread(forms, {name: value for name, value in values.items() if name != quantity}):
+    own = values.pop(quantity, None)
+    if nameless := unread(forms, values):
         letters = dict.fromkeys(letter for form in forms for letter in form.legend)
         raise ConfigError(
             f"{quantity} has no letter {nameless[0]!r} (its letters: {', '.join(letters)})", key="--numbers"
         )
     forms = tuple(with_numbers(form, values) for form in forms)
     if solve:
-        return _solved(forms, solve, values.get(quantity))
+        return _solved(forms, solve, own)
     if latex:
         shown: list[Block] = [Lines([form.latex for form in forms])]
     else:
-        own = _states(forms) if quantity == "states" else [block for form in forms for block in _show(form)]
-        shown = [*own, *_ending(forms[0])]
+        parts = _states(forms) if quantity == "states" else [block for form in forms for block in _show(form)]
+        shown = [*parts, *_ending(forms[0])]
     return _answer(shown, [form.to_dict() for form in forms])
 
 
@@ -142,6 +144,7 @@ SUBJECTS = {
         "wire",
         "traffic",
         "collectives",
+        "parameter-servers",
         "bandwidth",
     ),
     "Batches without padding (article 4)": ("padded-flash", "mask", "longest"),
@@ -170,8 +173,9 @@ MEANT = {
     **dict.fromkeys(("zero", "zero-1", "zero-2", "zero-3", "fsdp", "ddp", "optimizer", "gradients"), "states"),
     **dict.fromkeys(("zero-r", "partition-activations", "partitioned-activations"), "partitioned"),
     **dict.fromkeys(("mfu", "hfu", "utilization"), "utilisation"), "flops": "training-flops",
-    **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "busbw", "algbw",
-                     "parameter-server", "parameter-servers"), "collectives"),
+    **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "busbw", "algbw"),
+                    "collectives"),
+    **dict.fromkeys(("parameter-server", "asynchronous", "async", "hogwild"), "parameter-servers"),
     **dict.fromkeys(("days", "time", "run"), "duration"), **dict.fromkeys(("speedup", "scaling"), "amdahl"),
 }  # fmt: skip
 """Words that people type, and the quantity that has them."""
@@ -253,7 +257,7 @@ def _solved(forms: tuple[Equation, ...], letter: str, value: float | None) -> An
         raise ConfigError(f"give the value as {forms[0].quantity}=... in --numbers", key="--solve")
     complete = [form for form in forms if letter in form.legend and form.legend.keys() <= {*form.numbers, letter}]
     having = complete or [form for form in forms if letter in form.legend][:1] or forms[:1]
-    answers = [(form, solved(form, letter, value)) for form in having]
+    answers = [(form, solved(form, letter, value)) for form in having if form.unit == having[0].unit]
     shown = [
         Lines(
             [

@@ -139,17 +139,20 @@ def command(
                 raise ConfigError(f"{error}; --task generate estimates what it runs") from None
             reader = error
     of_training = {"table": table, "timeline": timeline, "counter": counter}
-    if task in (None, "train"):
-        if sweeps:
-            refuse(of_training | {"html": page}, "works for one estimate; leave out --sweep")
-        elif output is not None:
-            raise ConfigError("needs --sweep", key="output")
-    else:
-        refuse(of_training | {"sweep": sweeps, "output": output, "at": at}, "needs --task train")
+    if task not in (None, "train"):
+        refuse(of_training | {"at": at}, "needs --task train")
+    if task in TASKS:
+        refuse({"sweep": sweeps}, f"plan --task {task} lays batches and layouts side by side")
+    if sweeps:
+        refuse(of_training | {"html": page}, "works for one estimate; leave out --sweep")
+    elif output is not None:
+        raise ConfigError("needs --sweep", key="output")
     job = Job(model=model, task=task if task in AFTER else None, **flags)
     if task in TASKS:
         return _infer(job, reader, task, of_inference, page, allow_tight=allow_tight)
     refuse(of_inference, "needs --task generate or forward")
+    if sweeps:
+        return _sweep(job, sweeps, output, allow_tight=allow_tight)
     if task in AFTER:
         from loadgauge.core.answers.post_training import answered
 
@@ -157,8 +160,6 @@ def command(
         if page is not None:
             write_page(page, *need("HTML").page_of_task(run))
         return run
-    if sweeps:
-        return _sweep(job, sweeps, output, allow_tight=allow_tight)
     return _estimate(job, counter=counter, at=at, table=table, page=page, timeline=timeline, allow_tight=allow_tight)
 
 

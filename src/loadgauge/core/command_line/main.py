@@ -130,6 +130,7 @@ VERBS = {
 """Words that people type for commands."""
 ERROR = re.compile(
     r"(?i)out of memory|OutOfMemory|RESOURCE_EXHAUSTED|no available memory|SIGKILL|exit(?:code| code:?) -9"
+    r"|more system memory|larger than the available KV cache|increase --mem-fraction-static"
 )
 """Texts of errors that `why` reads."""
 START_OF_FILE = 1 << 20

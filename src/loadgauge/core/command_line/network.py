@@ -44,6 +44,12 @@ from loadgauge.core.resolve.setup import Setup
 @click.option("--pod", type=Whole(1, 10**7), help="GPUs that reach one another without passing oversubscribed links.")
 @click.option("--rails", is_flag=True, help="GPUs at the same position in their nodes share a switch.")
 @click.option(
+    "--parameter-servers",
+    "servers",
+    type=Whole(1, 10**6),
+    help="Compare with so many servers of the weights, each with a GPU's adapter, waiting for all ranks or for none.",
+)
+@click.option(
     "--sweep",
     "sweeps",
     multiple=True,
@@ -54,8 +60,11 @@ from loadgauge.core.resolve.setup import Setup
     "--busbw",
     multiple=True,
     metavar="KIND=340GB/s:1GiB|FILE",
-    help="Bus bandwidth that nccl-tests measured (algbw:340GB/s:1GiB: algorithm bandwidth), or the text of its run, in place of the"
-    " table; KIND: all_reduce, all_gather, reduce_scatter, all_to_all, ...",
+    help="Bus bandwidth that nccl-tests measured, or the text of its run (a file, or pasted), in place of the table; KIND:"
+    " all_reduce, all_gather, reduce_scatter, all_to_all, ...",
+)
+@click.option(
+    "--algbw", multiple=True, metavar="KIND=195GB/s:1GiB", help="The same as algorithm bandwidth: bytes over seconds."
 )
 @answering(
     "the verdict, the links, and what each axis needs of them",
@@ -70,8 +79,10 @@ def command(
     oversubscription: float | None,
     pod: int | None,
     rails: bool,
+    servers: int | None,
     sweeps: tuple[str, ...],
     busbw: tuple[str, ...],
+    algbw: tuple[str, ...],
     **flags: Any,
 ) -> Answer:
     """Compare the bandwidth that training MODEL needs on each axis with what the links reach.
@@ -88,8 +99,8 @@ def command(
     job = Job(model=model_or_usage(model, flags), **flags)
     rate = None if achieved is None else above_zero(achieved, "achieved", "FLOP/s", "a rate such as 150TFLOP/s")
     how: dict[str, Any] = {
-        "share": share, "achieved": rate, "oversubscription": oversubscription, "pod": pod, "rails": rails,
-        "busbw": busbw,
+        "share": share, "achieved": rate, "oversubscription": oversubscription, "pod": pod, "rails": rails, "servers": servers or 0,
+        "busbw": (*busbw, *(text.replace("=", "=algbw:", 1) for text in algbw)),
     }  # fmt: skip
     if sweeps:
         return _side_by_side(job, sweeps, how)

@@ -91,7 +91,7 @@ def gpus_by_date(
                 best = pace.best_of(reopen(case, gpus=gpus, global_batch=batch), objective, margin)
             except Error:
                 best = None
-            tried[gpus] = Sized(gpus, best, math.inf if best is None else days_for(best, tokens))
+            tried[gpus] = Sized(gpus, best, math.inf if best is None else days_for(best, tokens, case.price))
         return tried[gpus]
 
     achieved = (pace.share or GUESS) * card.peak("bf16" if card.bf16 else "fp16")
@@ -171,7 +171,7 @@ def _cause(name: str, days: float, sizes: list[Sized], largest: int, *, bounded:
 def days_of(case: Case, tokens: float, pace: Pace, objective: Objective, margin: float) -> Answer:
     """Return the days that the best layout takes. Raises `NothingFits`."""
     best = _best(case, pace, objective, margin)
-    needed_days = days_for(best, tokens)
+    needed_days = days_for(best, tokens, case.price)
     return Answer(
         f"{count(tokens)} tokens take {days_words(needed_days)} on {case.space.gpus:,} GPUs", needed_days, best
     )

@@ -20,7 +20,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.parameters import parameters
-from loadgauge.core.estimate.time.cost import DAY, training_seconds
+from loadgauge.core.estimate.time import cost as money
 from loadgauge.core.plan.batch.types import Batch, untimed
 from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.search import Case, Objective, cost_per_billion_tokens, search
@@ -460,10 +460,11 @@ def held_bytes(case: Case) -> float:
     )
 
 
-def days_for(best: Estimate, tokens: float) -> float:
-    """Return the days that a layout takes for so many tokens."""
+def days_for(best: Estimate, tokens: float, price: float | None = None) -> float:
+    """Return the days that a layout takes for so many tokens. price: whose instances may be taken away (`progress`)"""
     assert best.time is not None
-    return float(training_seconds(tokens, best.time.tokens, best.time.step)) / DAY
+    share, _ = money.progress(price, best.layout.gpus)
+    return float(money.training_seconds(tokens, best.time.tokens, best.time.step)) / money.DAY / share
 
 
 def cheapest_gpu(
@@ -495,10 +496,11 @@ def cheapest_gpu(
             continue
         cost = cost_per_billion_tokens(price, best)
         many = "" if timely is None else f"{best.layout.gpus:,} x "
+        taken = f", taken away every {hours:g} h" if (hours := getattr(price, "hours", None)) else ""
         words = f"{cost:,.2f} for a billion tokens"
         if tokens is not None:
-            words += f", {cost * tokens / 1e9:,.0f} for all, in {days_words(days_for(best, tokens))}"
-        answers.append(Answer(f"{many}{card.name} at {price:g} a GPU-hour: {words}", cost, best))
+            words += f", {cost * tokens / 1e9:,.0f} for all, in {days_words(days_for(best, tokens, price))}"
+        answers.append(Answer(f"{many}{card.name} at {price:g} a GPU-hour{taken}: {words}", cost, best))
     if not answers:
         raise NothingFits(f"it fits none of {', '.join(prices)}: {'; '.join(rest)}")
     return sorted(answers, key=lambda answer: (RANK[answer.best.memory.verdict], answer.value)), rest
@@ -511,12 +513,13 @@ def in_time(cases: Sequence[Case], tokens: float, days: float, margin: float) ->
     """
     card, most = cases[0].cluster.gpu, max(case.space.gpus for case in cases)
     peak = max(card.peak(name) for name in ("bf16", "fp16", "fp8") if getattr(card.peaks, name) is not None)
-    least = 2 * parameters(cases[0].space.model).active * tokens / (most * peak) / DAY
+    least = 2 * parameters(cases[0].space.model).active * tokens / (most * peak) / money.DAY
     if least > days:
         raise NothingFits(f"takes {days_words(least)} and more, {days:g} are allowed")
     fastest = [layout for case in cases for layout in search([case], margin=margin, top=1, front=False).layouts]
-    timely = [layout for layout in fastest if days_for(layout, tokens) <= days]
+    price = cases[0].price
+    timely = [layout for layout in fastest if days_for(layout, tokens, price) <= days]
     if not timely:
-        least = min(days_for(layout, tokens) for layout in fastest)
+        least = min(days_for(layout, tokens, price) for layout in fastest)
         raise NothingFits(f"takes {days_words(least)}, more than {days:g}")
-    return min(timely, key=lambda layout: cost_per_billion_tokens(1.0, layout))
+    return min(timely, key=lambda layout: cost_per_billion_tokens(price or 1.0, layout))

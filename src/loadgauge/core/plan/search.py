@@ -23,6 +23,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.time import cost as money
 from loadgauge.core.estimate.unsaid import overlap_ends, with_unsaid
 from loadgauge.core.plan.batch.best import Best, Estimates, Rank, Ranked, Row
 from loadgauge.core.plan.batch.evaluate import BatchEvaluator
@@ -386,9 +387,10 @@ def score(objective: Objective, case: Case, estimate: Estimate) -> float:
 
 
 def cost_per_billion_tokens(price: float, estimate: Estimate) -> float:
-    """Return the cost of training on 10^9 tokens, in the currency of `price`, that of one GPU-hour."""
+    """Return the cost of training on 10^9 tokens, in the currency of `price`, that of one GPU-hour (`progress`)."""
     assert estimate.time is not None
-    cost: float = price * estimate.layout.gpus * estimate.time.step / 3600 / estimate.time.tokens * 1e9
+    share, _ = money.progress(price, estimate.layout.gpus)
+    cost: float = price / share * estimate.layout.gpus * estimate.time.step / 3600 / estimate.time.tokens * 1e9
     return cost
 
 

@@ -201,7 +201,7 @@ def anchor_of(job: Job, card: Gpu | None = None) -> Anchor | None:
         return None
     anchor = read_anchor(job.measured)
     if card is not None and anchor.gpu != card.id:
-        raise ConfigError(f"{job.measured} was measured on {anchor.gpu}, and the job runs on {card.id}", key="measured")
+        raise ConfigError(f"{job.measured} was measured on {anchor.gpu}, and the job runs on {card.id}", key="anchor")
     return anchor
 
 
@@ -248,11 +248,9 @@ def read_anchor(name: str) -> Anchor:
         anchor = msgspec.convert(content, Anchor)
         return anchor if kernels is None else msgspec.structs.replace(anchor, kernels=with_own(anchor.gpu, kernels))
     except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror}", key="measured") from None
+        raise ConfigError(f"cannot read {name}: {error.strerror}", key="anchor") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(
-            f"{name} is not a file of `loadgauge anchor` or `calibrate`: {error}", key="measured"
-        ) from None
+        raise ConfigError(f"{name} is not a file of `loadgauge anchor` or `calibrate`: {error}", key="anchor") from None
 
 
 def _words(text: str) -> dict[str, str]:

@@ -353,7 +353,8 @@ NEEDED = {
 def _whole_run(job: Job) -> None:
     """Refuses flags that need others that are not there."""
     for name, field in fields().items():
-        if field.needs in NEEDED and getattr(job, field.needs) is None and getattr(job, name) is not None:
+        spot = field.needs == "mtbf_hours" and "@" in str(job.price)  # instances are taken away
+        if field.needs in NEEDED and not spot and getattr(job, field.needs) is None and getattr(job, name) is not None:
             raise ConfigError(NEEDED[field.needs], key=name)
     if job.cp_comm is not None and (job.cp or 1) == 1:
         raise ConfigError("needs --cp above 1", key="cp_comm")

@@ -230,13 +230,14 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         job = self.job
         if job.tokens is None or result.time is None:
             return None
+        took = {
+            name: value
+            for name in ("checkpoint_seconds", "restart_seconds")
+            if (value := getattr(job, name)) is not None
+        }
         failures = None
-        if job.mtbf_hours is not None:
-            seconds = {"checkpoint_seconds": job.checkpoint_seconds, "restart_seconds": job.restart_seconds}
-            failures = Failures(
-                hours_between_failures_per_gpu=job.mtbf_hours,
-                **{name: value for name, value in seconds.items() if value is not None},
-            )
+        if job.mtbf_hours is not None or took:
+            failures = Failures(hours_between_failures_per_gpu=job.mtbf_hours or math.inf, **took)
         return Budget.of(
             tokens=parse_count(job.tokens, "tokens"),
             gpus=self.layout.gpus,

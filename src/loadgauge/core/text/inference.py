@@ -14,7 +14,7 @@ from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
-from loadgauge.core.text.verdict import WORDS, host_words, left_out_words, verdict_words
+from loadgauge.core.text.verdict import WORDS, host_verdict, host_words, left_out_words, verdict_words
 
 
 def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
@@ -25,11 +25,14 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     head = [*left_out_words(answer.model, 2), _run(answer)]
     tried = served.alternatives() if memory.verdict in ("tight", "does not fit") else ()
     steps = [f"Try {flags}: {gib(other.memory.total, 1)}, {WORDS[other.memory.verdict][0]}" for flags, other in tried]
+    host = host_verdict(answer.on_host, answer.host_memory)
     if brief:
-        short(memory, memory.parts, head, (*_largest(answer), *_beside(answer), *_headline(answer), *steps), target)
+        short(
+            memory, memory.parts, head, (*_largest(answer), *_beside(answer), *_headline(answer), *steps), target, host
+        )
         return
     target.print(
-        f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})",
+        f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp}){host}",
         style=WORDS[memory.verdict][1],
         soft_wrap=True,
     )

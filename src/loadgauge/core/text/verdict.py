@@ -52,8 +52,19 @@ def host_words(nbytes: float, stated: str | None) -> str:
     )
 
 
-def verdict_words(memory: Needs) -> str:
+def host_verdict(nbytes: float, stated: str | None) -> str:
+    """Return the end of an answer's first line where a node's memory is stated and does not hold so many bytes, else nothing.
+
+    >>> host_verdict(300 * 2**30, "256GiB"), host_verdict(200 * 2**30, "256GiB")
+    ('; its host DOES NOT HOLD its part', '')
+    """
+    return "" if host_holds(nbytes, stated) else "; its host DOES NOT HOLD its part"
+
+
+def verdict_words(memory: Needs, host: str = "") -> str:
     """Return the verdict with what it needs of the capacity and the range of that, as every answer begins.
+
+    host: `host_verdict`
 
     >>> from loadgauge import estimate
     >>> verdict_words(estimate("gpt2", seq_len=1024).memory).split()[0]
@@ -61,7 +72,7 @@ def verdict_words(memory: Needs) -> str:
     """
     capacity = "" if memory.capacity is None else f" of {gib(memory.capacity, 1)}"
     ends = f"{in_gib(memory.low, 1)}-{gib(memory.high, 1)}"
-    return f"{WORDS[memory.verdict][0]}  {gib(memory.total, 1)}{capacity}, 80 % range {ends}"
+    return f"{WORDS[memory.verdict][0]}  {gib(memory.total, 1)}{capacity}, 80 % range {ends}{host}"
 
 
 def question_words(memory: Memory) -> str:

@@ -17,6 +17,9 @@ HOST = "the host's memory"
 DRIVER = "the driver refused memory beside PyTorch's allocator"
 WAKING = "an engine that sleeps found no room to wake"
 SHARE = "vLLM's share of the card"
+CACHE = "vLLM's cache is shorter than one request"
+STATIC = "SGLang's share of the card"
+GGML = "llama.cpp's buffers"
 KERNELS = "bitsandbytes' own call of the driver"
 XLA = "an XLA program (JAX)"
 
@@ -58,6 +61,20 @@ ADVICE: dict[str, tuple[str, ...]] = {
     SHARE: (
         "vLLM asks for its share of the card before it begins: raise --gpu-memory-utilization where the card is its own, lower it"
         " where others hold memory, or shorten --max-model-len",
+    ),
+    CACHE: (
+        "what weights, activations and CUDA graphs leave of the card's share holds fewer tokens than --max-model-len: the length"
+        " that the error names, or --kv-cache-dtype fp8 for twice as many tokens",
+        "a larger --gpu-memory-utilization where the card is its own, or more cards: --tensor-parallel-size",
+    ),
+    STATIC: (
+        "weights and cache have --mem-fraction-static of the card: raise it where the weights alone fill it; lower it, or"
+        " --chunked-prefill-size and --cuda-graph-max-bs, where it runs out in a forward",
+    ),
+    GGML: (
+        "weights, cache or the buffer of a batch: fewer layers on the card (--n-gpu-layers), experts on the host (--n-cpu-moe),"
+        " a shorter --ctx-size, which Ollama multiplies by OLLAMA_NUM_PARALLEL, a cache in 8 bits (--cache-type-k q8_0 and -v),"
+        " or a smaller --ubatch-size",
     ),
     KERNELS: (
         "it is made in csrc/ops.cu, and PyTorch had the rest of the card: fewer tokens, or a cap on PyTorch's share"
@@ -112,6 +129,13 @@ BARE = (
     Bare(XLA, r"RESOURCE_EXHAUSTED|Ran out of memory in memory space hbm", placed=False),
     Bare(WAKING, r"CUDA Error: out of memory at \S*cumem_allocator\.cpp"),
     Bare(KERNELS, r"Error out of memory at line"),
+    Bare(
+        GGML,
+        r"(?:allocating [\d.]+ MiB on device \d+: )?cudaMalloc failed: out of memory|ggml_\w+: failed to allocate"
+        r"|vk::Device::allocateMemory: ErrorOutOfDeviceMemory",
+    ),
+    Bare(CACHE, r"larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"),
+    Bare(STATIC, r"[Nn]ot enough memory\. Please try to increase --mem-fraction-static"),
     Bare(SHARE, r"No available memory for the cache blocks|is less than desired GPU memory utilization"),
     Bare(
         DRIVER,
@@ -121,6 +145,7 @@ BARE = (
     Bare(
         HOST,
         r"(?m)^\s*Killed\s*$|\d Killed\b|[Kk]illed process \d|signal: Killed|exit ?code:? (?:-9|137)\b|return ?code[ =:]+-9\b"
+        r"|requires more system memory"
         r"|Signal 9 \(SIGKILL\)|Signals\.SIGKILL|signal SIGKILL|oom[-_]kill(?:ed|er| event|:)|OOMKilled",
         placed=False,
     ),

@@ -272,7 +272,7 @@ def _stated(text: str) -> OutOfMemory:
             'there is no out-of-memory error (such as "Tried to allocate ...") in this text; give all of it, with its traceback'
         )
     error, at = named
-    asked = re.search(r"allocat(?:e|ing) ([0-9.]+) ?(bytes|[KMGT]i?B)", text[at : at + 500])
+    asked = re.search(r"(?:allocat(?:e|ing)|system memory) \(?([0-9.]+) ?(bytes|[KMGT]i?B)", text[at : at + 500])
     tried = _bytes(asked[1], asked[2]) if asked else None
     buffers = sorted(
         (

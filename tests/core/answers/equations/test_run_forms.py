@@ -9,6 +9,7 @@ import pytest
 
 from command_line import document, typed
 from loadgauge.core.answers.equations.equation import QUANTITIES, equations
+from loadgauge.core.answers.equations.numbers import solved, with_numbers
 from loadgauge.core.answers.equations.run_forms import FORMS, run_forms
 from loadgauge.core.estimate.memory.recompute import checkpointed
 from loadgauge.core.estimate.schedule.simulate import simulate
@@ -206,3 +207,24 @@ def test_numbers_that_cannot_be_read_or_solved_for_are_one_line(flags: str) -> N
 def test_without_a_name_every_quantity_is_listed() -> None:
     out = typed("equation").out
     assert all(f"\n{name} " in out for name in (*FORMS, *QUANTITIES))
+
+
+@pytest.mark.parametrize("quantity", sorted(FORMS))
+def test_every_form_is_solved_for_each_of_its_letters(quantity: str) -> None:
+    """The value of a form at some numbers, asked back for a letter, gives a number with which the form has that value."""
+    small = {"f": 0.1, "r": 0.05, "gamma": 0.5, "N": 40.0, "k": 13.0, "n": 4.0}
+    for form in run_forms(quantity):
+        given = {name: small.get(name, 8.0) for name in form.legend}
+        value = float(with_numbers(form, given).substitute)
+        for name in form.legend:
+            found = solved(with_numbers(form, given), name, value)
+            assert float(with_numbers(form, given | {name: found}).substitute) == pytest.approx(value, rel=1e-6)
+
+
+def test_the_longest_of_so_many_lengths_is_found_by_its_words_and_its_own_name_is_no_letter() -> None:
+    """`longest` is the value asked for, not N, whose meaning has that word; only forms in its unit answer."""
+    told = document("equation longest --numbers longest=3000,M=1000 --solve n")["equations"]
+    harmonic = next(n for n in range(1, 99) if 1000 * sum(1 / k for k in range(1, n + 1)) >= 3000)
+    assert [form["solved"] for form in told] == [{"n": harmonic}]
+    told = document("equation longest --numbers longest=90,n=8,k=3,M=1 --solve N")["equations"]
+    assert [form["unit"] for form in told] == ["tokens", "tokens"]

@@ -1,5 +1,6 @@
 """Numbers for the letters of a closed form, and the letter that a value of it asks for."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from operator import mul, truediv
 
@@ -97,21 +98,44 @@ def solved(form: Equation, letter: str, value: float) -> float:
     >>> round(solved(form, "n", 24 * 86400))
     1085
     """
+    import mpmath  # type: ignore[import-untyped]
     import sympy
 
-    rest = {
-        sympy.Symbol(name, positive=True, integer=True): number
-        for name, number in form.numbers.items()
-        if name != letter
-    }
     unknown = sympy.Symbol("unknown", positive=True)
-    own = [symbol for symbol in form.expression.free_symbols if symbol.name == letter]
-    left = form.expression.subs({symbol: rest[symbol] for symbol in rest}).subs(dict.fromkeys(own, unknown))
+    free = form.expression.free_symbols
+    own = {symbol: unknown for symbol in free if symbol.name == letter}
+    rest = {symbol: form.numbers[symbol.name] for symbol in free - own.keys() if symbol.name in form.numbers}
+    left = sympy.nsimplify(form.expression.subs(rest | own) - value)
     missing = sorted(symbol.name for symbol in left.free_symbols - {unknown})
     if missing or not own:
         problem = f"{', '.join(missing)} have no number" if missing else f"{letter} is not in {form.text}"
         raise ConfigError(f"{problem} (--numbers letter=value,...)", key="--solve")
-    roots = [root for root in sympy.solve(sympy.nsimplify(left - value), unknown) if root.is_real and root > 0]
+    if left.has(sympy.Sum, sympy.harmonic) or any(power.exp.has(unknown) for power in left.atoms(sympy.Pow)):
+        over = sympy.lambdify(unknown, left.rewrite(sympy.Sum), "mpmath")
+        ends = [end for each in left.rewrite(sympy.Sum).atoms(sympy.Sum) for limit in each.limits for end in limit[1:]]
+        exact = int if any(end.has(unknown) for end in ends) else mpmath.mpf  # of an exponent: powers are large
+        roots = _least_whole(lambda count: over(exact(count)), value)
+    else:
+        roots = [root for root in sympy.solve(left, unknown) if root.is_real and root > 0]
     if not roots:
         raise ConfigError(f"no positive {letter} gives {value:g} {form.unit}", key="--solve")
     return float(min(roots))
+
+
+MOST = 2**16
+"""The largest whole number that is tried for a letter which is summed over, or stands in an exponent."""
+
+
+def _least_whole(over: Callable[[int], float], value: float) -> list[int]:
+    """The least whole number that brings a quantity to a value, or past it; none up to `MOST`. over: what it is beyond the value
+
+    >>> _least_whole(lambda count: 3 * count - 10, 10), _least_whole(lambda count: -1, 10)
+    ([4], [])
+    """
+    near = 1e-9 * abs(value)
+    sign = -1 if over(1) > near else 1  # it falls, or it rises
+    ends = (2**power for power in range(MOST.bit_length()))
+    end = next((count for count in ends if sign * over(count) >= -near), None)
+    if end is None:
+        return []
+    return [1 + bisect_left(range(1, end), -near, key=lambda count: sign * over(count))]

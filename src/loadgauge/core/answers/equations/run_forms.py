@@ -41,6 +41,10 @@ LETTERS = {
 }  # fmt: skip
 OWN_LETTERS = {
     "collectives": {"n": "ranks", "m": "servers"},
+    "parameter-servers": {
+        "n": "workers", "m": "servers", "V": "bytes of gradients, and of weights", "w": "byte/s of an adapter",
+        "S": "seconds of a worker's step without sending",
+    },
     "longest": {"N": "longest length there is [tokens]", "n": "lengths that are drawn", "k": "a length [tokens]"},
     "gamma": {"v": "vocabulary"},
     "utilisation": {"X": "peak FLOP/s of a GPU"},
@@ -188,6 +192,18 @@ def _collectives() -> list[Part]:
     ]
 
 
+def _servers() -> list[Part]:
+    n, m, V, w, S = letters("n m V w S")
+    return [
+        ("bytes that one of m parameter servers receives and sends a step, of n workers", n * V / m, "byte"),
+        ("workers that m servers keep up with, where none waits for others", m * (S * w + 2 * V) / V, "workers"),
+        ("seconds of a step where all wait for all, the servers' links being full", S + 2 * n * V / (m * w), "s"),
+        ("seconds between updates of a worker that waits for none, below that many workers", S + 2 * V / w, "s"),
+        ("the same above it", n * V / (m * w), "s"),
+        ("updates by others between a worker's weights and its gradients, in the mean", n - 1, "updates"),
+    ]
+
+
 def _longest() -> list[Part]:
     import sympy
 
@@ -330,6 +346,9 @@ FORMS: dict[str, tuple[Callable[[], list[Part]], tuple[str, ...], tuple[str, ...
     ),
     "mask": (_mask, ("a GPT layer that writes its scores out",), ("korthikanti2022",)),
     "collectives": (_collectives, ("a ring",), ("nccl-tests",)),
+    "parameter-servers": (
+        _servers, ("adapters of servers as fast as the workers'", "both directions at once", "workers that are alike"), ("li2014",),
+    ),
     "longest": (_longest, ("lengths that are drawn one by one, whatever the others are",), ("padfree2024",)),
     "bubble": (_bubble, ("stages that take equally long",), ("narayanan2021",)),
     "checkpoints": (

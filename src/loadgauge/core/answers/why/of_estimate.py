@@ -35,7 +35,7 @@ KINDS = ("matmul", "attention", "memory-bound")
 """Operations by what bounds them: matrix products, fused attention, and all that only reads and writes."""
 OF_LANES = {(f"{lane}-time" if lane in PARTS else lane): lane for lane in LANES[:-1]}
 """Lanes of the time by what they are asked for: those that are also a part of the memory have a name of their own."""
-TOPICS: tuple[str, ...] = ("flops", "time", "mfu", "network", "money", "verdict", *OF_LANES, *KINDS)
+TOPICS: tuple[str, ...] = ("flops", "time", "mfu", "network", "money", "energy", "verdict", *OF_LANES, *KINDS)
 """What can be explained beside the parts of the memory: totals, lanes of the time, and kinds of operations."""
 ROWS = 12
 
@@ -58,10 +58,10 @@ def reason(result: Estimate, topic: str, budget: Budget | None = None) -> Reason
         return _verdict(result)
     if result.time is None:
         raise NotStated(f"--explain {topic} is of the time: {result.untimed}")
-    if topic == "money":
+    if topic in ("money", "energy"):
         if budget is None:
-            raise ConfigError("money needs --tokens, the length of the whole run", key="explain")
-        return _money(result.time, budget)
+            raise ConfigError(f"{topic} needs --tokens, the length of the whole run", key="explain")
+        return _money(result.time, budget, topic)
     if topic in KINDS:
         return _kind(result, result.time, topic)
     if topic in ("time", "mfu"):
@@ -479,7 +479,7 @@ def _optimizer(result: Estimate, time: Time) -> Reason:
 # -- money and the verdict --------------------------------------------------------------------------------------------
 
 
-def _money(time: Time, budget: Budget) -> Reason:
+def _money(time: Time, budget: Budget, topic: str) -> Reason:
     legend: dict[str, tuple[str, Size]] = {
         "N": ("tokens of the run", budget.tokens),
         "T": ("tokens of a step", time.tokens),
@@ -501,6 +501,11 @@ def _money(time: Time, budget: Budget) -> Reason:
     if budget.kilowatt_hours is not None and budget.watts is not None:
         legend["w"] = ("thermal design power of a GPU [W]", budget.watts)
         lines.append(line("energy at most", "H*w/1000", budget.kilowatt_hours, "kWh", legend))
+        legend["E"] = ("energy of the run [kWh]", budget.kilowatt_hours)
+        for lane, each in time.parts.items():
+            if topic == "energy" and each:
+                phase = legend | {"s": (f"seconds of it: {lane}", each)}
+                lines.append(line(f"of it in {lane}", "E*s/t", budget.kilowatt_hours * each / time.step, "kWh", phase))
     if budget.wanted_days is not None:
         legend["d"] = ("days that are wanted", budget.wanted_days)
         lines.append(
@@ -513,8 +518,10 @@ def _money(time: Time, budget: Budget) -> Reason:
             )
         )
     value, unit = (budget.days, "days") if budget.cost is None else (budget.cost, "money")
+    if topic == "energy" and budget.kilowatt_hours is not None:
+        value, unit = budget.kilowatt_hours, "kWh"
     return Reason(
-        topic="money",
+        topic=topic,
         what="the whole run",
         value=value,
         unit=unit,

@@ -5,35 +5,50 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from loadgauge.core.base import ConfigError, lists, read_table, read_text
+from loadgauge.core.base import ConfigError, above_zero, lists, read_table, read_text
 from loadgauge.core.definitions.job.job_text import positive_number
 
 
 class Prices(float):
     """The least of several prices of a GPU-hour, which knows them all.
 
+    hours: between two times that an instance at this price is taken away, in the mean; None: never
+
     >>> Prices.read("runpod=1.89,lambda=2.75"), str(Prices.read("runpod=1.89,lambda=2.75")), Prices.read("2.5")
     (1.89, 'runpod=1.89,lambda=2.75', 2.5)
+    >>> Prices.read("0.9@90min").hours
+    1.5
     """
 
     offers: tuple[tuple[str, float], ...] = ()
     text = ""
+    hours: float | None = None
 
     @classmethod
     def read(cls, text: str) -> float:
-        """Read one number above 0, which is a plain one, or one for each provider. Raises `ConfigError`."""
+        """Read a number above 0, which is a plain one, with @ how long it lasts, or several. Raises `ConfigError`."""
         if "=" not in text:
-            return positive_number(text)
+            return cls._alone(text)
         offers = []
         for word in text.split(","):
-            name, _, each = (part.strip() for part in word.partition("="))
+            name, _, number = (part.strip() for part in word.partition("="))
             if not name:
                 raise ConfigError(f"must be a price, or several as runpod=1.89,lambda=2.75, got {word.strip()[:40]!r}")
-            offers.append((name, positive_number(each)))
-        least = cls(min(each for _, each in offers))
-        least.offers = tuple(sorted(offers, key=lambda offer: offer[1]))
-        least.text = text
+            offers.append((name, cls._alone(number)))
+        offers.sort(key=lambda offer: offer[1])
+        least = cls(offers[0][1])
+        least.offers, least.text = tuple(offers), text
         return least
+
+    @classmethod
+    def _alone(cls, text: str) -> float:
+        """Read one price."""
+        number, lasts, hours = text.partition("@")
+        if not lasts:
+            return positive_number(number)
+        each = cls(positive_number(number))
+        each.text, each.hours = text, above_zero(hours, "price", "second", "a time such as 6h") / 3600
+        return each
 
     def __str__(self) -> str:
         """The text that `read` reads."""
@@ -92,13 +107,13 @@ def read_prices(text: str) -> dict[str, float]:
         words = [
             re.sub(r'["\s$]*[,;:=\t][\s"$]*', "=", line.strip('"'))
             for line in lines
-            if re.search(r"[,;:=\t].*\d\W*$", line)
+            if re.search(r"[,;:=\t].*\d(min|[hd])?\W*$", line)
         ]
     prices: dict[str, float] = {}
     for word in words:
         name, _, price = (part.strip() for part in word.partition("="))
         try:
-            prices[name] = positive_number(price)
+            prices[name] = Prices.read(price)
         except ConfigError:
             where = "must be GPU=PRICE,GPU=PRICE, spot, reserved or a file, got"
             where = f"{text} has a line that is no GPU and price:" if of_file else where

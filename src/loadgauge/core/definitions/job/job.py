@@ -462,7 +462,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         _field(
             "price",
             "money",
-            "Price of one GPU-hour, or of several providers: runpod=1.89,lambda=2.75 (list prices).",
+            "Price of one GPU-hour, or of several: lambda=2.75,spot=1.2@6h, taken away every 6 h (list prices).",
             metavar="MONEY",
             needs="tokens",
         ),

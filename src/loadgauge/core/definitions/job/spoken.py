@@ -161,8 +161,12 @@ ASKED = {
     ),
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
     **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset"), "give --tokens, of the whole run"),
-    **dict.fromkeys(("mtbf", "preemption", "preemptions"), "give fleet --failures 50000h, between those of one GPU"),
-    **dict.fromkeys(("spot", "reserved"), "give --price of such a card; plan --find gpu --prices spot has list prices"),
+    "mtbf": "give fleet --failures 50000h, between those of one GPU",
+    **dict.fromkeys(
+        ("spot", "reserved", "preemption", "preemptions", "reclaim", "interruptions"),
+        "give --price on-demand=3,spot=1.2@6h: an instance at 1.2 a GPU-hour is taken away every 6 hours in the mean;"
+        " plan --find gpu --prices spot has list prices",
+    ),
     **dict.fromkeys(
         ("quantization", "quant", "quantize", "bits", "quant-bits"), "give --qlora, or --task generate --weight-format awq"
     ),

@@ -1,7 +1,8 @@
 """Bus bandwidths that somebody measured with nccl-tests, in place of those of the table.
 
 `KIND=340GB/s:1GiB` is a bus bandwidth (`algbw:340GB/s:1GiB`: an algorithm bandwidth) at a size of the whole tensor, between the
-GPUs of a domain or, after another colon, between so many ranks; `KIND=FILE` is the text of a run, which says its ranks.
+GPUs of a domain or, after another colon, between so many ranks; `KIND=FILE` is the text of a run, a file or pasted. What the text
+leaves out, its collective or its ranks, is read off the ratio of the two bandwidths in its largest row.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ def measured(text: str, domain: int) -> list[Measured]:
     >>> measured("allreduce=350", 8) == [one]
     True
     """
-    kind, _, rest = text.partition("=")
-    if not rest and Path(kind).is_file():
-        kind, rest = next(iter(re.findall(r"(\w+)_perf\b", read_text(kind, LARGEST))), ""), kind
+    head, _, rest = text.partition("=") if re.match(r"\s*[\w-]+\s*=", text) else ("", "", text)
+    run = rest if "\n" in rest else read_text(rest, LARGEST) if Path(rest).is_file() else ""
+    kind = head or next(iter(re.findall(r"(\w+)_perf\b", run)), "")
     of_words = {word.replace("_", ""): word for word in get_args(Kind)}
     kind = of_words.get(re.sub(r"[-_]", "", kind.lower()), kind)
+    if run and (kind in get_args(Kind) or not kind):
+        return list(_of_run(kind, run))
     if kind not in get_args(Kind) or not rest:
         raise ConfigError(f"must be such as all_reduce=340GB/s:1GiB or all_reduce=FILE, got {text[:60]!r}", key="busbw")
-    if Path(rest).is_file():
-        return list(_of_run(kind, read_text(rest, LARGEST), rest))
     word, _, others = rest.partition(":")
     speed, _, others = others.partition(":") if word in ("algbw", "busbw") else (word, "", others)
     size, _, ranks = others.partition(":")
@@ -66,17 +67,25 @@ def measured(text: str, domain: int) -> list[Measured]:
     return [Measured(kind, nbytes, nbytes * passes / rate, among)]
 
 
-def _of_run(kind: str, text: str, file: str) -> Iterable[Measured]:
+def _of_run(kind: str, text: str) -> Iterable[Measured]:
     """The rows of a table of nccl-tests: size, count, type, redop, root, and twice time [us], algbw, busbw, errors."""
     ranks = len(re.findall(r"^#\s+Rank\s+\d+", text, re.M))
+    table = re.findall(r"^\s*(\d+)\s+\d+\s+\w+\s+(\S+)\s+(\S+)" + 3 * r"\s+([\d.]+)" + r"\s", text, re.M)
+    rows = [(float(size), *words, float(took)) for size, *words, took, _, _ in table if float(size) and float(took)]
+    if not rows:
+        raise ConfigError("the text of nccl-tests has no row of sizes and times", key="busbw")
+    *_, (_, redop, root, _, alone, bus) = table
+    passes = float(bus) / (float(alone) or 1)
+    if not kind and root == "-1" and redop != "none":
+        kind = "all_reduce" if passes >= 1 else "reduce_scatter"
+    if not kind:
+        raise ConfigError("the text does not name its collective: all_gather=FILE, all_to_all=FILE, ...", key="busbw")
+    share = passes / float(bus_factor(kind, 2)) / 2  # (n - 1) / n, for at two ranks it is a half
+    if ranks < 2 and 0.4 < share < 1:
+        ranks = round(1 / (1 - share))
     if ranks < 2:
-        raise ConfigError(f"{file}: lists no ranks (`#  Rank  0 ...`): is it what nccl-tests printed?", key="busbw")
-    rows = re.findall(r"^\s*(\d+)\s+\d+\s+\w+\s+\S+\s+\S+\s+([\d.]+)\s+[\d.]+\s+[\d.]+\s", text, re.M)
-    if not any(float(size) for size, _ in rows):
-        raise ConfigError(f"{file}: has no row of sizes and times", key="busbw")
-    for size, took in rows:
-        if float(size) and float(took):
-            yield Measured(kind, float(size), 1e-6 * float(took), ranks)
+        raise ConfigError("the text lists no ranks (`#  Rank  0 ...`): is it what nccl-tests printed?", key="busbw")
+    return [Measured(kind, size, 1e-6 * took, ranks) for size, _, _, took in rows]
 
 
 def on(fabric: Fabric, points: Iterable[Measured]) -> Fabric:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base import ConfigError, Size
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 
 DAY = 86_400
 HOUR = 3_600
@@ -77,16 +78,40 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_seconds: float = 60.0
     restart_seconds: float = 600.0
 
-    def cluster_seconds(self, gpus: int) -> float:
+    def cluster_seconds(self, gpus: float) -> float:
         """Return the mean time between failures of the whole cluster [s]: failure rates of GPUs add."""
         return self.hours_between_failures_per_gpu * HOUR / gpus
+
+
+def progress(price: float | None, gpus: float, failures: Failures | None = None) -> tuple[float, float | None]:
+    """Return the share of time that is progress, and the best interval between checkpoints [s]; 1 and None where nothing fails.
+
+    price: of a GPU-hour, whose instances, nodes of 8 GPUs, may be taken away now and then (`Prices.hours`); rates add
+
+    >>> progress(2.5, 64)
+    (1.0, None)
+    >>> share, every = progress(None, 64, Failures(hours_between_failures_per_gpu=5e4))
+    >>> round(share, 4), round(every)
+    (0.9933, 18371)
+    """
+    hours: float | None = getattr(price, "hours", None)
+    if hours is None and failures is None:
+        return 1.0, None
+    own = failures or Failures(hours_between_failures_per_gpu=math.inf)
+    reclaims = 0.0 if hours is None else math.ceil(gpus / GPUS_PER_NODE) / (hours * HOUR)
+    between = 1 / (reclaims + 1 / own.cluster_seconds(gpus))
+    share = goodput(own.checkpoint_seconds, between, own.restart_seconds)
+    if share <= 0:
+        raise ConfigError("with these failures no progress is ever made", key="mtbf_hours" if failures else "price")
+    return share, checkpoint_interval(own.checkpoint_seconds, between)
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run: `tokens` in `days` on `gpus`, at `price` per GPU-hour in the user's own currency.
 
     goodput: share of time that is progress, 1 without a failure rate; `days`, GPU-hours, cost and energy include it.
-    checkpoint_every: [s]; watts: of one GPU; wanted_days: what `gpus_needed` answers
+    checkpoint_every: [s]; watts: of one GPU; wanted_days: what `gpus_needed` answers; offers: name, price and days of each
+    price that was given, of which `price` is the one that costs least in all
     grid: grams of CO2 equivalents a kWh, and what they are of
     """
 
@@ -100,6 +125,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: float | None = None
     wanted_days: float | None = None
     grid: tuple[float, str] | None = None
+    offers: tuple[tuple[str, float | None, float], ...] = ()
 
     @classmethod
     def of(
@@ -123,25 +149,25 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         >>> Budget.of(tokens=1e9, gpus=8, step_tokens=1e6, step_seconds=8.64, price=2.0).days
         0.1
         """
-        share, every = 1.0, None
-        if failures is not None:
-            between = failures.cluster_seconds(gpus)
-            share = goodput(failures.checkpoint_seconds, between, failures.restart_seconds)
-            every = checkpoint_interval(failures.checkpoint_seconds, between)
-            if share <= 0:
-                raise ConfigError("with these failures no progress is ever made", key="mtbf_hours")
-        seconds = training_seconds(tokens, step_tokens, step_seconds) / share
+        useful = training_seconds(tokens, step_tokens, step_seconds) / DAY
+        offers = [
+            (name, each, useful / progress(each, gpus, failures)[0])
+            for name, each in getattr(price, "offers", ()) or (("", price),)
+        ]
+        _, price, days = min(offers, key=lambda offer: (offer[1] or 0.0) * offer[2])
+        share, every = progress(price, gpus, failures)
         return cls(
             tokens=tokens,
             gpus=gpus,
             steps=tokens / step_tokens,
-            days=seconds / DAY,
+            days=days,
             goodput=share,
             price=price,
             watts=watts,
             checkpoint_every=every,
             wanted_days=wanted_days,
             grid=grid,
+            offers=tuple(offers),
         )
 
     @property

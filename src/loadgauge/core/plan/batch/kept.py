@@ -122,8 +122,10 @@ class Kept:
         keep(self.file, state)
 
 
-def _spelled(value: Any) -> list[int]:
-    """Return the lengths of a job, which msgspec does not know, by their ends. Raises TypeError for anything else."""
+def _spelled(value: Any) -> list[int] | str:
+    """Return what msgspec does not know: the lengths of a job by their ends, prices by their text. Raises TypeError for others."""
+    if isinstance(value, float):
+        return str(value)
     if not isinstance(value, range):
         raise TypeError(f"a {type(value).__name__} has no spelling here")
     return [value.start, value.stop, value.step]

@@ -11,16 +11,19 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError, Error, suggest
+from loadgauge.core.base import ConfigError, Error, Needs, host_holds, suggest
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.plan.space.grid import KINDS, Kind, Row
+from loadgauge.core.post_training.memory import memory as task_memory
+from loadgauge.core.post_training.step import timed
+from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 
 MOST_CELLS = 10_000
 CANNOT_TELL = "cannot tell"
 """The outcome of a cell that is no run: a layout that cannot exist, or what is not modelled."""
-NUMBERS = ("memory_total", "memory_low", "memory_high", "memory_capacity", "missing")
+NUMBERS = ("memory_total", "memory_low", "memory_high", "memory_capacity", "missing", "on_host")
 TIMES = ("step", "tokens_per_second_per_gpu", "mfu", "hfu", "days", "cost")
 RESULTS: dict[str, Kind] = {
     "outcome": "text", "error": "text", "counted": "text", **dict.fromkeys(NUMBERS, "number"), "moment": "text",
@@ -29,8 +32,8 @@ RESULTS: dict[str, Kind] = {
 }  # fmt: skip
 """Columns of the results: bytes, FLOPs of a step, seconds, shares, and the command of the cell alone.
 
-missing: what the card lacks for the whole range; counted: tokens, or what a model has in their place; the parts are those at
-the peak, largest_activations that of any moment.
+missing: what the card lacks for the whole range; on_host: of a node's memory; counted: tokens, or what a model has in their
+place; the parts are those at the peak, largest_activations that of any moment.
 """
 
 
@@ -54,8 +57,8 @@ def read_axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         if not equals or not values.strip():
             raise ConfigError(f"must be NAME=VALUE,VALUE, got {text[:60]!r}", key="sweep")
         field = fields().get(name)
-        if field is None or field.group in ("file", "posttrain"):
-            flags = [key.replace("_", "-") for key, each in fields().items() if each.group not in ("file", "posttrain")]
+        if field is None or field.group == "file":
+            flags = [key.replace("_", "-") for key, each in fields().items() if each.group != "file"]
             meant = "; it is the GPUs over tp x pp x cp: sweep gpus" if name == "dp" else suggest(flag, flags)
             raise ConfigError(f"no flag of a job is called {flag[:40]!r}{meant}", key="sweep")
         if name in axes:
@@ -143,25 +146,41 @@ def swept(job: Job, axes: dict[str, tuple[Any, ...]]) -> Iterator[Row]:
         yield {**cell, **cell_values, "command": swept_job.command()}
 
 
+def _held(memory: Needs, on_host: float, stated: str | None) -> Row:
+    """The columns on memory, whatever the task; a host that is stated and does not hold its part fits no run."""
+    outcome = memory.verdict if host_holds(on_host, stated) else "does not fit"
+    row: Row = {"outcome": outcome, "memory_capacity": memory.capacity, "on_host": float(on_host)}
+    row |= {f"memory_{name}": float(getattr(memory, name)) for name in ("total", "low", "high")}
+    if memory.capacity is not None:
+        row["missing"] = max(0.0, float(memory.high - memory.capacity))
+    return row
+
+
+def _of_task(job: Job) -> Row:
+    run, _ = resolve_posttrain(job)
+    memory = task_memory(run)
+    time, _ = timed(run, memory)
+    row = _held(memory, sum(memory.host.values()), job.host_memory) | {"moment": memory.worst.name, "counted": "tokens"}
+    if time is not None:
+        row |= {name: getattr(time, name) for name in TIMES[:2]}
+    return row
+
+
 def _found(job: Job) -> Row:
+    if job.task is not None:
+        return _of_task(job)
     setup = resolve_job(job)
     result = setup.estimate()
     memory, time = result.memory, result.time
     row: Row = {
-        "outcome": memory.verdict,
+        **_held(memory, setup.on_host(result), job.host_memory),
         "counted": setup.model.own.unit if setup.model.own.has_length else setup.model.own.sample,
-        "memory_total": float(memory.total),
-        "memory_low": float(memory.low),
-        "memory_high": float(memory.high),
-        "memory_capacity": memory.capacity,
         "moment": memory.moment,
         **{part: float(nbytes) for part, nbytes in memory.parts.items()},
         "largest_activations": float(memory.largest("activations").parts["activations"]),
         "flops_model": float(result.flops.model),
         "flops_hardware": float(result.flops.hardware),
     }
-    if memory.capacity is not None:
-        row["missing"] = max(0.0, float(memory.high - memory.capacity))
     if time is not None:
         row |= {name: getattr(time, name) for name in TIMES[:4]}
         budget = setup.budget(result)

@@ -14,6 +14,7 @@ from loadgauge.core.text.estimate.step_time import moved
 from loadgauge.core.text.table import DEFAULT, Paper, draw_lines, room
 from loadgauge.core.text.verdict import (
     WORDS,
+    host_verdict,
     host_words,
     left_out_words,
     question_words,
@@ -48,7 +49,7 @@ def brief(setup: Setup, result: Estimate, counter: Counter | None, target: Paper
     left_out = left_out_words(result.model, result.training.precision.weight)
     unread = " ".join(unread_words(setup.unread(result)))
     head = [*([unread] if unread else []), *left_out, _run(setup, result)]
-    short(memory, memory.parts, head, lines, target, wide)
+    short(memory, memory.parts, head, lines, target, wide, host_verdict(on_host, setup.job.host_memory))
 
 
 def short(
@@ -58,10 +59,11 @@ def short(
     lines: Iterable[str],
     target: Paper,
     remarks: Sequence[str] = (),
+    host: str = "",
 ) -> None:
     """Print a short answer of any task: the verdict, what is run, the largest parts [bytes], and the lines that are not empty.
 
-    remarks: before the last line, where the screen has room for them
+    remarks: before the last line, where the screen has room for them; host: `host_verdict`
     """
     from rich.text import Text
 
@@ -71,7 +73,7 @@ def short(
     if _height(remarks) <= left - min(shown, len(parts)):
         lines[-1:-1] = remarks
     word, style = WORDS[memory.verdict]
-    first = Text(verdict_words(memory))
+    first = Text(verdict_words(memory, host))
     first.stylize(style, 0, len(word))
     draw_lines(
         target,

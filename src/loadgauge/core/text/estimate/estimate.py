@@ -21,6 +21,7 @@ from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
     WORDS,
+    host_verdict,
     host_words,
     left_out_words,
     question_words,
@@ -97,8 +98,8 @@ def text(setup: Setup, result: Estimate) -> str:
     return plain(partial(report, setup, result))
 
 
-def verdict(result: Estimate) -> str:
-    """Return the first line: whether it fits, how much it needs of the capacity, and on which rank.
+def verdict(result: Estimate, host: str = "") -> str:
+    """Return the first line: whether it fits, how much it needs of the capacity, and on which rank. host: `host_verdict`
 
     >>> from loadgauge import Layout, estimate, model
     >>> verdict(estimate(model("gpt2"), Layout(seq_len=1024))).split(" on the ")[1].split(",")[0]
@@ -106,13 +107,13 @@ def verdict(result: Estimate) -> str:
     """
     memory = result.memory
     where = f" on the worst rank (stage {memory.rank.stage} of {result.layout.pp})"
-    head, _, spread = verdict_words(memory).partition(", 80 % range ")
+    head, _, spread = verdict_words(memory, host).partition(", 80 % range ")
     return f"{head}{where}, 80 % range {spread}"
 
 
 def _verdict(target: Paper, setup: Setup, result: Estimate, counter: Counter | None) -> None:
-    memory, layout = result.memory, result.layout
-    first_line(target, verdict(result), *WORDS[memory.verdict])
+    memory, layout, stated = result.memory, result.layout, setup.job.host_memory
+    first_line(target, verdict(result, host_verdict(setup.on_host(result), stated)), *WORDS[memory.verdict])
     card = "GPU" if setup.gpu is None else setup.gpu.name
     batch = batch_words(result.model, layout.global_batch, layout.seq_len, bool(setup.lengths))
     lines = [
@@ -133,14 +134,14 @@ def _verdict(target: Paper, setup: Setup, result: Estimate, counter: Counter | N
             target,
             [
                 f"Host memory: {gib(memory.host)} per rank of this stage{locked}{disk};"
-                f" {host_words(setup.on_host(result), setup.job.host_memory)}."
+                f" {host_words(setup.on_host(result), stated)}."
             ],
             "",
         )
     if memory.saving:
         each = setup.training.around.save == "sharded"
         whose = "on each rank, for a copy of its shards" if each else "on the first rank, for the gathered state"
-        node = f"; {host_words(setup.on_host(result), setup.job.host_memory)}" if each and not memory.host else ""
+        node = f"; {host_words(setup.on_host(result), stated)}" if each and not memory.host else ""
         points(target, [f"Saving: {gib(memory.saving)} of host memory {whose}{node}."], "")
     _lengths(target, setup)
     _routing(target, setup, result)

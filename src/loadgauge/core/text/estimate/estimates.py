@@ -90,31 +90,40 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _cells(target: Paper, rows: Sequence[Row], axes: Sequence[str]) -> None:
-    timed, priced, lacking = (
-        any(row.get(name) is not None for row in rows) for name in ("step", "days", "memory_capacity")
-    )
+    has = {name for row in rows for name, value in row.items() if value}
+    judged = bool(has & {"memory_capacity", "error"})
     counted = {row["counted"] for row in rows if row.get("counted")}
-    speed = f"{counted.pop()}/s/GPU" if len(counted) == 1 else "per s/GPU"
-    judged = lacking or any("error" in row for row in rows)
+    speed = Column(f"{counted.pop()}/s/GPU" if len(counted) == 1 else "per s/GPU", "right")
+    beside = BESIDE | {"tokens_per_second_per_gpu": speed}
     columns = {
         **{name: Column(name.replace("_", " "), "right" if _numbers(rows, name) else "left") for name in axes},
         **({"outcome": Column("verdict")} if judged else {}),
         "memory_total": Column("GiB", "right"),
         "range": Column("80 % range", "right", rank=2),
-        **({"missing": Column("lacks", "right", rank=1)} if lacking else {}),
-        "largest_activations": Column("activations", "right", rank=1),
-        **({"step": Column("step", "right"), "tokens_per_second_per_gpu": Column(speed, "right")} if timed else {}),
-        **({"mfu": Column("MFU", "right", rank=1)} if timed else {}),
-        **({"days": Column("days", "right"), "cost": Column("cost", "right", rank=1)} if priced else {}),
+        **{name: column for name, column in beside.items() if LEFT.get(name, name) in has},
     }
     draw(target, list(columns.values()), [[_cell(row, name, axes) for name in columns] for row in rows])
 
 
+BESIDE = {
+    "missing": Column("lacks", "right", rank=1),
+    "largest_activations": Column("activations", "right", rank=1),
+    "on_host": Column("GiB of a host", "right", rank=1),
+    "step": Column("step", "right"),
+    "tokens_per_second_per_gpu": Column("tokens/s/GPU", "right"),
+    "mfu": Column("MFU", "right", rank=1),
+    "days": Column("days", "right"),
+    "cost": Column("cost", "right", rank=1),
+}
+"""Columns that stand where a cell has such a value."""
+LEFT = {"missing": "memory_capacity"}
+"""Columns that stand where a cell has another one's value."""
 FORMATS: Mapping[str, Callable[[Any], str]] = {
     "outcome": lambda word: WORDS[word][0],
     "memory_total": lambda nbytes: in_gib(nbytes, 1),
     "step": seconds,
     "mfu": "{:.1%}".format,
+    "on_host": lambda nbytes: in_gib(nbytes, 1),
     "missing": lambda nbytes: in_gib(nbytes, 1) if nbytes else "",
     "largest_activations": lambda nbytes: in_gib(nbytes, 2),
     "tokens_per_second_per_gpu": rate,

@@ -85,9 +85,12 @@ SHOWN_OFFERS = 4
 
 def money_lines(budget: Budget, gpu: str) -> list[str]:
     """Return what a run costs: at the job's price, at that of each provider, or at list prices of a GPU."""
-    of_several = getattr(budget.price, "offers", ())
-    if of_several:
-        each = [f"{name} {budget.gpu_hours * price:,.0f} at {price:g}" for name, price in of_several]
+    if len(budget.offers) > 1:
+        each = [
+            f"{name} {days * 24 * budget.gpus * (price or 0):,.0f} at {price:g}"
+            + (f" (in {days_words(days)})" if days != budget.offers[0][2] else "")
+            for name, price, days in budget.offers
+        ]
         return [f"cost: {', '.join(each)} per GPU-hour (in your currency)"]
     if budget.cost is not None:
         return [f"cost: {budget.cost:,.0f} at {budget.price:g} per GPU-hour (in your currency)"]
@@ -113,7 +116,7 @@ def whole_run(target: Paper, budget: Budget, gpu: str) -> None:
         lines.append(f"CO2: at most {mass}, at {budget.grid[0]:g} g a kWh ({budget.grid[1]})")
     if budget.checkpoint_every is not None:
         lines.append(
-            f"goodput {budget.goodput:.1%} with failures (included in the days above), one checkpoint every"
+            f"goodput {budget.goodput:.1%} with what fails or is taken away (included in the days above), one checkpoint every"
             f" {budget.checkpoint_every / 60:,.0f} minutes"
         )
     if budget.gpus_needed is not None:

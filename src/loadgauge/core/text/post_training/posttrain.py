@@ -12,7 +12,7 @@ from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.post_training.posttrain_time import headline, write as report_time
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
-from loadgauge.core.text.verdict import WORDS, host_words, left_out_words, unread_words, verdict_words
+from loadgauge.core.text.verdict import WORDS, host_verdict, host_words, left_out_words, unread_words, verdict_words
 
 
 def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
@@ -25,12 +25,17 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
     ]  # fmt: skip
     lines, next_steps = _lines(run, memory), _next(memory, answer.alternatives())
     took = headline(answer.time, answer.untimed)
+    on_host, stated = sum(memory.host.values()), answer.job.host_memory
+    host = host_verdict(on_host, stated)
     if brief:
         first = [*head, f"{lines[0]} Fullest in {worst.name}."]
         own = _own_words(answer) if next_steps and answer.job.dialect else ""
-        short(memory, worst.parts, first, (*took, *next_steps[:1], own), target)
+        node = f"Host memory: {host_words(on_host, stated)}" if stated else ""
+        short(memory, worst.parts, first, (*took, node, *next_steps[:1], own), target, host=host)
         return
-    target.print(f"{verdict_words(memory)}: the phase is {worst.name}", style=WORDS[memory.verdict][1], soft_wrap=True)
+    target.print(
+        f"{verdict_words(memory)}: the phase is {worst.name}{host}", style=WORDS[memory.verdict][1], soft_wrap=True
+    )
     points(target, [*head, *lines, *took, *next_steps], "")
     roles = list(dict.fromkeys(resident.role for phase in memory.phases for resident in phase.residents))
     rows = [
@@ -55,7 +60,7 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
     if memory.host:
         rows = [[part, in_gib(nbytes, 1)] for part, nbytes in memory.host.items()]
         draw(target, [Column("of a node"), Column("GiB", "right")], rows, "Host memory")
-        points(target, [f"{host_words(sum(memory.host.values()), answer.job.host_memory)}."], "")
+        points(target, [f"{host_words(on_host, stated)}."], "")
     print_assumed(target, run.assumed)
     heading(target, "Not counted")
     points(target, answer.not_counted)
