@@ -202,7 +202,7 @@ def _vera(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
     def times(part: str, x: Tensor, width: Size) -> Tensor:
         out = Tensor(f"{name}.{part}", x.numel, max(x.itemsize, own))
         weight = _vector(build, out.name, width)
-        alone = 2 * out.nbytes - x.nbytes
+        alone = _of_factors(out, x)
         build.operations.append(
             Operation(out.name, "elementwise", (x,), (out,), (weight,), keeps=(x,), backward_workspace=alone)
         )
