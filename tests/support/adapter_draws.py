@@ -1,4 +1,4 @@
-"""Adapters of PEFT on small models of many families, drawn at random: a step on the simulated device, and what is estimated of it."""
+"""PEFT's adapters on small models of many families, drawn at random: a step on the simulated device, and what is estimated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import importlib
 import json
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax": ("minimax", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 32}),
 }  # fmt: skip
 """By name: the model_type, and the keys of a small config."""
-EAGER = ("mamba", "mamba2", "falcon_mamba", "gpt_oss", "gemma2", "rwkv")
+EAGER = ("mamba", "mamba2", "falcon_mamba", "gpt_oss", "gemma2")
+SCANNED = frozenset(
+    {"mamba", "falcon_mamba", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "jamba"}
+)
+"""Types whose scan is a kernel for GPUs: its stand-in casts nothing under autocast and takes no room in backward."""
 UNREAD = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Types whose `out_proj` PEFT refuses."""
 CODES = 16 * 4 + 256 * 4 + 4
@@ -156,8 +161,8 @@ def build(name: str, device: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     with torch.device(device):
         usual = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
-        how = {} if kind == "rwkv" else {"attn_implementation": "eager" if kind in EAGER else "sdpa"}
-        model: Any = transformers.AutoModelForCausalLM.from_config(config, **how)
+        attention = "eager" if kind in EAGER else "sdpa"
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         torch.set_default_dtype(usual)
     return model.to(dtype).train()
 
@@ -169,7 +174,7 @@ def linears(name: str) -> dict[str, tuple[int, int]]:
     return {
         path: (part.out_features, part.in_features)
         for path, part in modules
-        if isinstance(part, nn.Linear) and not path.endswith(("lm_head", "router", "rwkv.head")) and path != "head"
+        if isinstance(part, nn.Linear) and not path.endswith(("lm_head", "router"))
     }
 
 
@@ -190,6 +195,8 @@ def draw(source: random.Random) -> Draw:
         + ["rslora", "dora", "dora", "qlora", "qlora", "qlora, as peft", "experts", "experts", *OWN_METHODS]
     )
     precision = source.choice(["autocast"] * 4 + ["pure", "pure", "fp32", "wide"])
+    if precision == "wide" and FAMILIES[family][0] in SCANNED:
+        precision = "fp32"
     if method == "experts" and not experts_of(family):
         method = "lora"
     if method in ("qlora", "qlora, as peft"):
@@ -229,7 +236,7 @@ def draw(source: random.Random) -> Draw:
         rank={"oft": 32}.get(method, source.choice([4, 8, 16])),
         dropout=0.05 if plain and source.random() < 0.3 else 0.0,
         layers=(source.randrange(layers),) if plain and source.random() < 0.15 else (),
-        saved=() if tied or method != "lora" or source.random() < 0.7 else source.choice([("lm_head",), ("embed_tokens", "lm_head")]),
+        saved=source.choice([(), (), ("lm_head",), ("embed_tokens", "lm_head")]) if method == "lora" and not tied else (),
     )  # fmt: skip
 
 
@@ -261,16 +268,16 @@ def kernels(kind: str) -> Iterator[None]:
 
 
 def quantised(how: Draw) -> dict[str, tuple[int, int]]:
-    """Paths and sizes of the layers that are held in 4 bits; not of a matrix that Mamba's kernel reads without calling its layer."""
+    """Paths and sizes of the layers that are held in 4 bits: not those whose matrix Mamba's kernel reads itself."""
     read = ("mamba.out_proj", "mixer.out_proj", "mamba.x_proj", "mixer.x_proj", "mamba.dt_proj", "mixer.dt_proj")
     return {path: size for path, size in linears(how.family).items() if how.upcast and not path.endswith(read)}
 
 
-FIGURES = ("trained", "weights", "gradients", "optimizer", "kept", "backward", "peak", "step")
+FIGURES = ("trained", "gradients", "optimizer", "kept", "backward", "peak", "step")
 
 
 def measured(how: Draw) -> dict[str, float]:
-    """Figures of a step [bytes; of `trained`, parameters]: states, what forward leaves, the highest of backward, of all, of the update."""
+    """Figures of a step: parameters, bytes of states, what forward leaves, the highest of backward, of all, of the update."""
     kind, dtype = FAMILIES[how.family][0], PRECISIONS[how.precision][1]
     autocast = how.precision in ("autocast", "wide")
     facts: dict[str, float] = {}
@@ -366,8 +373,31 @@ def predicted(how: Draw, folder: Path, **more: Any) -> tuple[dict[str, float], A
     }, result  # fmt: skip
 
 
-def compared(how: Draw, folder: Path) -> dict[str, float]:
-    """How far each figure is off, as a share."""
-    seen, said = measured(how), predicted(how, folder)[0]
-    left_out = {"kept"} if how.recompute else set()
-    return {name: said[name] / seen[name] - 1 for name in FIGURES if name in seen and name not in left_out}
+def off(how: Draw, seen: dict[str, float], folder: Path) -> dict[str, float]:
+    """How far each figure of an estimate is off, as a share of what was measured."""
+    said, left_out = predicted(how, folder)[0], {"kept"} if how.recompute else set()
+    if FAMILIES[how.family][0] in SCANNED:
+        left_out |= {"backward", "peak"}
+    return {name: said[name] / seen[name] - 1 for name in FIGURES if name not in left_out}
+
+
+def written(file: Path, seed: int, share: tuple[int, int] = (0, 1), count: int = 160) -> None:
+    """Write what `count` combinations of a seed measure to a table, of one in so many; those that a library refuses are left out."""
+    source, draws = random.Random(seed), list[Draw]()
+    while len(draws) < count:
+        if (how := draw(source)) not in draws:
+            draws.append(how)
+    with file.open("w") as table:
+        for how in draws[share[0] :: share[1]]:
+            with contextlib.suppress(Exception):
+                table.write(json.dumps([msgspec.to_builtins(how), measured(how)]) + "\n")
+                table.flush()
+
+
+def read(file: Path) -> list[tuple[Draw, dict[str, float]]]:
+    """The rows of such a table."""
+    return [(msgspec.convert(row[0], Draw), row[1]) for row in map(json.loads, file.read_text().splitlines())]
+
+
+if __name__ == "__main__":
+    written(Path(sys.argv[1]), int(sys.argv[2]), (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 4 else (0, 1))

@@ -195,7 +195,7 @@ def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     )
     if build.view.lora is not None and "router" in build.view.lora.targets:
         matrix_of = Weight("mlp.router.weight", experts * hidden_size)
-        adapted_experts(build, "mlp.router", matrix_of, hidden_size, experts, (x,))
+        adapted_experts(build, "mlp.router", matrix_of, hidden_size, experts, build.operations[-1].inputs[:1])
     if spec.correction_bias:
         # A frozen parameter, moved by the balance of the experts and not by a gradient.
         frozen = Weight("mlp.router.correction_bias", experts, 1, "vector", trainable=False)
@@ -309,11 +309,12 @@ def _experts(
             Operation("mlp.restore", "elementwise", (combined,), (restored,), keeps=(back,), workspace=biases)
         )
         combined = restored
-    summed = Tensor("mlp.combine", local * hidden_size, itemsize)
-    # Rows are added to their tokens, or, grouped, summed as they lie.
+    # Rows are added to their tokens, or, grouped, summed as they lie, which autocast does in float32.
+    wide = held is None and build.autocast
+    summed = Tensor("mlp.combine", local * hidden_size, 4 if wide else itemsize)
     kept: dict[str, Any] = {} if held is None else {"keeps": (order,), "holds": (held,)}
     build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), **kept))
-    return summed
+    return build.cast("mlp.combined", summed, itemsize, (combined,)) if wide and itemsize != 4 else summed
 
 
 def _unsorted(
