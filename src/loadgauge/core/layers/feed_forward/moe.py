@@ -312,7 +312,8 @@ def _experts(
     # Rows are added to their tokens, or, grouped, summed as they lie, which autocast does in float32.
     wide = held is None and build.autocast
     summed = Tensor("mlp.combine", local * hidden_size, 4 if wide else itemsize)
-    kept: dict[str, Any] = {} if held is None else {"keeps": (order,), "holds": (held,)}
+    # What was dispatched has a name until the function returns.
+    kept: dict[str, Any] = {"holds": (source,)} if held is None else {"keeps": (order,), "holds": (held,)}
     build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), **kept))
     return build.cast("mlp.combined", summed, itemsize, (combined,)) if wide and itemsize != 4 else summed
 
@@ -413,7 +414,8 @@ def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: R
         else each
         for each in build.operations[start:]
     ]
-    return build.elementwise("mlp.combine", (output,), build.tensor("mlp.combine", local * hidden_size))
+    summed = build.tensor("mlp.combine", local * hidden_size)
+    return build.elementwise(summed.name, (output,), summed, holds=(source,))
 
 
 def _held(build: Builder, spec: Moe, rows: Rows, source: Tensor) -> Tensor:
