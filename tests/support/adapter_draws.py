@@ -319,7 +319,8 @@ def measured(how: Draw) -> dict[str, float]:
     with kernels(kind):
         seen = trace(FunctionJob(made, "adapters"))
     return facts | {
-        "kept": seen.saved_nbytes, "backward": seen.phases["backward"], "peak": seen.peak.total, "step": seen.phases["optimizer step"],
+        "kept": seen.saved_nbytes, "backward": seen.phases["backward"], "peak": seen.peak.total,
+        "step": seen.phases["optimizer step"],
     }  # fmt: skip
 
 
@@ -328,8 +329,9 @@ def command(how: Draw) -> dict[str, Any]:
     words = how.targets if not how.experts else (*how.targets, *(name.removesuffix(".weight") for name in how.experts))
     kind = FAMILIES[how.family][0]
     return {
-        "micro_batch": how.batch, "global_batch": how.batch, "seq_len": how.length, "framework": "huggingface", "optimizer": "adamw",
-        "precision": PRECISIONS[how.precision][0], "recompute": "full" if how.recompute else "none", "lora_targets": ",".join(words),
+        "micro_batch": how.batch, "global_batch": how.batch, "seq_len": how.length, "framework": "huggingface",
+        "optimizer": "adamw", "precision": PRECISIONS[how.precision][0], "recompute": "full" if how.recompute else "none",
+        "lora_targets": ",".join(words),
         **({} if how.method == "ia3" else {"lora_rank": how.rank}),
         **({"adapter": how.method} if how.method in OWN_METHODS else {}),
         **({"use_dora": True} if how.method == "dora" else {}),

@@ -1,4 +1,4 @@
-"""Adapters drawn at random over 34 families, 12 methods, targets, precisions, recomputation and lengths: within 1 % of PEFT's own code.
+"""Adapters drawn at random over families, methods, targets, precisions and recomputation: within 1 % of PEFT's own code.
 
 What its code does on the simulated device is in tests/data/adapters.jsonl (`python tests/support/adapter_draws.py FILE 31`); some
 run here as well. Where a scan is a kernel for GPUs, peaks are not compared, as what stands in for it takes no room of its own.
@@ -20,7 +20,7 @@ CASES = [
     Draw(family="nemotron", method="ia3", targets=("down_proj", "k_proj", "v_proj"), precision="pure", batch=1, rank=4),
     Draw(family="lfm2", method="ia3", targets=("k_proj", "v_proj"), length=96),
     Draw(family="gpt-oss", targets=("o_proj", "q_proj", "v_proj"), precision="pure", recompute=True, length=192, dropout=0.05),
-    Draw(family="phi3", method="vera", targets=("down_proj", "gate_up_proj", "o_proj", "qkv_proj"), precision="pure", recompute=True),
+    Draw(family="phi3", method="vera", targets=("down_proj", "gate_up_proj", "o_proj"), precision="pure", recompute=True),
     Draw(family="granite-h", method="qlora", targets=("in_proj", "k_proj", "output_linear"), upcast="none"),
     Draw(family="glm", method="qlora, as peft", upcast="all", batch=3, length=192),
 ]  # fmt: skip
@@ -29,11 +29,8 @@ routers that are adapted."""
 
 
 def test_most_agree(tmp_path: Path) -> None:
-    wrong = {
-        how.words: errors
-        for how, seen in ROWS
-        if any(abs(each) > TOLERANCE for each in (errors := off(how, seen, tmp_path)).values())
-    }
+    errors = {how.words: off(how, seen, tmp_path) for how, seen in ROWS}
+    wrong = {words: each for words, each in errors.items() if max(map(abs, each.values())) > TOLERANCE}
     assert len(ROWS) - len(wrong) >= AGREE, wrong
 
 
