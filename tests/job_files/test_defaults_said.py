@@ -14,8 +14,10 @@ from test_formats_coverage import TOOLS
 
 from extract_keys import sections_of
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.dialects import dialect
 from loadgauge.job_files.exchange import document, read
+from loadgauge.job_files.job_file import usual
 
 VERL = (
     "python3 -m verl.trainer.main_ppo %s actor_rollout_ref.rollout.name=vllm data.train_batch_size=1024"
@@ -99,3 +101,22 @@ def test_a_default_said_is_the_default_unsaid(name: str, text: str, classes: str
                         wrong[key] = (fact, *pair)
     assert not wrong
     assert compared >= 8
+
+
+@pytest.mark.parametrize(
+    "name", ["trl", "verl", "openrlhf", "nemo-rl", "slime", "prime-rl", "roll", "areal", "axolotl", "ms-swift"]
+)
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_a_tool_named_for_a_task_answers(name: str, gpus: int) -> None:
+    """Its own job file may need a batch or lengths that nobody gave; then its training alone says what it does by itself."""
+    own = usual(name, Job("qwen3-8b", task="grpo", gpus=gpus))
+    assert own["framework"] == dialect(name).framework
+    assert set(own) > {"framework"}
+
+
+def test_a_tool_named_for_a_task_brings_its_engine() -> None:
+    """The engine of `--framework verl` is that of a verl command that says nothing of it."""
+    file = read(VERL % "", "verl", alone=True)
+    assert usual("verl", Job("qwen3-8b", task="grpo", gpus=8))["rollout"] == file.job.rollout
+    assert "rollout" not in usual("verl", Job("qwen3-8b", task="grpo", gpus=1))  # its two ranks are more than there are
+    assert "rollout" not in usual("verl", Job("qwen3-8b", task="grpo", gpus=8, rollout="sglang"))

@@ -370,8 +370,10 @@ def predicted(how: Draw, folder: Path, **more: Any) -> tuple[dict[str, float], A
     copies = max(float(each.parts["gathered"]) for each in result.workings.phases if each.phase is Phase.LOSS)
     backward = max(moments.get(phase, 0) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.EMBEDDING))
     return {
-        "trained": int(memory.weighed(stage)[1].all.trainable), "gradients": float(states.gradients), "optimizer": float(states.optimizer),
-        "kept": float(held.kept + held.head) + copies, "backward": backward, "peak": max(moments.values()), "step": moments[Phase.STEP],
+        "trained": int(memory.weighed(stage)[1].all.trainable), "gradients": float(states.gradients),
+        "optimizer": float(states.optimizer),
+        "kept": float(held.kept + held.head) + copies, "backward": backward,
+        "peak": max(moments.values()), "step": moments[Phase.STEP],
     }, result  # fmt: skip
 
 
@@ -384,7 +386,7 @@ def off(how: Draw, seen: dict[str, float], folder: Path) -> dict[str, float]:
 
 
 def written(file: Path, seed: int, share: tuple[int, int] = (0, 1), count: int = 160) -> None:
-    """Write what `count` combinations of a seed measure to a table, of one in so many; those that a library refuses are left out."""
+    """Write what `count` combinations of a seed measure, or a share of them; those that a library refuses are left out."""
     source, draws = random.Random(seed), list[Draw]()
     while len(draws) < count:
         if (how := draw(source)) not in draws:

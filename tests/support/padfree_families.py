@@ -39,6 +39,7 @@ GPT2: dict[str, Any] = {
     "eos_token_id": 2,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ROUTED: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1}
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 4,
     "mamba_d_head": 16,
@@ -182,6 +183,36 @@ CAUSAL: dict[str, Any] = {
         head_dim=8,
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention"],
+    ),
+    "afmoe": lambda: _config(
+        "Afmoe", **EXPERTS, head_dim=8, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "granite_swa": lambda: _config("GraniteSWA", sliding_window=WINDOW),
+    "gemma4": lambda: _config(
+        "Gemma4Text",
+        head_dim=8,
+        global_head_dim=8,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=0,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "apertus": lambda: _config("Apertus"),
+    "arcee": lambda: _config("Arcee"),
+    "ernie4_5": lambda: _config("Ernie4_5", head_dim=8),
+    "seed_oss": lambda: _config("SeedOss", head_dim=8, residual_dropout=0.0),
+    "hunyuan": lambda: _config("HunYuanDenseV1", head_dim=8),
+    "glm4_moe": lambda: _config("Glm4Moe", head_dim=8, **ROUTED),
+    "minimax_m2": lambda: _config("MiniMaxM2", head_dim=8, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_5": lambda: _config(
+        "Qwen3_5Text",
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
     ),
     "falcon": lambda: _own("Falcon", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False),
     "falcon_alibi": lambda: _own(

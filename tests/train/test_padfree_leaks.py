@@ -107,6 +107,18 @@ def test_encoder_decoder_is_refused() -> None:
         enable(model)
 
 
+def test_a_model_that_exchanges_its_layers_is_refused() -> None:
+    """BigBird's sparse attention becomes full attention on short sequences, and stays so."""
+    from transformers import BigBirdConfig, BigBirdForCausalLM
+
+    config = BigBirdConfig(
+        vocab_size=97, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    config.is_decoder = True
+    with pytest.raises(NotModelled, match="exchanges its attention layers"):
+        enable(BigBirdForCausalLM(config))
+
+
 def test_no_weights_and_no_model_are_refused() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

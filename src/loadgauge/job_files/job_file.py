@@ -28,6 +28,7 @@ from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, load, read, with_tool, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
+from loadgauge.job_files.ideas.table import Dialect
 
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
@@ -222,15 +223,36 @@ def usual(name: str, job: Job) -> dict[str, Any]:
     facts = {field: value for field, value in stated.items() if field in FIELDS}
     try:
         text = write(Job(model=job.model, **facts), chosen.name).text
-        file = read(text, chosen.name, version=job.version, alone=True, given={"gpus": 1})
-    except ConfigError:  # Its files cannot do without some key.
-        return {"framework": chosen.framework}
-    filled = fill_in(file.job, file.extra, None)
+        file = read(text, chosen.name, version=job.version, alone=True, given={"gpus": job.gpus or 1})
+        filled = fill_in(file.job, file.extra, None)
+    except ConfigError:  # its files cannot do without some key, or its batch of one GPU is no whole group of answers
+        alone = usual(name, job.replace(**dict.fromkeys(POSTTRAIN))) if job.task else {"framework": chosen.framework}
+        return {field: value for field, value in alone.items() if field != "loss"}
     fields = [each for each in OF_METHOD if getattr(job, each) is None and (job.adapts or each not in OF_ADAPTERS)]
     own = {field: getattr(filled, field) for field in fields}
     # Under adapters and on many GPUs other recomputation and weights may be assumed than a file's default.
     kept = [field for field, value in own.items() if field in ("recompute", "weights") or value != ALIKE.get(field)]
-    return {"framework": chosen.framework} | {field: own[field] for field in kept if own[field] not in (None, False)}
+    own = {field: own[field] for field in kept if own[field] not in (None, False)}
+    return {"framework": chosen.framework} | own | ({} if job.rollout else _engine_left_alone(text, chosen, job))
+
+
+def _engine_left_alone(text: str, chosen: Dialect, job: Job) -> dict[str, Any]:
+    """Return the engine of a tool whose job file says nothing of it; nothing where its keys are read together with others.
+
+    >>> usual("verl", Job("qwen3-8b", gpus=8, task="grpo"))["rollout"]
+    'vllm:tp=2,utilization=0.5,sleep=2'
+    """
+    apart = [idea for idea in chosen.ideas if "rollout" in idea.facts and "task" not in idea.facts]
+    keys = [key for idea in apart for key in idea.keys]
+    if job.task is None or not TASKS[job.task].rollout or not keys:
+        return {}
+    rollout = read(
+        text, chosen.name, version=job.version, alone=True, given={"gpus": job.gpus or 1}, ignore=keys
+    ).job.rollout
+    engine = Engine.parse(rollout or "hf")
+    if engine.kind == "hf" or (job.gpus or 1) % (engine.tp * engine.pp):
+        return {}
+    return {"rollout": msgspec.structs.replace(engine, context=None).text()}  # the lengths are the user's
 
 
 def names_beside(job: Job) -> list[str]:

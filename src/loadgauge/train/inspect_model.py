@@ -156,6 +156,8 @@ def _probe(
         with torch.no_grad(), contextlib.suppress(Exception):
             noted.run("probe", model, ids)
         read: dict[Any, Reach | None] = {}  # layers share the functions that make their masks
+        if not all("padding_free_notes" in module.__dict__ for module in inner.modules()):  # BigBird
+            raise NotModelled(f"{type(model).__name__} exchanges its attention layers for others on short sequences")
         called = {module: notes for module in inner.modules() if (notes := module.__dict__["padding_free_notes"])}
         attention = {module: _agreed(notes, read) for module, notes in called.items()}
         reaches: list[Reach] = []
@@ -243,6 +245,8 @@ def mixes(module: nn.Module, notes: Notes) -> bool:
         return False
     with torch.enable_grad():
         result = leaves(module(**call))[0]
+    if not result.requires_grad:  # rotary tables in a list of their own, made without gradients
+        return False
     length = LENGTHS[0]
     for position in (0, length - 1):
         weights = torch.randn_like(result)

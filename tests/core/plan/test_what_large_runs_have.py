@@ -252,6 +252,14 @@ def test_a_frameworks_scripts_shard_where_nothing_is_said(framework, zero):
     assert resolve_job(Job("llama-3.2-1b", gpus=4, framework=framework, zero=0)).layout.zero == 0
 
 
+def test_a_large_run_that_does_not_fit_keeps_what_its_framework_shards():
+    """FSDP shards weights over the ranks of a long sequence too: no stage of less is tried in its place."""
+    words = {"gpu": "h100", "gpus": 64, "framework": "torchtitan", "cp": 64, "seq_len": 2**20, "micro_batch": 1}
+    result = resolve_job(Job("llama-3.1-8b", **words)).estimate()
+    assert result.layout.zero == 3
+    assert result.memory.total < resolve_job(Job("llama-3.1-8b", **words, recompute="none")).estimate().memory.total
+
+
 def test_a_die_is_what_a_program_counts_and_superchips_stand_in_fours():
     """Of OLCF's Frontier: 4 MI250X a node, 8 devices of 64 GB, 200 Gbit/s each package. CSCS' Alps: 4 GH200 a node, NVLink."""
     frontier = resolve_job(Job("gpt3-175b", gpu="mi250x", gpus=1024, tp=8))

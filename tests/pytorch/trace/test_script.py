@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import loadgauge
 from command_line import typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.trace.programs.jobs import of_module
@@ -146,7 +147,179 @@ def test_what_goes_wrong_is_one_line(line: str, says: str) -> None:
     assert found.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["trace", "capture", "measure", "saved"])
+WHOLE = """
+import argparse, torch
+from torch import nn
+from beside import WIDTH
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=2)
+rows = parser.parse_args().batch_size
+if __name__ == "__main__":
+    critic, maker = nn.Linear(WIDTH, 1, bias=False).cuda(), nn.Linear(64, WIDTH, bias=False).cuda()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=1.0, momentum=0.9) for each in (critic, maker)]
+    for _ in range(1_000_000):
+        try:
+            for optimizer in optimizers:
+                critic(maker(torch.ones(rows, 64, device="cuda"))).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except Exception:
+            pass
+    raise ValueError("it was not stopped")
+"""
+
+
+def test_a_script_is_run_whole_until_each_optimizer_made_two_steps(tmp_path: Path) -> None:
+    """Its own arguments go after `--`; no handler of its own keeps it running."""
+    script = tmp_path / "train.py"
+    script.write_text(WHOLE)
+    (tmp_path / "beside.py").write_text("WIDTH = 256\n")
+    found = typed(["trace", str(script), "--json", "--", "--batch-size", "4096"])
+    assert found.code == 0, found.err
+    said = json.loads(found.out)
+    weights = 4 * (256 + 64 * 256)
+    assert said["steps"] == 4
+    assert said["peak"]["categories"]["weights"] == weights
+    assert said["peak"]["categories"]["optimizer states"] == weights
+    assert said["peak"]["total"] > 4 * 4096 * 256
+    assert loadgauge.trace(str(script)).peak.total < said["peak"]["total"]
+
+
+EVERYDAY = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+def main():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = torch.compile(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).to(device), mode="max-autotune")
+    rows = TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
+    loader = DataLoader(rows, batch_size=512, shuffle=True, num_workers=4, pin_memory=True, persistent_workers=True)
+    optimizer, scaler = torch.optim.AdamW(net.parameters()), torch.amp.GradScaler("cuda")
+    for epoch in range(100):
+        for x, y in loader:
+            x, y = x.to(device, non_blocking=True), y.pin_memory().to(device)
+            with torch.autocast(device, torch.float16):
+                loss = nn.functional.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if loss.item() < 2:
+                torch.save(net.state_dict(), "best.pt")
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_an_everyday_script_is_traced_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers, pinned memory and the compiler know nothing of the simulated device; what it would save stays on the disk."""
+    script, saved = tmp_path / "train.py", tmp_path / "best.pt"
+    script.write_text(EVERYDAY)
+    saved.write_text("of a real run")
+    monkeypatch.chdir(tmp_path)
+    found = typed(["trace", "train.py", "--json"])
+    assert found.code == 0, found.err
+    said = json.loads(found.out)
+    assert said["steps"] == 2
+    parameters = 64 * 256 + 256 + 256 * 10 + 10
+    assert said["peak"]["categories"]["optimizer states"] == pytest.approx(2 * 4 * parameters, abs=10 * 512)
+    assert {"compile", "torch.save"} <= said["assumed"].keys()
+    assert saved.read_text() == "of a real run"
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8))
+optimizer, loader = torch.optim.AdamW(net.parameters()), DataLoader(TensorDataset(torch.randn(640, 64)), 8, num_workers=2)
+net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+for (x,) in loader:
+    with accelerator.accumulate(net):
+        accelerator.backward(net(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+MOVED = """
+import torch
+net = torch.nn.Linear(1024, 1024, bias=False)
+optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+net.to("cuda")
+for _ in range(2):
+    net(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("text", "parameters"), [(MOVED, 1024 * 1024), (ACCELERATED, 64 * 256 + 256 + 256 * 8 + 8)])
+def test_an_optimizer_follows_weights_that_move(text: str, parameters: int, tmp_path: Path) -> None:
+    """Made before the model is on the card, as every script of accelerate does."""
+    if "accelerate" in text:
+        pytest.importorskip("accelerate")
+    (tmp_path / "train.py").write_text(text)
+    found = typed(["trace", str(tmp_path / "train.py"), "--json"])
+    assert found.code == 0, found.err
+    said = json.loads(found.out)
+    assert said["steps"] == 2
+    states = max(moment["categories"].get("optimizer states", 0) for moment in [*said["timeline"], said["peak"]])
+    assert states == pytest.approx(8 * parameters, abs=8 * 512)
+
+
+TRAINER = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+config = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)} for _ in range(64)]
+how = TrainingArguments("out", per_device_train_batch_size=4, bf16=True, report_to=[], max_steps=100, save_strategy="no")
+Trainer(LlamaForCausalLM(config), how, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_of_transformers_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees one device: with several it would copy the model to each."""
+    (tmp_path / "train.py").write_text(TRAINER)
+    monkeypatch.chdir(tmp_path)
+    found = typed(["trace", "train.py", "--json"])
+    assert found.code == 0, found.err
+    said = json.loads(found.out)
+    assert said["steps"] == 2
+    layer = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
+    assert said["peak"]["categories"]["weights"] == pytest.approx(4 * (2 * 512 * 64 + 2 * layer + 64), rel=0.01)
+
+
+def test_a_script_of_several_ranks_is_told_how_to_be_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nrank = int(os.environ['LOCAL_RANK'])\n")
+    found = typed(["trace", str(script)])
+    assert found.code == 2
+    assert found.err.endswith("KeyError: 'LOCAL_RANK'; with --gpus 8 it is one of 8 ranks, and LOCAL_RANK is set\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--epochs 3", "no such option '--epochs' here; arguments of {script} go after --"),
+        (
+            "--micro-batch 3",
+            "--micro-batch: of a MODEL; a script trains as it is written, and its own arguments go after --",
+        ),
+        ("-- --epochs 3", "{script}: it left with SystemExit: 2"),
+    ],
+)
+def test_flags_of_a_script_are_its_own(words: str, says: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WHOLE)
+    (tmp_path / "beside.py").write_text("WIDTH = 256\n")
+    found = typed(["trace", str(script), *words.split()])
+    assert found.code == 2
+    assert says.format(script=script) in found.err
+
+
+@pytest.mark.parametrize("command", ["capture", "measure", "saved"])
 def test_a_script_without_a_function_is_told_what_to_type(command: str, tmp_path: Path) -> None:
     """Its functions are read from its text; nothing of it is run."""
     script, ran = tmp_path / "train.py", tmp_path / "ran"

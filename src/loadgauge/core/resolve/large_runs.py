@@ -198,7 +198,7 @@ def instead(setup: Setup, resolve: Callable[[Job, ModelSpec], Setup], *, failed:
     changes: list[Assumption] = []
     if failed and job.sequence_parallel is None and not layout.sequence_parallel and layout.tp > 1:
         changes.append(("sequence_parallel", True, "on", "off"))
-    if failed and job.zero is None and layout.zero_ranks > 1:
+    if failed and job.zero is None and not layout.zero and layout.zero_ranks > 1:
         changes.append(("zero", 1, "1", "0"))
     if failed and job.etp is None and layout.etp == 1 < min(layout.tp, layout.ep):
         # Megatron's own default, which its recipes for small experts set to 1 (megatron-core, `ModelParallelConfig`).

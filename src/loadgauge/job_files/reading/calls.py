@@ -354,7 +354,7 @@ def untrained(text: str, name: str) -> str:
     return (
         "is no training job: it calls no trainer (looked for: Unsloth's FastLanguageModel, TRL's SFTTrainer, DPOTrainer,"
         " GRPOTrainer and others, transformers' Trainer); give the file or the flags that it is started with, or,"
-        f" of a module of your own, {name}:FUNCTION"
+        f" of a module of your own, {name}:FUNCTION; `loadgauge trace {name}` runs two steps of a loop of its own"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -152,9 +153,24 @@ def casting_on(device: str) -> Iterator[None]:
 @contextlib.contextmanager
 def modules_that_move() -> Iterator[None]:
     """`module.to(...)` and similar calls would swap the insides of fake parameters, which PyTorch cannot; here they are
-    replaced, tied ones together. A deep copy of a tensor is a clone, where PyTorch would copy the bytes that are not there."""
+    replaced, tied ones together, and in the optimizers that hold them. A deep copy of a tensor is a clone, where PyTorch would
+    copy the bytes that are not there."""
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     depth = 0
+    optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+    add_group = torch.optim.Optimizer.add_param_group
+
+    def added(self: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        optimizers.add(self)
+        add_group(self, group)
+
+    def follow() -> None:
+        news = {id(old): new for old, new in moved.values() if new is not old}
+        for optimizer in optimizers if news else ():
+            for group in optimizer.param_groups:
+                group["params"] = [news.get(id(parameter), parameter) for parameter in group["params"]]
+            for old in [old for old in optimizer.state if id(old) in news]:
+                optimizer.state[news[id(old)]] = optimizer.state.pop(old)
 
     def move(self: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
         nonlocal depth
@@ -180,6 +196,7 @@ def modules_that_move() -> Iterator[None]:
         finally:
             depth -= 1
             if not depth:
+                follow()
                 moved.clear()
         return self
 
@@ -189,5 +206,9 @@ def modules_that_move() -> Iterator[None]:
         result: torch.Tensor = memo[id(self)]
         return result
 
-    with replaced((nn.Module, "_apply", move), (FakeTensor, "__deepcopy__", copied)):
+    with replaced(
+        (nn.Module, "_apply", move),
+        (FakeTensor, "__deepcopy__", copied),
+        (torch.optim.Optimizer, "add_param_group", added),
+    ):
         yield

@@ -24,7 +24,8 @@ from loadgauge.pytorch.trace.trace import Recorded, record
 def requested(request: Request) -> Traceable:
     """The job of a request, to trace or measure. Raises ConfigError, LayoutError or NotModelled."""
     gc.disable()  # while transformers and the model's code are imported, as in `in_child`
-    job = find_job(request.job.model, TorchRun.of(request.job, request.rank, request.keep), request.layers)
+    run = TorchRun.of(request.job, request.rank, request.keep)
+    job = find_job(request.job.model, run, request.layers, request.arguments)
     gc.freeze()
     gc.enable()
     return job

@@ -25,15 +25,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+WHOLE = "__main__"
+"""The name of a script's function that is all of it, as `python script.py` runs it."""
+
+
+def with_whole_script(target: str) -> str:
+    """Return a target of which a script that is named without a function is run whole."""
+    return f"{target}:{WHOLE}" if target.endswith(".py") and os.path.isfile(target) else target
+
+
 class Request(msgspec.Struct, frozen=True):
     """A job to work on in a child process. `job.model` may be `script.py:function`; `layers`, `rank` and `keep` as for
-    `find_job` and `TorchRun`; device: the device to simulate, or where a measurement runs."""
+    `find_job` and `TorchRun`; device: the device to simulate, or where a measurement runs; arguments: of a script."""
 
     job: Job
     device: str = "cuda"
     layers: int | None = None
     rank: int = 0
     keep: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 DEFAULT_KEEP = (

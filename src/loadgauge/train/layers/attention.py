@@ -35,6 +35,9 @@ NAMES = {"sdpa": "padding_free", "eager": "padding_free_eager"}
 PROBES = {stock: f"{name}_probe" for stock, name in NAMES.items()}
 """Registered names under which a layer notes in its `padding_free_notes` how it is called."""
 
+TENSORS = frozenset({"query", "key", "value", "attention_mask"})
+"""Arguments that every attention function takes, by position or by name."""
+
 MADE: list[Any] = []
 """The mask functions that masks were made of under `PROBES`, in order."""
 
@@ -91,7 +94,8 @@ def _register(stock: str) -> None:
     def noted(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         notes = getattr(module, "padding_free_notes", None)
         if isinstance(notes, list):
-            notes.append(_seen(module, args[3], kwargs))
+            # Trinity's layers give every tensor by name.
+            notes.append(_seen(module, args[3] if len(args) > 3 else kwargs.get("attention_mask"), kwargs))
         return _before(stock, module, *args, **kwargs)
 
     def noted_mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -123,7 +127,7 @@ def _before(stock: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> t
 def _seen(module: torch.nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> Seen:
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    arguments = frozenset(name for name, value in kwargs.items() if value is not None)
+    arguments = frozenset(name for name, value in kwargs.items() if value is not None) - TENSORS
     return Seen(getattr(mask, "made_by", None), mask is not None, bool(causal), arguments)
 
 

@@ -330,8 +330,8 @@ def _value(field: str, taken: list[str]) -> list[str]:
     flag, value = taken[:2]
     if value.lower() in VALUES.get(field, {}):
         return [flag, VALUES[field][value.lower()]]
-    if field in LENGTHS and (thousands := re.fullmatch(r"(\d+)[kK]", value)):
-        return [flag, str(int(thousands[1]) * 1024)]
+    if field in LENGTHS and (length := re.fullmatch(r"(\d+)([km])", value.lower())):
+        return [flag, str(int(length[1]) << (10 if length[2] == "k" else 20))]
     if field == "gpu" and (machine := _machine(value)):
         return [flag, *machine]
     for name, pattern, words in PATTERNS:

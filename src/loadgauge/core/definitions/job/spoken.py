@@ -342,4 +342,4 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
 )
 """Values by their form: the field, what the whole text matches, and the words here."""
 LENGTHS = ("seq_len", "target_len", "prompt_len", "context", "answer")
-"""Fields in which k is 1,024 tokens, as lengths of context are written."""
+"""Fields in which k is 1,024 tokens and m as many thousands, as lengths of context are written."""

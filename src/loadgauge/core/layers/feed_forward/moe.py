@@ -310,12 +310,12 @@ def _experts(
         )
         combined = restored
     # Rows are added to their tokens, or, grouped, summed as they lie, which autocast does in float32.
-    wide = held is None and build.autocast
-    summed = Tensor("mlp.combine", local * hidden_size, 4 if wide else itemsize)
+    exact = held is None and build.autocast
+    summed = Tensor("mlp.combine", local * hidden_size, 4 if exact else itemsize)
     # What was dispatched has a name until the function returns.
     kept: dict[str, Any] = {"holds": (source,)} if held is None else {"keeps": (order,), "holds": (held,)}
     build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), **kept))
-    return build.cast("mlp.combined", summed, itemsize, (combined,)) if wide and itemsize != 4 else summed
+    return build.cast("mlp.combined", summed, itemsize, (combined,)) if exact and itemsize != 4 else summed
 
 
 def _unsorted(

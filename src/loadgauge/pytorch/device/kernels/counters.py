@@ -27,10 +27,11 @@ class Counters:
     """The memory counters of the simulated device, which follow a stream of allocations.
 
     `allocated` are the bytes of live storages, each a multiple of 512, as in the trace's own peak; `reserved` is what the
-    simulated caching allocator holds for them. The peaks are those since the last reset.
+    simulated caching allocator holds for them. The peaks are those since the last reset. devices: that a program counts
     """
 
-    def __init__(self) -> None:
+    def __init__(self, devices: int = DEVICES) -> None:
+        self.devices = devices
         self.stream: Allocations | None = None
         self.allocator = Allocator()
         self.allocated = self.requested = 0
@@ -43,7 +44,7 @@ class Counters:
 
     def follow(self, stream: Allocations) -> None:
         """Reset the counters and follow a stream of allocations from its beginning. stream: of one traced process"""
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self.devices)  # type: ignore[misc]
         self.stream = stream
         set_current(DEFAULT)
 
@@ -201,7 +202,7 @@ class Counters:
 
     def _both(self) -> dict[str, Any]:
         return {
-            "device_count": _answer(DEVICES),
+            "device_count": _answer(self.devices),
             "synchronize": _answer(None),
             "empty_cache": self.empty_cache,
             "memory_allocated": self.now("allocated"),

@@ -53,6 +53,7 @@ def trace(
     needs_torch("trace")
     if isinstance(target, str | Job):
         job = target.replace(**fields) if isinstance(target, Job) else Job(model=target, **fields)
+        job = job.replace(model=subprocess.with_whole_script(job.model))
         request = Request(job, device or "cuda", layers, rank, tuple(keep))
         result = traced(request, sys.stdout if is_script(job.model) else None)
         return result if result.events else trace_on_cpu(request, result, device is None)
@@ -90,13 +91,14 @@ def trace_on_cpu(request: Request, trace: Trace, allowed: bool) -> Trace:
     allowed: whether no device was asked for
     Raises ConfigError where there are no tensors at all, or where it is not allowed.
     """
+    file = request.job.model.removesuffix(f":{subprocess.WHOLE}")
     if not trace.elsewhere:
-        raise ConfigError("made no tensor: there is nothing to trace", file=request.job.model)
+        raise ConfigError("made no tensor: there is nothing to trace", file=file)
     if not allowed:
         raise ConfigError(
             "nothing ran on the simulated CUDA device: put the model and its inputs on cuda"
             ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu',
-            file=request.job.model,
+            file=file,
         )
     again = traced(msgspec.structs.replace(request, device="cpu"))
     note = (

@@ -7,6 +7,8 @@ import functools
 import importlib.util
 import inspect
 import os
+import re
+import runpy
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -17,14 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader
 
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.counters import DEVICES, NAME as GPU, Counters, index_of
-from loadgauge.pytorch.device.patches import casting_on, replaced
+from loadgauge.pytorch.device.patches import casting_on, removing, replaced
 from loadgauge.pytorch.record.tracker import OWN
+from loadgauge.pytorch.trace.subprocess import WHOLE
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.record.observe import Observer
@@ -106,9 +112,7 @@ def _executed(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError("cannot be read as Python", file=str(file))
     module = importlib.util.module_from_spec(spec)
-    folder = str(file.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _look_beside(file)
     arguments, sys.argv = sys.argv, [str(file)]
     try:
         sys.modules[file.stem] = module
@@ -122,19 +126,55 @@ def _executed(file: Path) -> ModuleType:
     return module
 
 
+def _look_beside(file: Path) -> None:
+    """Look for modules in a script's folder too."""
+    folder = str(file.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+OF_WORKERS = ("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+"""Arguments of a `DataLoader` about the processes that load for it."""
+
+
+class _Enough(BaseException):
+    """Each optimizer of a script has made its steps; no handler of the script's own stops this."""
+
+
+def _run_whole(file: Path, arguments: tuple[str, ...], steps: int = 2) -> None:
+    """Run a script as `python` does, until its first forward after so many steps of each of its optimizers."""
+    counts: dict[int, int] = {}
+
+    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        counts[id(optimizer)] = counts.get(id(optimizer), 0) + 1
+
+    def entered(*_: Any) -> None:
+        if counts and min(counts.values()) >= steps:
+            raise _Enough
+
+    hooks = register_optimizer_step_post_hook(stepped), register_module_forward_pre_hook(entered)
+    _look_beside(file)
+    sys.argv = [str(file), *arguments]  # what calls this puts it back
+    with removing(hooks), contextlib.suppress(_Enough):
+        runpy.run_path(str(file), run_name=WHOLE)
+
+
 class FunctionJob:
     """Runs a function that trains. If it returns a function, that one is a step, and is called for each step;
     otherwise it is called once, and does all its steps itself.
 
     `run`: the function, or None to take it from the script that `target` names, which is then read under the trace.
+    arguments: of a script that is run whole
     """
 
-    def __init__(self, run: Callable[[], Any] | None, target: str = "") -> None:
-        self.run = run
+    def __init__(self, run: Callable[[], Any] | None, target: str = "", arguments: tuple[str, ...] = ()) -> None:
+        file, _, name = target.rpartition(":")
+        self.run = functools.partial(_run_whole, Path(file), arguments) if name == WHOLE else run
         self.target = target or getattr(run, "__name__", "function")
-        self.counters = Counters()
+        # One process has one device: with several, transformers' Trainer copies the model to each (DataParallel).
+        self.counters = Counters(1 if name == WHOLE else DEVICES)
         self.assumed = {
-            "cuda": f"{DEVICES} devices ({GPU}), all of them simulated; values are never known (.item() gives 1), and"
+            "cuda": f"{self.counters.devices} x {GPU}, simulated; values are never known (.item() gives 1), and"
             " memory never runs out",
             "steps": "counted by calls of an optimizer's step",
         }
@@ -154,8 +194,30 @@ class FunctionJob:
         else:
             mode.cuda = torch.device(device, 0)
             folder = Path(self.target.rpartition(":")[0]).parent
-            with redirect_cuda(device, self.counters), always_step(), real_tensors_in_imports(folder):
+            with redirect_cuda(device, self.counters), always_step(), real_tensors_in_imports(folder), self._plain():
                 yield once
+
+    @contextlib.contextmanager
+    def _plain(self) -> Iterator[None]:
+        """A context in which nothing is compiled or saved, and data are loaded by this process: others know no such device."""
+        start = DataLoader.__init__
+
+        def alone(loader: Any, *args: Any, **kwargs: Any) -> None:
+            call = inspect.signature(start).bind(loader, *args, **kwargs)
+            for name in OF_WORKERS:
+                call.arguments.pop(name, None)
+            start(*call.args, **call.kwargs)
+
+        def eager(function: Any = None, *_: Any, **__: Any) -> Any:
+            self.assumed["compile"] = "torch.compile is left out: compiled, a step keeps less"
+            return eager if function is None else function
+
+        def unsaved(*_: Any, **__: Any) -> None:
+            self.assumed["torch.save"] = "writes nothing"
+
+        changes = (torch, "compile", eager), (nn.Module, "compile", eager), (DataLoader, "__init__", alone)
+        with replaced(*changes, (torch, "save", unsaved)):
+            yield
 
     def introduce(self, observer: Observer) -> None:
         """Call the function; if it returns a step, the call itself was the preparation. Raises ConfigError for its errors."""
@@ -175,18 +237,22 @@ class FunctionJob:
             )
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        path = self.target.rpartition(":")[0]
+        path, _, name = self.target.rpartition(":")
         before, sys.argv = sys.argv, [path or self.target]
+        file = path if name == WHOLE else self.target
         try:
             return call()
         except SystemExit as error:
             if error.code in (None, 0):
                 return None
-            raise ConfigError(f"it left with SystemExit: {first_line(error)}", file=self.target) from error
+            raise ConfigError(f"it left with SystemExit: {first_line(error)}", file=file) from error
         except Exception as error:
             if os.environ.get("LOADGAUGE_DEBUG"):
                 raise
-            raise ConfigError(f"{type(error).__name__}: {first_line(error)}", file=self.target) from error
+            text = f"{type(error).__name__}: {first_line(error)}"
+            alone = re.search(r"\b(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR)\b", text)
+            hint = f"; with --gpus 8 it is one of 8 ranks, and {alone[1]} is set" if alone else ""
+            raise ConfigError(text + hint, file=file) from error
         finally:
             sys.argv = before
 
@@ -281,6 +347,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         (nn.Module, "to_empty", emptied),
         (nn.Module, "cuda", on_cuda),
         (torch.Tensor, "cuda", on_cuda),
+        (torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor),  # of the host, whose memory is not counted
         (torch, "set_default_device", lambda device_named: default(mode.renamed(device_named))),
         (FakeTensor, "device", property(device_of, real_device.fset)),
         *((torch.cuda, name, value) for name, value in counters.cuda().items()),
@@ -290,6 +357,8 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
             if hasattr(torch.cuda.memory, name)
         ),
     ]
+    if not hasattr(torch._C, RAW_STREAM):  # bitsandbytes imports it where there is a GPU
+        changes.append((torch._C, RAW_STREAM, lambda *_: 0))
     if accelerators is not None:
         memory: Any = getattr(accelerators, "memory", None)
         answers = counters.accelerator()
@@ -300,7 +369,7 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         yield
 
 
-_CUDA = torch.device("cuda", 0)
+_CUDA, RAW_STREAM = torch.device("cuda", 0), "_cuda_getCurrentRawStream"
 
 
 @contextlib.contextmanager

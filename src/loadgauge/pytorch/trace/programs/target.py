@@ -12,15 +12,15 @@ from loadgauge.pytorch.trace.torch_run import TorchRun
 from loadgauge.pytorch.trace.transformers_api import text_config
 
 
-def find_job(target: str, run: TorchRun, layers: int | None = None) -> Traceable:
+def find_job(target: str, run: TorchRun, layers: int | None = None, arguments: tuple[str, ...] = ()) -> Traceable:
     """The job for a name in the catalogue, a Hugging Face `config.json` or its folder, or `script.py:function`.
 
-    layers: number of layers, instead of the model's own
+    layers: number of layers, instead of the model's own; arguments: of a script that is run whole
     Raises ConfigError. Above one GPU a model is split as `run.layout` says; a script is parallel by itself.
     """
     if is_script(target):
         check(target)
-        return FunctionJob(None, target)
+        return FunctionJob(None, target, arguments)
     return config_job(hugging_face(target), run, target, layers)
 
 
