@@ -80,6 +80,21 @@ def trained_part(job: Job, model: ModelSpec) -> ModelSpec:
     return adapt_only(model, layers) if layers else model
 
 
+def below_adapters(model: ModelSpec, lora: Lora | None) -> ModelSpec:
+    """Return the model with the layers below the first adapter as what no gradient reaches, where named targets leave some out."""
+    if lora is None or not model.own.rewritten or lora.virtual or "embedding" in lora.targets | lora.saved:
+        return model
+    view = View(tokens=1, pairs=1, lora=lora)
+    having = {
+        kind
+        for kind, block in enumerate(model.blocks)
+        if any(weight.trainable for weight in block_layer(block, model.hidden_size, view).weights)
+    }
+    if model.pattern[0] in having or not having:
+        return model
+    return adapt_only(model, ",".join(str(layer) for layer, kind in enumerate(model.pattern) if kind in having))
+
+
 def _of_captured(job: Job, framework: str, fill: Any, rank: int) -> Lora:
     """The adapters of a captured model, which PEFT put where they are asked for before it was run."""
     targets = fill("lora_targets", "all-linear", "every linear layer but that of the logits, as PEFT finds them")

@@ -34,7 +34,7 @@ from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_f
 from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
 from loadgauge.core.families.encoders.pictures import seeing, without_pictures
-from loadgauge.core.resolve.adapters import adapters, trained_part
+from loadgauge.core.resolve.adapters import adapters, below_adapters, trained_part
 from loadgauge.core.resolve.large_runs import (
     BY_ZERO,
     MANY,
@@ -162,6 +162,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         "checkpoint": chosen.dtype,
         "stack": (stack := Stack.parse(job.version)),
     }
+    chosen = below_adapters(chosen, recipe["lora"])
     kind = _with_engine(job, chosen, training(**recipe))
     if not kind.framework.fully_shards:
         why = f"is an FSDP option, and {kind.framework.name} does not shard by FSDP"

@@ -112,37 +112,57 @@ def rerun_peak(layer: Layer) -> Size:
     (`torch.utils.checkpoint` without `use_reentrant`).
     """
     last = max((index for index, operation in enumerate(layer) if operation.keeps), default=None)
-    gradients: Size = sum(tensor.nbytes for tensor in layer.operations[-1].outputs)
-    narrowed: dict[str, Size] = {}
+    gradients = _Gradients(layer)
     for operation in reversed(layer.operations):
         if operation.keeps:
             break
-        needing = [tensor for tensor in operation.inputs if tensor.name not in operation.spares]
-        if not operation.shares_gradient:
-            narrowed = {
-                name: size for name, size in narrowed.items() if name not in {o.name for o in operation.outputs}
-            }
-            gradients = gradients + sum(tensor.nbytes for tensor in needing)
-        else:
-            # Of a sum of two dtypes, the narrower term's gradient is a copy, until it is passed on.
-            wide = {tensor.itemsize for tensor in operation.outputs}
-            narrowed |= {
-                tensor.name: tensor.nbytes
-                for tensor in needing
-                if len(operation.inputs) > 1 and tensor.itemsize not in wide
-            }
-    return forward_peak(layer, held=("input",), until=last) + gradients + sum(narrowed.values())
+        reached, _ = gradients.through(operation)
+        for name in reached:
+            gradients.drop(name)
+    return forward_peak(layer, held=("input",), until=last) + gradients.nbytes
 
 
 class _Gradients:
-    """Gradient buffers by tensor; one that several tensors share is counted once and lives until the last drops it."""
+    """Gradient buffers by tensor; one that several tensors share is counted once and lives until the last drops it.
 
-    def __init__(self) -> None:
+    It begins with those of what a layer returns.
+    """
+
+    def __init__(self, layer: Layer) -> None:
         self.buffer: dict[str, int] = {}
         self.size: dict[int, Size] = {}
         self.users: dict[int, int] = {}
         self.next = 0
         self.nbytes: Size = 0
+        for tensor in layer.operations[-1].outputs:
+            self.make(tensor.name, tensor.nbytes)
+
+    def through(self, operation: Operation) -> tuple[list[str], Size]:
+        """Make the gradients of an operation's inputs; returns the outputs that have one, and bytes of sums being made.
+
+        A sum hands its gradient on as it is; of two dtypes, the narrower term gets a copy (`validate_outputs` of autograd).
+        """
+        reached = [tensor.name for tensor in operation.outputs if tensor.name in self.buffer]
+        extra: Size = 0
+        if not reached:
+            return reached, 0
+        widest = max(tensor.itemsize for tensor in operation.outputs)
+        produced = {
+            tensor.name: tensor
+            for tensor in operation.inputs
+            if tensor.dtype != "index" and tensor.name not in operation.spares
+        }
+        for name, tensor in produced.items():
+            if name in self.buffer:
+                # A second contribution: the sum is a new buffer while both terms are alive.
+                extra = extra + tensor.nbytes
+                self.drop(name)
+                self.make(name, tensor.nbytes)
+            elif operation.shares_gradient and (len(produced) == 1 or tensor.itemsize >= widest):
+                self.share(name, reached[0])
+            else:
+                self.make(name, tensor.nbytes)
+        return reached, extra
 
     def make(self, name: str, size: Size) -> None:
         """Allocate the gradient of a tensor, of `size` bytes, unless it exists."""
@@ -199,38 +219,21 @@ def backward_peak(
     for tensor in layer.kept(recompute) if recompute else whole.values():
         if tensor.name not in hosts:
             tensors.add(tensor)
-    gradients = _Gradients()
+    gradients = _Gradients(layer)
     weights: Size = 0
-    for tensor in operations[-1].outputs:
-        gradients.make(tensor.name, tensor.nbytes)
     peak: Size = tensors.nbytes + gradients.nbytes
     for index in range(len(operations) - 1, -1, -1):
         operation = operations[index]
         for tensor in (*_remade(operations, index, recompute), *(operation.keeps if hosts else ())):
             if recompute or tensor.name in hosts:
                 tensors.add(tensor)
-        reached = [tensor.name for tensor in operation.outputs if tensor.name in gradients.buffer]
+        reached, summed = gradients.through(operation)
         if not reached:
             continue
         if operation.overwrites:
             for tensor in operation.keeps:
                 tensors.drop(tensor.name)
-        extra: Size = operation.workspace
-        produced = {
-            tensor.name: tensor
-            for tensor in operation.inputs
-            if tensor.dtype != "index" and tensor.name not in operation.spares
-        }
-        for name, tensor in produced.items():
-            if name in gradients.buffer:
-                # A second contribution: the sum is a new buffer while both terms are alive.
-                extra = extra + tensor.nbytes
-                gradients.drop(name)
-                gradients.make(name, tensor.nbytes)
-            elif operation.shares_gradient:
-                gradients.share(name, reached[0])
-            else:
-                gradients.make(name, tensor.nbytes)
+        extra: Size = operation.workspace + summed
         own, borrowed = (
             sum(
                 (_FLOAT32 if weight.wide and weight_gradient else weight_gradient) * weight.numel

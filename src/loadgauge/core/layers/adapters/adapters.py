@@ -99,10 +99,8 @@ def peft_adapted(
         )
         return _summed(build, name, x, base, scaled, read)
     high = _products(build, name, source, (source,), inner, shape)
-    # Of a sum of two dtypes each term gets its own gradient, where two of one dtype share it.
-    apart: Size = base.nbytes if lora.stored is None and inner > base.itemsize else 0
     scaled = Tensor(f"{name}.lora_scaled", high.numel, inner)
-    build.elementwise(scaled.name, (high,), scaled, backward_workspace=apart, moves=(high.nbytes + scaled.nbytes,) * 2)
+    build.elementwise(scaled.name, (high,), scaled, moves=(high.nbytes + scaled.nbytes,) * 2)
     if lora.stored is not None and not lora.casts and inner != base.itemsize:
         scaled = build.cast(f"{name}.lora_result", scaled, base.itemsize)
     return _summed(build, name, x, base, scaled, read)
@@ -449,13 +447,10 @@ def _dora(
         """The gradient of the result, and both terms' before they are summed to the magnitude's shape or made narrow."""
         return 2 * whole + (whole - term.nbytes if term.itemsize != held else 0)
 
-    apart: Size = base.nbytes if lora.stored is None and held > base.itemsize else 0
     build.elementwise(
         each["frozen"].name, (base, scale), each["frozen"], keeps=(base,), backward_workspace=workspace(base)
     )
-    build.elementwise(
-        each["raw"].name, (high, scale), each["raw"], keeps=(high,), backward_workspace=workspace(high) + apart
-    )
+    build.elementwise(each["raw"].name, (high, scale), each["raw"], keeps=(high,), backward_workspace=workspace(high))
     build.elementwise(each["scaled"].name, (each["raw"],), each["scaled"])
     terms = each["frozen"], each["scaled"]
     return build.elementwise(

@@ -40,10 +40,14 @@ def after(
     x: what went into the matrix; around: what the module that calls it holds meanwhile
     """
     lora = build.adapter
-    if lora.method == "ia3" and target != "down":
-        return _scaled(build, name, base, shape.o, base.itemsize)
     parts = {"vera": _vera, "adalora": _adalora, "loha": _loha, "lokr": _lokr}
-    return parts[lora.method](build, name, x, base, shape, (*around, x)) if lora.method in parts else base
+    if lora.method == "ia3" and target != "down":
+        base = _scaled(build, name, base, shape.o, base.itemsize)
+    elif lora.method in parts:
+        base = parts[lora.method](build, name, x, base, shape, (*around, x))
+    # All but AdaLoRA return what is as wide as their input, which under autocast may be float32.
+    same_width = lora.method == "adalora" or base.itemsize == x.itemsize
+    return base if same_width else build.cast(f"{name}.as_input", base, x.itemsize)
 
 
 def factors(width: int) -> tuple[int, int]:
@@ -202,7 +206,7 @@ def _vera(build: Writer, name: str, x: Tensor, base: Tensor, shape: AdapterShape
     def times(part: str, x: Tensor, width: Size) -> Tensor:
         out = Tensor(f"{name}.{part}", x.numel, max(x.itemsize, own))
         weight = _vector(build, out.name, width)
-        alone = 2 * out.nbytes - x.nbytes
+        alone = _of_factors(out, x)
         build.operations.append(
             Operation(out.name, "elementwise", (x,), (out,), (weight,), keeps=(x,), backward_workspace=alone)
         )
@@ -251,17 +255,16 @@ def _adalora(
         high = build.cast(f"{name}.ada_result", high, base.itemsize)
     scaled = build.elementwise(f"{name}.ada_scaled", (high,), Tensor(f"{name}.ada_scaled", high.numel, high.itemsize))
     divided = Tensor(f"{name}.ada_divided", high.numel, own)
-    # The number of the rank, by which all is divided, gets a gradient where PEFT casts it, as a 16-bit model's.
-    learns = build.dtypes.activation != 4
+    # The number of the rank, by which all is divided, gets a gradient where PEFT casts it or moves it to where the model is.
     build.operations.append(
         Operation(
             divided.name,
             "elementwise",
             (scaled,),
             (divided,),
-            (_vector(build, f"{name}.ranknum", 1),) if learns else (),
-            keeps=(scaled,) if learns else (),
-            backward_workspace=5 * divided.nbytes - scaled.nbytes if learns else 0,
+            (_vector(build, f"{name}.ranknum", 1),),
+            keeps=(scaled,),
+            backward_workspace=5 * divided.nbytes - scaled.nbytes,
         )
     )
     # The sum is made in place, in the dtype of the frozen layer's result.

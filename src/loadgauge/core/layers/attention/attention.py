@@ -471,8 +471,10 @@ def _eager(
     if spec.scores_floored and kernels.norm == "upcast":
         floored, lowest = build.tensor("attention.floored", size), build.float32("attention.lowest", 1)
         scores = build.elementwise("attention.floored", (scores,), floored, keeps=(scores, lowest))
+    behind: tuple[Tensor, ...] = ()
     if spec.sinks:
-        # One column more; the largest score of each row is taken off, and its place kept.
+        # One column more; the largest score of each row is taken off in another copy, and its place kept.
+        behind = (scores,)
         size = size + view.tokens * heads
         indices = Tensor("attention.sinks.place", view.tokens * heads, build.dtypes.index, "index")
         joined = build.tensor("attention.with_sinks", size)
@@ -484,6 +486,7 @@ def _eager(
                 (joined,),
                 _sinks(build, spec, heads),
                 keeps=(indices,),
+                workspace=joined.nbytes,
             )
         )
         scores = joined
@@ -504,10 +507,10 @@ def _eager(
             build.elementwise("attention.softmax_upcast", (scores,), wide)
         # A mask as wide as the residual stream has made the scores float32 already.
         named = (scores,) if kernels.written_mask and not build.wide_weights else ()
-        build.elementwise("attention.softmax", (wide,), exact, keeps=(exact,), holds=named)
+        build.elementwise("attention.softmax", (wide,), exact, keeps=(exact,), holds=(*named, *behind))
         build.elementwise("attention.softmax_cast", (exact,), probabilities)
     else:
-        build.elementwise("attention.softmax", (scores,), probabilities, keeps=(probabilities,))
+        build.elementwise("attention.softmax", (scores,), probabilities, keeps=(probabilities,), holds=behind)
     probabilities = build.dropout("attention.dropped", probabilities, spec.dropout)
     context = build.tensor("attention.context", view.tokens * heads * value_width)
     return matmul("attention.context", probabilities, value, context, value_width, keys, value_width)

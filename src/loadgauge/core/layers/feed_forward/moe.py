@@ -195,7 +195,7 @@ def _logits(build: Builder, x: Tensor, spec: Moe, hidden_size: Size) -> Tensor:
     )
     if build.view.lora is not None and "router" in build.view.lora.targets:
         matrix_of = Weight("mlp.router.weight", experts * hidden_size)
-        adapted_experts(build, "mlp.router", matrix_of, hidden_size, experts, (x,))
+        adapted_experts(build, "mlp.router", matrix_of, hidden_size, experts, build.operations[-1].inputs[:1])
     if spec.correction_bias:
         # A frozen parameter, moved by the balance of the experts and not by a gradient.
         frozen = Weight("mlp.router.correction_bias", experts, 1, "vector", trainable=False)
@@ -310,11 +310,13 @@ def _experts(
             Operation("mlp.restore", "elementwise", (combined,), (restored,), keeps=(back,), workspace=biases)
         )
         combined = restored
-    summed = Tensor("mlp.combine", local * hidden_size, itemsize)
-    # Rows are added to their tokens, or, grouped, summed as they lie.
-    kept: dict[str, Any] = {} if held is None else {"keeps": (order,), "holds": (held,)}
+    # Rows are added to their tokens, or, grouped, summed as they lie, which autocast does in float32.
+    exact = held is None and build.autocast
+    summed = Tensor("mlp.combine", local * hidden_size, 4 if exact else itemsize)
+    # What was dispatched has a name until the function returns.
+    kept: dict[str, Any] = {"holds": (source,)} if held is None else {"keeps": (order,), "holds": (held,)}
     build.operations.append(Operation("mlp.combine", "elementwise", (combined,), (summed,), **kept))
-    return summed
+    return build.cast("mlp.combined", summed, itemsize, (combined,)) if exact and itemsize != 4 else summed
 
 
 def _unsorted(
@@ -413,7 +415,8 @@ def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: R
         else each
         for each in build.operations[start:]
     ]
-    return build.elementwise("mlp.combine", (output,), build.tensor("mlp.combine", local * hidden_size))
+    summed = build.tensor("mlp.combine", local * hidden_size)
+    return build.elementwise(summed.name, (output,), summed, holds=(source,))
 
 
 def _held(build: Builder, spec: Moe, rows: Rows, source: Tensor) -> Tensor:

@@ -161,7 +161,9 @@ class Builder(Writer):
         """
         lora, low = self.view.lora, None if exact else self.low
         adapter = name if name.partition(".")[0] in MIXERS else adapter
-        base = lora is not None and not lora.experts_only and (bool(adapter) or (lora.joint and kind == "head"))
+        base = (
+            lora is not None and not lora.experts_only and called and (bool(adapter) or (lora.joint and kind == "head"))
+        )
         trained = self.trains(name)
         matrix = Weight(
             f"{name}.weight",
