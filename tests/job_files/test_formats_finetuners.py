@@ -605,7 +605,7 @@ def test_how_a_file_is_read_can_be_said(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("estimate gpt2 --from trl", "is about a job file, and MODEL is none; give the file"),
+        ("estimate gpt2 --from nope", "unknown dialect 'nope'"),
         ("estimate {0}/train.yaml --from nope", "unknown dialect 'nope'"),
         ("estimate {0}/train.yaml --with {0}/none.json", "no such file"),
         ("estimate {0}/train.yaml --version 1.x", "must be a version such as 1.6"),

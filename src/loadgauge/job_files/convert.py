@@ -142,8 +142,8 @@ def _of_task(job: Job, to: str, onto: str | None) -> Written:
 def words_of_task(job: Job, flags: str) -> str:
     """Return flags that change a run after pre-training as lines of its trainer's file; empty where these cannot say it.
 
-    >>> words_of_task(Job("qwen3-8b", task="grpo", gpus=8, dialect="verl"), "--zero 3")
-    'verl: actor_rollout_ref.actor.fsdp_config.reshard_after_forward=True'
+    >>> words_of_task(Job("qwen3-8b", task="grpo", gpus=8, zero=3, dialect="verl"), "--recompute full")
+    'verl: actor_rollout_ref.model.enable_gradient_checkpointing=True'
     """
     words = [piece.partition(" ") for piece in re.split(r"(?:^| )--", flags) if piece]
     changed = Job.of("", {name: value or True for name, _, value in words})

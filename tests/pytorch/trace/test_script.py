@@ -302,7 +302,7 @@ def test_a_script_of_several_ranks_is_told_how_to_be_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--epochs 3", "no such option '--epochs' here; arguments of {script} go after --"),
+        ("--epochs 3", "no such option '--epochs'; arguments of {script} go after --"),
         (
             "--micro-batch 3",
             "--micro-batch: of a MODEL; a script trains as it is written, and its own arguments go after --",

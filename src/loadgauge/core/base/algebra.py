@@ -39,6 +39,7 @@ def remembered(most: int) -> Callable[[Callable[..., Answer]], Callable[..., Ans
             except TypeError:  # an array has no hash
                 return of(*values, **more)
 
+        again.cache_clear = kept.cache_clear  # type: ignore[attr-defined]
         return again
 
     return decorate

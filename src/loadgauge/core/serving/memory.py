@@ -132,12 +132,15 @@ def memory(
     return max((_of(model, asked, stage, gpu, drafted) for stage in stages), key=lambda held: held.total)
 
 
-def captured(most: int) -> int:
-    """Return the number of batch sizes that vLLM captures up to one: 1, 2, 4 and the multiples of 8.
+def captured(sequences: int, most: int | None = None) -> int:
+    """Return the number of batch sizes that vLLM captures: 1, 2, 4 and the multiples of 8 up to twice the sequences, 512 at most.
 
-    >>> captured(512), captured(8)
-    (67, 4)
+    most: the largest of them, where it is said
+
+    >>> captured(256), captured(4), captured(256, most=8)
+    (67, 4, 4)
     """
+    most = most or min(2 * sequences, LARGEST_GRAPH)
     return sum(1 for size in (1, 2, 4) if size <= most) + most // 8
 
 
@@ -179,9 +182,8 @@ def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None, draft
         beside["draft"] = drafted.weights + drafted.cache
     engine = engine_of(asked)
     if engine.graphs:
-        # Usual are all up to twice the sequences.
-        most = engine.captured or min(2 * max(asked.batch, SEQUENCES), LARGEST_GRAPH)
-        sizes = captured_on(engine.kind, gpu, asked.tp, engine.captured) or captured(most)
+        usual = captured(max(asked.batch, SEQUENCES), engine.captured)
+        sizes = captured_on(engine.kind, gpu, asked.tp, engine.captured) or usual
         graphs = sizes * (1 + drafted.layers / len(model.pattern))
         beside["graphs"] = GRAPH.value * graphs
         spread = Assumed(0, (GRAPH.low - GRAPH.value) * graphs, (GRAPH.high - GRAPH.value) * graphs)

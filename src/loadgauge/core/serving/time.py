@@ -18,9 +18,9 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
 from loadgauge.core.estimate.time.roofline import Machine, attention_seconds, gemm_seconds, operation_seconds
+from loadgauge.core.layers import View
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.operations.operations import Operation
-from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.core.serving.memory import CONVOLUTION, STATE, stored
 from loadgauge.core.serving.passes import Part, of_prompts, of_token, parts
 

@@ -26,8 +26,8 @@ from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
 from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.families.catalogue import Found
 from loadgauge.core.families.encoders.pictures import refuse_sizes
+from loadgauge.core.layers import View
 from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation
-from loadgauge.core.layers.operations.rank_view import View
 from loadgauge.core.resolve import resolve
 from loadgauge.pytorch.capture.inputs.libraries import (
     NO_ENCODERS,

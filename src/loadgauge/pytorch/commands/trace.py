@@ -23,13 +23,14 @@ class OfScript(Spoken):
         """Read the arguments up to `--`."""
         own = args[: args.index("--")] if "--" in args else args
         ctx.meta["arguments"] = tuple(args[len(own) + 1 :])
-        try:
+        if (script := next((word for word in own if word.endswith(".py")), None)) is None:
             return super().parse_args(ctx, own)
-        except click.UsageError as error:
-            if (script := next((word for word in own if word.endswith(".py")), None)) is None:
-                raise
-            reason = error.message.partition("; `loadgauge plan`")[0].rstrip(".")
-            raise click.UsageError(f"{reason}; arguments of {script} go after --", ctx) from None
+        try:
+            return click.Command.parse_args(self, ctx, own)  # words of other tools are the script's
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"no such option {error.option_name!r}; arguments of {script} go after --", ctx
+            ) from None
 
 
 @click.command("trace", cls=OfScript)

@@ -30,8 +30,8 @@ from loadgauge.core.estimate.memory.liveness import (
 from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, leaving
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, gathered_bytes, model_states
-from loadgauge.core.layers import View, block_layers, embedding_layer, head_layer
-from loadgauge.core.layers.embedding_head import mask_bytes, prediction_layer, rotary_layer
+from loadgauge.core.layers import View, block_layers, embedding_layer, head_layer, rotary_layer
+from loadgauge.core.layers.embedding_head import mask_bytes, prediction_layer
 from loadgauge.core.layers.operations.operations import NOTHING, Layer, Recompute, Weight
 
 __all__ = ["LayerFacts", "MemoryModel", "Stage", "stages"]
@@ -64,9 +64,8 @@ class LayerFacts(msgspec.Struct, frozen=True):
         working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
         """
         kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
-        entering = next(
-            (tensor.nbytes for operation in layer for tensor in operation.inputs if tensor.name == "input"), 0
-        )
+        inputs = (tensor for operation in layer for tensor in operation.inputs)
+        entering = next((tensor.nbytes for tensor in inputs if tensor.name == "input"), 0)
         return cls(
             layer,
             recompute,
@@ -177,11 +176,8 @@ class MemoryModel:
 
     def _measure_head(self) -> None:
         """Sets what the head keeps and needs at its peaks. A loss of the model's own runs before its forward returns the logits."""
-        held = (
-            ("head.norm", "head.logits")
-            if (self.view.kernels.loss, self.view.kernels.logprobs) == ("float32", "")
-            else ()
-        )
+        loss = self.view.kernels.loss, self.view.kernels.logprobs
+        held = ("head.norm", "head.logits") if loss == ("float32", "") else ()
         self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)
@@ -212,9 +208,9 @@ class MemoryModel:
         """Return the memory under a layout that differs in `expert_imbalance` only; all but its MoE layers are shared."""
         other = copy(self)
         other.layout, other.view, other.facts, other.delays = layout, view, dict(self.facts), {}
-        for kind, block in enumerate(self.model.blocks):
+        for kind, (block, layer) in enumerate(zip(self.model.blocks, other.block_layers(), strict=True)):
             if isinstance(block.mlp, Moe):
-                other.facts.update(other._facts_of(kind, other.block_layers()[kind]))
+                other.facts.update(other._facts_of(kind, layer))
         other.prediction = other._prediction() if self.model.mtp_layers else None
         return other
 

@@ -37,7 +37,8 @@ from loadgauge.core.estimate.time.traffic import (
     reduced_bytes,
     stage_traffic,
 )
-from loadgauge.core.layers.embedding_head import head_layer, prediction_layer
+from loadgauge.core.layers import head_layer
+from loadgauge.core.layers.embedding_head import prediction_layer
 from loadgauge.core.layers.operations.operations import Layer, Operation, Recompute
 
 LANES = ("forward", "backward", "recompute", "loss", "host", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")

@@ -13,7 +13,7 @@ from loadgauge.core.definitions.model.kernels import Kernels
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.model.tuners import TUNERS
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
-from loadgauge.core.layers.operations.rank_view import View
+from loadgauge.core.layers import View
 from loadgauge.core.resolve.adapters import LORA_RANK, usual_upcast
 from loadgauge.pytorch.capture.lists.listed import Listing
 from loadgauge.pytorch.capture.symbols.splits import Splits
