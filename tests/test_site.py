@@ -50,6 +50,7 @@ ELSEWHERE = {
     "loadgauge estimate t5/config.json": "captures a model of two texts; tests/pytorch/capture has their lengths",
     "loadgauge estimate wav2vec2-classifier/config.json": "captures a model of sound; tests/pytorch/capture has its length",
     "loadgauge plan bart/config.json": "captures a model of two texts; tests/pytorch/capture has their lengths",
+    "loadgauge estimate train.py:train_step": "captures; tests/pytorch/capture/test_own_loops.py has such a step",
     "loadgauge plan llama-3.1-70b": "takes seconds; tests/core/plan plans, and tests/test_packaging.py runs the README's",
     "loadgauge plan --sweep sweep.toml": "starts processes; tests/core/plan sweeps",
 }

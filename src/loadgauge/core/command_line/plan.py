@@ -147,7 +147,7 @@ def _time(text: str | None, name: str) -> float | None:
 def _serve(model: str, flags: dict[str, Any]) -> Answer:
     """Plans a server, or scores."""
     from loadgauge.core.answers.plan.server import server
-    from loadgauge.core.plan.serving import Limits, plan_apart, plan_serving
+    from loadgauge.core.plan import serving
     from loadgauge.core.resolve.inference import TAKEN
     from loadgauge.core.serving.passes import AXES_OF
 
@@ -163,7 +163,7 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     times = [_time(flags_given.pop(name, None), name) for name in ("max_ttft", "max_tpot")]
     rate = flags_given.pop("requests", None)
     requests = None if rate is None else positive_number(str(rate).removesuffix("/s"))
-    limits = Limits(first=times[0], token=times[1], requests=requests)
+    limits = serving.Limits(first=times[0], token=times[1], requests=requests)
     sought, top = flags_given.pop("find", None), int(flags_given.pop("top", 5))
     if sought not in (None, "seq-len", "batch", "gpus"):
         raise ConfigError("with --task generate: give seq-len (the longest context), batch or gpus", key="find")
@@ -183,9 +183,9 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     job = Job.of(model, flags_given)
     if split:
         refuse({"find": sought}, "leave it out with --apart")
-        plan = plan_apart(job, request, axes, limits)
+        plan = serving.plan_apart(job, request, axes, limits)
     else:
-        plan = plan_serving(job, request, axes, limits, sought, flags["task"])
+        plan = serving.plan_serving(job, request, axes, limits, sought, flags["task"])
     return server(plan, "gpus" if requests is not None else sought, top)
 
 

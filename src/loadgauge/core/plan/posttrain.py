@@ -402,7 +402,10 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True, reading: Any = No
         raise NoSplit("a trainer and a rollout need one each", key="gpus")
     if not timed_ones:
         # Of candidates that are layouts rather than of those that are none.
-        ((reason, number),) = (search.unstarted or search.refusals).most_common(1)
+        reasons = (search.unstarted or search.refusals).most_common(1)
+        if not reasons:
+            raise ConfigError("what is locked leaves no layout to try", key="plan")
+        ((reason, number),) = reasons
         if number == refused:
             resolve_posttrain(next(candidates(job, space)), reading=reading)  # says why
         kind = Unstarted if search.unstarted else ConfigError

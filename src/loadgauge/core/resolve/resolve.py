@@ -33,7 +33,7 @@ from loadgauge.core.definitions.training.around import Around
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, default_framework
 from loadgauge.core.definitions.training.stacks import Stack
 from loadgauge.core.definitions.training.training import Training, training
-from loadgauge.core.families.encoders.pictures import seeing, without_pictures
+from loadgauge.core.families.encoders import pictures
 from loadgauge.core.resolve.adapters import adapters, below_adapters, trained_part
 from loadgauge.core.resolve.large_runs import (
     BY_ZERO,
@@ -112,7 +112,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
             uncounted = (*beside, *uncounted)
     refuse_fields(job, POSTTRAIN, "is an option of `loadgauge estimate --task`")
     card, assumed = named_card(job)
-    chosen, job = _model(job, assumed) if model is None else (without_pictures(model), job)
+    chosen, job = _model(job, assumed) if model is None else (pictures.without_pictures(model), job)
     if not file and job.framework in FRAMEWORKS and FRAMEWORKS[job.framework].unties and chosen.own.rewritten:
         chosen = msgspec.structs.replace(chosen, tie_word_embeddings=False)
 
@@ -200,7 +200,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     seq_len = _seq_len(job, chosen, lengths, fill)
     if groups is not None:
         seq_len += -seq_len % (2 * groups.largest)  # as it is padded
-    chosen = seeing(job, chosen, degrees, seq_len, fill, assumed, file)
+    chosen = pictures.seeing(job, chosen, degrees, seq_len, fill, assumed, file)
     layout = Layout(
         **degrees,  # type: ignore[arg-type]
         dp=dp,

@@ -25,7 +25,7 @@ from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
 from loadgauge.core.definitions.model.own_code import Written
 from loadgauge.core.families.catalogue import Found
-from loadgauge.core.families.encoders.pictures import refuse_sizes
+from loadgauge.core.families.encoders import pictures
 from loadgauge.core.layers import View
 from loadgauge.core.layers.operations.operations import Gemm, Layer, Operation
 from loadgauge.core.resolve import resolve
@@ -484,7 +484,7 @@ def road(job: Job, why: str) -> Found:
         usual, beside = usual_fields(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
         job = job.replace(**dict(usual))
     elif job.pictures is not None or job.video is not None:
-        refuse_sizes()  # before what takes a minute
+        pictures.refuse_sizes()  # before what takes a minute
     elif job.encoders is not None:
         raise ConfigError("needs a diffusion model", key="encoders")
     elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32

@@ -145,7 +145,7 @@ ASKED = {
         "give --prompts, of all that is generated at once, and --global-batch, the answers of an update",
     ),
     "max-position-embeddings": "give --seq-len",
-    "overhead": "memory beside the tensors is estimated; more is left free by `loadgauge plan --margin GiB`",
+    "overhead": "memory beside the tensors is estimated; more is left free by `loadgauge plan`, --margin GiB",
     **dict.fromkeys(("freeze-layers", "unfreeze-layers"), "give --train, for a part of a model"),
     **dict.fromkeys(("finetune-vision-layers", "freeze-vision-tower", "freeze-vit"), "give --pictures and --tower"),
     **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), "give --overlap dp,prefetch,tp"),

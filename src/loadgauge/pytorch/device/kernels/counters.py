@@ -30,8 +30,8 @@ class Counters:
     simulated caching allocator holds for them. The peaks are those since the last reset. devices: that a program counts
     """
 
-    def __init__(self, devices: int = DEVICES) -> None:
-        self.devices = devices
+    def __init__(self, devices: int | None = None) -> None:
+        self._devices = devices
         self.stream: Allocations | None = None
         self.allocator = Allocator()
         self.allocated = self.requested = 0
@@ -42,9 +42,14 @@ class Counters:
         self._sizes: dict[int, int] = {}
         self._at = 0
 
+    @property
+    def devices(self) -> int:
+        """Return the number of devices that a program counts."""
+        return DEVICES if self._devices is None else self._devices
+
     def follow(self, stream: Allocations) -> None:
         """Reset the counters and follow a stream of allocations from its beginning. stream: of one traced process"""
-        self.__init__(self.devices)  # type: ignore[misc]
+        self.__init__(self._devices)  # type: ignore[misc]
         self.stream = stream
         set_current(DEFAULT)
 

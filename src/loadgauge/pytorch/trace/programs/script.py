@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from loadgauge.core.base.errors import ConfigError, first_line
 from loadgauge.pytorch.device.fake import FakeMode
-from loadgauge.pytorch.device.kernels.counters import DEVICES, NAME as GPU, Counters, index_of
+from loadgauge.pytorch.device.kernels.counters import NAME as GPU, Counters, index_of
 from loadgauge.pytorch.device.patches import casting_on, removing, replaced
 from loadgauge.pytorch.record.tracker import OWN
 from loadgauge.pytorch.trace.programs.own_loops import settings
@@ -212,7 +212,7 @@ class FunctionJob:
         self.run = functools.partial(_run_whole, Path(file), arguments) if name == WHOLE else run
         self.target = target or getattr(run, "__name__", "function")
         # One process has one device: with several, transformers' Trainer copies the model to each (DataParallel).
-        self.counters = Counters(1 if name == WHOLE else DEVICES)
+        self.counters = Counters(1 if name == WHOLE else None)
         self.assumed = {
             "cuda": f"{self.counters.devices} x {GPU}, simulated; values are never known (.item() gives 1), and"
             " memory never runs out",
