@@ -86,6 +86,13 @@ def test_saved_bytes_of_experts(name: str) -> None:
     check(name, ConfigJob(EXPERTS[name](), torch_run(seq_len=S, micro_batch=B, optimizer="sgd")))
 
 
+def test_llama4_makes_no_wide_probabilities() -> None:
+    """Its eager attention takes the softmax in the dtype of the scores, where most families take it in float32."""
+    config = moe("Llama4Text", num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=96, head_dim=16)
+    config.architectures = ["Llama4ForCausalLM"]
+    check("llama4", ConfigJob(config, torch_run(seq_len=S, micro_batch=B, optimizer="sgd", attention="eager")))
+
+
 def check(name: str, job: ConfigJob) -> None:
     formula, traced = Formula(job.config, job.run), record(job, steps=1)
     listed, kept = formula.saved(), saved_lines(traced)

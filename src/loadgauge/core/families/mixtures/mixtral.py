@@ -113,6 +113,7 @@ READERS = readers(
         ),
         "llama4_text": Decoder(
             classes={"Llama4ForCausalLM": parts.LANGUAGE, "Llama4TextModel": parts.BODY},
+            softmax_float32=False,
             qk_norm=Norm("rmsnorm", weight=False),
             qk_normed="use_qk_norm",
             rotated_only=True,
