@@ -93,6 +93,15 @@ def test_llama4_makes_no_wide_probabilities() -> None:
     check("llama4", ConfigJob(config, torch_run(seq_len=S, micro_batch=B, optimizer="sgd", attention="eager")))
 
 
+def test_llama4_repeats_tokens_as_wide_as_they_come() -> None:
+    """Under autocast tokens are float32 until the product of the experts casts them: half of what a layer keeps here."""
+    config = moe("Llama4Text", num_local_experts=8, num_experts_per_tok=1, intermediate_size_mlp=96, head_dim=16)
+    config.architectures = ["Llama4ForCausalLM"]
+    job = ConfigJob(config, torch_run(seq_len=512, micro_batch=4, optimizer="sgd", precision="bf16-autocast"))
+    kept = sum(line.nbytes for line in saved_lines(record(job, steps=1)))
+    assert sum(line.nbytes for line in Formula(job.config, job.run).saved()) == pytest.approx(kept, rel=0.01)
+
+
 def check(name: str, job: ConfigJob) -> None:
     formula, traced = Formula(job.config, job.run), record(job, steps=1)
     listed, kept = formula.saved(), saved_lines(traced)

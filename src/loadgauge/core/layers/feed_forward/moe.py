@@ -394,13 +394,15 @@ def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: R
     every = build.elementwise(names[1], (best,), Tensor(names[1], local * experts, itemsize))
     scores = build.float32("mlp.router_scores", every.numel)
     build.elementwise(scores.name, (every,), scores, keeps=(scores,))
-    column = build.elementwise("mlp.order", (scores,), build.tensor("mlp.order.weights", every.numel))
-    repeated = build.elementwise(names[2], (x,), build.tensor(names[2], every.numel * hidden_size))
+    column = build.elementwise("mlp.order", (scores,), Tensor("mlp.order.weights", every.numel, x.itemsize))
+    repeated = build.elementwise(names[2], (x,), Tensor(names[2], every.numel * hidden_size, x.itemsize))
     both = repeated, column
-    source = build.elementwise(names[3], both, build.tensor(names[3], repeated.numel), keeps=both)
+    source = build.elementwise(names[3], both, Tensor(names[3], repeated.numel, x.itemsize), keeps=both)
+    wide = x.itemsize != build.dtypes.activation  # autocast makes a narrow copy for the products
+    sent = build.cast("mlp.dispatch_cast", source, build.dtypes.activation) if wide else source
     rows.computed = rows.at_once = local * experts
     width, start = shard(spec.moe_intermediate_size, build.view.etp, "moe_intermediate_size"), len(build.operations)
-    inner = _inner(build, source, column, spec, hidden_size, width, rows, batched=True)
+    inner = _inner(build, sent, column, spec, hidden_size, width, rows, batched=True)
     output = build.tensor("mlp.down", source.numel)
     _grouped(build, output.name, inner, spec, rows, width, hidden_size, output, batched=True)
     share = spec.num_experts_per_tok / experts
