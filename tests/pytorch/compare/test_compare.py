@@ -94,7 +94,7 @@ def test_llama4_makes_no_wide_probabilities() -> None:
 
 
 def test_llama4_repeats_tokens_as_wide_as_they_come() -> None:
-    """Under autocast tokens are float32 until the product of the experts casts them: half of what a layer keeps here."""
+    """Under autocast tokens are float32 until the product of the experts casts them."""
     config = moe("Llama4Text", num_local_experts=8, num_experts_per_tok=1, intermediate_size_mlp=96, head_dim=16)
     config.architectures = ["Llama4ForCausalLM"]
     job = ConfigJob(config, torch_run(seq_len=512, micro_batch=4, optimizer="sgd", precision="bf16-autocast"))
