@@ -16,6 +16,7 @@ from loadgauge import Layout, cluster, estimate, gpu, model, training
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.hardware.calibration import efficiencies
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.layout import RecomputePolicy
 from loadgauge.core.definitions.model.kernels import Dtypes, Kernels
 from loadgauge.core.definitions.model.model import Attention
@@ -23,7 +24,8 @@ from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.estimate.memory.padding import METHODS, Forecast, Method, forecast, of_method
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.families.reference import gpt_model
-from loadgauge.core.layers import block_layer
+from loadgauge.core.layers import View, block_layer
+from loadgauge.core.resolve.resolve import resolve_job
 from published_formulas import padded_flash_activations, padding_free_activations
 
 H, A, B = 6144, 48, 8
@@ -317,3 +319,23 @@ def test_padding_goes_with_lengths_and_with_what_can_run_it() -> None:
     told = typed("plan llama-3.2-1b --gpu h100 --gpus 2 --global-batch 4 --lengths uniform:512 --padding max-length")
     assert told.code == 0
     assert "--padding max-length" in told.out
+
+
+def test_the_longest_batch_is_in_the_range() -> None:
+    """The upper end is that of a micro-batch of the longest sequences alone, with what other streams' pools hold then."""
+    job = Job("llama-3.2-1b", gpu="rtx4090", gpus=2, lengths="uniform:3000", global_batch=64, micro_batch=2, zero=2)
+    setup = resolve_job(job.replace(precision="bf16-pure"))
+    own, worst = setup.estimate().memory, setup.worst_case().memory
+    pools = worst.margins.pools.further - own.margins.pools.further
+    assert own.nearby["--lengths"] == pytest.approx(worst.allocated - own.allocated + pools)
+    assert worst.allocated > own.allocated
+    assert pools > 0
+
+
+def test_a_mask_of_booleans_is_turned_round_before_it_is_written() -> None:
+    """One byte a pair beside the mask that the kernel keeps, two or four bytes a pair."""
+    llama = model("llama-3.2-1b")
+    view = View(tokens=64, pairs=64 * 64, kernels=Kernels(masks=True, attention="flash"))
+    (mask,) = (each for each in block_layer(llama.blocks[0], llama.hidden_size, view) if each.name == "attention.mask")
+    assert mask.workspace == 64 * 64
+    assert mask.outputs[0].numel == 64 * 64

@@ -100,6 +100,10 @@ def test_servers_apart_are_the_best_of_all_pairs(requests: float | None) -> None
     assert split.generating.request["server"] == "vllm:handed=true"
     assert split.first <= 1.0
     assert split.generating.answer.token <= 0.01
+    # Keys and values of 36 layers of 8 heads of 128, in 16 bits, over NVLink.
+    nbytes = (2048 - 64) * 36 * 2 * 8 * 128 * 2
+    assert split.reading.answer.gpus == split.generating.answer.gpus == 1
+    assert split.handing == pytest.approx(nbytes / 450e9)
     sides: list[list[tuple[int, float, float]]] = [[], []]
     for side, request in enumerate(
         ({"context": 1985, "answer": 1, "server": "vllm"}, given | {"server": "vllm:handed=true"})
