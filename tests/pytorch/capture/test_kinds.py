@@ -217,3 +217,15 @@ def test_check_imports_neither_library() -> None:
 def test_keys_of_a_library_are_no_model_type() -> None:
     with pytest.raises(ConfigError, match="what it is trained on is not known"):
         config_keys("diffusers:Nothing")
+
+
+def test_a_length_that_nobody_gave_is_what_the_model_has(tmp_path: Path) -> None:
+    """Published configs of SigLIP leave out its 64 positions, which its class has by itself; a length that is given stays."""
+    part = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {"model_type": "siglip", "architectures": ["SiglipModel"], "text_config": {**part, "vocab_size": 100}}
+    config["vision_config"] = {**part, "image_size": 32, "patch_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    job = Job(str(tmp_path / "config.json"), micro_batch=2)
+    assert loadgauge.estimate(job).layout.seq_len == 64
+    with pytest.raises(ConfigError, match="more than the model's 64"):
+        loadgauge.estimate(job.replace(seq_len=128))

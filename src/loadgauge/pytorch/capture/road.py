@@ -19,7 +19,6 @@ from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet
 from loadgauge.core.base.files import is_script, keep, read_kept
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.optional_deps import needs_capture
-from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm
@@ -48,6 +47,8 @@ from loadgauge.pytorch.capture.inputs.target import (
     check_script,
     config_keys,
     longest_of,
+    longest_told,
+    sound_window,
     usual_length,
 )
 from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Ragged, Segment
@@ -492,7 +493,10 @@ def road(job: Job, why: str) -> Found:
         job = job.replace(**dict(usual))
     try:
         return _road(job, why, inputs, usual, beside)
-    except ConfigError as error:  # of a module whose own weights have 16 bits
+    except ConfigError as error:  # of a model of fewer tokens, or of a module whose own weights have 16 bits
+        if (most := longest_told(error)) and (job.seq_len, job.lengths) == (None, None):
+            source = road(job.replace(seq_len=most), why)
+            return msgspec.structs.replace(source, usual=(*source.usual, ("seq_len", most)))
         if error.key != "precision" or not usual or not is_script(job.model):
             raise
     usual = tuple((name, value.replace("-autocast", "-pure")) for name, value in usual)
@@ -572,7 +576,7 @@ def _check_sizes(job: Job, family: OnDemand) -> None:
     if job.target_len is not None and SECOND not in family.names:
         raise ConfigError(f"{family.name} has one text, whose tokens are --seq-len", key="target_len")
     if job.audio is not None and SOUND not in family.names:
-        window = _window(family.keys or {})
+        window = sound_window(family.keys or {})
         if not window:
             raise ConfigError(f"{family.name} takes no sound of any length", key="audio")
         if job.audio > window:
@@ -582,15 +586,6 @@ def _check_sizes(job: Job, family: OnDemand) -> None:
             )
     if job.seq_len is not None and family.unit != "tokens":
         raise ConfigError(f"{family.name} takes sounds and no text: --audio", key="seq_len")
-
-
-def _window(keys: Mapping[str, Any]) -> float:
-    """Seconds to which a model fills any sound up; 0 where it does not."""
-    key, rate, usual = (
-        read_table("capture/heads.toml")["of_sound"].get(keys.get("model_type"), {}).get("window", ("", 1, 0))
-    )
-    seconds: float = (keys.get(key) or usual) / rate
-    return seconds
 
 
 def _length(job: Job, family: OnDemand) -> int:

@@ -14,6 +14,7 @@ from loadgauge.pytorch.capture.inputs.heads import Towers, contrasts, head_class
 from loadgauge.pytorch.capture.inputs.inputs import beside_tokens, dtype_of, made, special_tokens, usual_picture
 from loadgauge.pytorch.capture.inputs.pictures import Pictures, processed
 from loadgauge.pytorch.capture.inputs.sounds import hears, places, sound_of
+from loadgauge.pytorch.capture.inputs.target import MOST
 from loadgauge.pytorch.capture.inputs.tokens import count_tokens, watch
 from loadgauge.pytorch.capture.symbols.values import whole
 from loadgauge.pytorch.trace.programs.jobs import made_of
@@ -25,6 +26,13 @@ HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM",
 """Tasks that a model is trained for, in the order in which its class is looked for; names of transformers' tables."""
 PATCHED = ("pixel_values", "input_features", "input_values")
 """Inputs that stand for a picture or a sound."""
+
+
+def _too_long(name: str, tokens: int, longest: int) -> ConfigError:
+    """Return the error for a sequence longer than a model's, whose key says how long that is (`MOST`)."""
+    error = ConfigError(f"{name}: {tokens} is more than the model's {longest}")
+    error.key = f"{name}{MOST}{longest}"
+    return error
 
 
 def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head: str = "") -> Sized:
@@ -48,7 +56,7 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
 
     def tokens(device: str, b: Any, s: Any, name: str) -> Any:
         if longest and longest > 0 and s > longest:  # with a symbol, this is a guard
-            raise ConfigError(f"{name}: {s} is more than the model's {longest}")
+            raise _too_long(name, s, longest)
         return torch.empty((b, s), dtype=torch.long, device=device)
 
     size = usual_picture(config)
@@ -131,7 +139,7 @@ def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
         longest = getattr(_text(config), "max_position_embeddings", None)
         for name in ("s", "t"):
             if longest and longest > 0 and name in sizes and "n" not in sizes and sizes[name] > longest:
-                raise ConfigError(f"{name}: {sizes[name]} is more than the model's {longest}")
+                raise _too_long(name, sizes[name], longest)
         if contrasts(word):
             return (), two_texts(device, sizes["b"], sizes["s"], sizes["t"])
         dtype = dtype_of(module)

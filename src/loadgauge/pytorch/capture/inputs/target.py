@@ -169,3 +169,26 @@ def rows_of(text: str) -> dict[str, tuple[int, ...] | str]:
         else:
             raise ConfigError(f"must be such as boxes.py:41=2000, 2000 or most, got {word[:40]!r}", key="rows")
     return rows
+
+
+MOST = " <= "
+"""Between the name of a size and the most that a model has of it, in the key of an error."""
+
+
+def longest_told(error: ConfigError) -> int:
+    """Return the tokens that a model has at most, where an error is about more; else 0.
+
+    >>> longest_told(ConfigError("4096 is more", key="s <= 64")), longest_told(ConfigError("is missing", key="gpus"))
+    (64, 0)
+    """
+    name, _, most = error.key.partition(MOST)
+    return int(most) if most and name == LENGTH else 0
+
+
+def sound_window(keys: Mapping[str, Any]) -> float:
+    """Seconds to which a model fills any sound up; 0 where it does not."""
+    key, rate, usual = (
+        read_table("capture/heads.toml")["of_sound"].get(keys.get("model_type"), {}).get("window", ("", 1, 0))
+    )
+    seconds: float = (keys.get(key) or usual) / rate
+    return seconds
