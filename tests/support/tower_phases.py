@@ -38,23 +38,11 @@ from loadgauge.pytorch.record.recording import recording
 from loadgauge.pytorch.trace.programs.script import FunctionJob
 from loadgauge.pytorch.trace.torch_run import TorchRun
 from torch_peft import CudaBackend, in_four_bits
+from tower_sizes import EXPERTS, FIXED, FREE, GRIDS
 
 TEXT = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 8, "num_key_value_heads": 4,
         "num_hidden_layers": 3, "max_position_embeddings": 8192, "head_dim": 16, "use_cache": False, "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-FIXED = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 112,
-         "patch_size": 14}  # fmt: skip
-FREE = {
-    "depth": 4,
-    "hidden_size": 96,
-    "num_heads": 4,
-    "intermediate_size": 256,
-    "out_hidden_size": 128,
-    "patch_size": 14,
-}
-GRIDS = {"image_grid_pinpoints": [[112, 224], [224, 112], [224, 224]]}
-EXPERTS = {"intermediate_size": 96, "intermediate_size_mlp": 352, "num_local_experts": 4, "num_experts_per_tok": 1,
-           "interleave_moe_layer_step": 1}  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 THREE = {**TEXT, "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}}
 DEEP = {**FREE, "num_position_embeddings": 64, "deepstack_visual_indexes": [1]}
