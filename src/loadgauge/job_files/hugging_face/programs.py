@@ -16,8 +16,9 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.argv import Argv
-from loadgauge.job_files.reading.calls import UNKNOWN, Calls, Names, worked_out
+from loadgauge.job_files.reading.calls import Calls
 from loadgauge.job_files.reading.nested import leaves
+from loadgauge.job_files.reading.values import UNKNOWN, Names, worked_out
 
 CLASS = re.compile(r"(?:Seq2Seq|SentenceTransformer)?(\w*?)(?:Config|TrainingArguments|Trainer)$")
 TRAINERS = {
@@ -214,7 +215,11 @@ class Program:
                 continue
             if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
                 continue
-            if word in OBJECTS and isinstance(node, ast.Call | ast.Name) and not self._plain(node):
+            if (
+                word in OBJECTS
+                and isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
+                and not self._plain(node)
+            ):
                 continue
             name = KEYS.get(section, {}).get(word, word)
             if section in ("model", "trainer", "lora") and word not in KEYS.get(section, {}):

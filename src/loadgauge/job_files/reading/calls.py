@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from loadgauge.core.base import ConfigError, lists
+from loadgauge.core.base import ConfigError
 from loadgauge.job_files.ideas.table import MISSING
+from loadgauge.job_files.reading.values import UNKNOWN, Names, called, worked_out
 
 MOST_NODES = 50_000
 DEEPEST = 60
@@ -77,9 +78,9 @@ class Calls:
         self.programs: list[str] = []
         doubtful: set[str] = set()
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
-            name = _called(call.func)
+            name = called(call.func)
             if name == "dict":  # mmengine's, whose class is one of its words
-                name = next((_called(word.value) for word in call.keywords if word.arg == "type"), name)
+                name = next((called(word.value) for word in call.keywords if word.arg == "type"), name)
             self.programs.append(name)
             if name.endswith("snapshot_download"):
                 words = dict(self._arguments("", call, {"": "repo_id"}))
@@ -114,7 +115,7 @@ class Calls:
         if isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
             for key, inner in zip(value.keys, value.values, strict=True):
                 yield str(key.value) if isinstance(key, ast.Constant) else "", inner
-        elif isinstance(value, ast.Call) and _called(value.func) == "dict" and not value.args:
+        elif isinstance(value, ast.Call) and called(value.func) == "dict" and not value.args:
             for word in value.keywords:
                 yield word.arg or "**arguments", word.value
         else:
@@ -227,116 +228,6 @@ class Calls:
     def text(self) -> str:
         """The script with all changes."""
         return self.source
-
-
-UNKNOWN = object()
-"""The value of an expression that only a run of the program gives."""
-ARGUMENTS = re.compile(r"(?:^|_)(?:args?|arguments|config|cfg|opts?|options)$")
-"""Usual names of what a program's arguments are parsed into."""
-PARSES = re.compile(r"\bparse_(?:known_)?args\w*$")
-TORCH = re.compile(r"(?:torch|DType)\.(bfloat16|float16|float32|half)")
-MEMBER = re.compile(r"(?:.*\.)?(?:OptimizerNames|IntervalStrategy|SaveStrategy|SchedulerType)\.([A-Z0-9_]+)")
-"""Members of transformers' enumerations, whose values are their names in small letters, but for these."""
-MEMBERS = {
-    "adamw_bnb": "adamw_bnb_8bit", "lion": "lion_32bit", "paged_adamw": "paged_adamw_32bit",
-    "paged_lion": "paged_lion_32bit", "paged_ademamix": "paged_ademamix_32bit",
-    "rmsprop_32bit": "rmsprop_bnb_32bit", "rmsprop_8bit": "rmsprop_bnb_8bit",
-}  # fmt: skip
-NAMED = re.compile(r"(?:.*\.)?[A-Z]\w*(?:Type|Mode|Name|Strategy|Implementation)\.([a-z]\w*)")
-"""Members of other enumerations, whose values are their names."""
-LARGEST = 10**12
-TELLS = re.compile(r"\bis_bf(?:loat)?16_(?:supported|available)$|is_torch_bf16_gpu_available$")
-"""Calls that ask the GPU for bfloat16, which those since Ampere have."""
-
-
-def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: int = 0) -> Any:
-    """The value of an expression of literals, names, sums, products and choices, or `UNKNOWN`. Nothing is run.
-
-    >>> whole = ast.parse("(size - 256) * 2 or 5", mode="eval").body
-    >>> worked_out(whole, Names(ast.parse("size = 1024")), {})
-    1536
-    """
-    if depth > 20:
-        return UNKNOWN
-
-    def inner(part: ast.expr) -> Any:
-        return worked_out(part, names, options, depth + 1)
-
-    if isinstance(node, ast.Name):
-        value = names.of(node.id, node.lineno)
-        return UNKNOWN if value is None else inner(value)
-    if isinstance(node, ast.Attribute):
-        if (match := TORCH.fullmatch(ast.unparse(node)[:40])) is not None:
-            return match[1]
-        if (match := MEMBER.fullmatch(ast.unparse(node)[:80])) is not None:
-            return MEMBERS.get(match[1].lower(), match[1].lower())
-        if (match := NAMED.fullmatch(ast.unparse(node)[:80])) is not None:
-            return match[1]
-        owner = node.value.id if isinstance(node.value, ast.Name) else ""
-        return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) or owner in names.parsed else UNKNOWN
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left, right = inner(node.left), inner(node.right)
-        numbers = all(type(side) in (int, float) and abs(side) < LARGEST for side in (left, right))
-        if not numbers or (isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod) and right == 0):
-            return UNKNOWN
-        return OPERATORS[type(node.op)](left, right)
-    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
-        for value in map(inner, node.values):
-            if value is UNKNOWN or value:
-                return value
-        return value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        value = inner(node.operand)
-        return UNKNOWN if value is UNKNOWN else not value
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
-        left, right = inner(node.left), inner(node.comparators[0])
-        listed = (
-            left is not UNKNOWN
-            and right is not UNKNOWN
-            and (isinstance(right, list) or not isinstance(node.ops[0], ast.In | ast.NotIn))
-        )
-        return COMPARED[type(node.ops[0])](left, right) if listed else UNKNOWN
-    if isinstance(node, ast.IfExp):
-        test = inner(node.test)
-        return UNKNOWN if test is UNKNOWN else inner(node.body if test else node.orelse)
-    if isinstance(node, ast.JoinedStr):
-        parts = [inner(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
-        return "".join(map(str, parts)) if UNKNOWN not in parts else UNKNOWN
-    if isinstance(node, ast.Call) and TELLS.search(_called(node.func)):
-        return True
-    if isinstance(node, ast.Call) and _called(node.func) in ("dict", "len"):
-        return _of_call(node, inner)
-    if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        values = list(map(inner, node.elts))
-        return UNKNOWN if any(value is UNKNOWN for value in values) else values
-    if isinstance(node, ast.Dict) and node.keys and all(isinstance(key, ast.Constant) for key in node.keys):
-        pairs = zip(node.keys, map(inner, node.values), strict=True)
-        return {str(getattr(key, "value", "")): value for key, value in pairs if value is not UNKNOWN}
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return UNKNOWN
-
-
-def _of_call(node: ast.Call, inner: Callable[[ast.expr], Any]) -> Any:
-    """The value of `dict(name=...)`, of what is known of it, and of `len([...])`."""
-    if _called(node.func) == "dict" and not node.args:
-        pairs = ((word.arg, inner(word.value)) for word in node.keywords if word.arg is not None)
-        return {key: value for key, value in pairs if value is not UNKNOWN}
-    value = inner(node.args[0]) if len(node.args) == 1 and not node.keywords else UNKNOWN
-    return len(value) if isinstance(value, list | str | dict) else UNKNOWN
-
-
-OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod,
-}  # fmt: skip
-
-
-COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: lambda left, right: left == right, ast.IsNot: operator.ne,
-    ast.In: lambda left, right: left in right, ast.NotIn: lambda left, right: left not in right,
-}  # fmt: skip
 
 
 LIGHTNING = re.compile(r"(?m)^\s*(?:import|from) (?:pytorch_)?lightning\b")
@@ -454,67 +345,3 @@ def _tree(code: str) -> ast.Module:
 def _starts(code: str) -> list[int]:
     """Where each line begins."""
     return [0, *(position + 1 for position, letter in enumerate(code) if letter == "\n")]
-
-
-class Names:
-    r"""Holds what a program assigns to names.
-
-    >>> tree = ast.parse("a = 1\nprint(a)\na = 2\nprint(a)\nif b:\n    c = 1\nelse:\n    c = 2")
-    >>> names = Names(tree)
-    >>> [names.of("a", line).value for line in (2, 4)], names.of("c", 9)
-    ([1, 2], None)
-    """
-
-    def __init__(self, tree: ast.Module) -> None:
-        plain = {id(statement) for statement in tree.body}
-        self.parsed = {
-            name.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and PARSES.search(_called(node.value.func))
-            for target in node.targets
-            for name in ast.walk(target)
-            if isinstance(name, ast.Name)
-        }
-        """Names of what a program's arguments are parsed into."""
-        self.assigned = lists(
-            (name, (getattr(node, "lineno", 0), value, id(node) in plain))
-            for node in ast.walk(tree)
-            for name, value in _assignments(node)
-        )
-
-    def of(self, name: str, line: int) -> ast.expr | None:
-        """The value of a name at a line: the only one that it gets, or the last before, where nothing but the order of the lines
-        decides; None where that is not known."""
-        several = self.assigned.get(name, [])
-        if len({"" if value is None else ast.dump(value) for _, value, _ in several}) == 1:
-            return several[0][1]
-        before = sorted((each for each in several if each[0] < line), key=lambda each: each[0])
-        return before[-1][1] if before and all(plain for _, _, plain in before) else None
-
-
-def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """Names that a statement assigns to, and their values; None where only a run gives them."""
-    if isinstance(node, ast.Assign):
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                yield target.id, node.value
-            elif isinstance(target, ast.Tuple):
-                values = node.value.elts if isinstance(node.value, ast.Tuple) else []
-                for position, each in enumerate(target.elts):
-                    if isinstance(each, ast.Name):
-                        yield each.id, values[position] if len(values) == len(target.elts) else None
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-        yield node.target.id, node.value
-    elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
-        yield node.target.id, None
-
-
-def _called(function: ast.expr) -> str:
-    """The last two names of what is called: `FastLanguageModel.from_pretrained`, `SFTConfig`."""
-    if isinstance(function, ast.Attribute):
-        owner = function.value
-        name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
-        return f"{name}.{function.attr}" if name else function.attr
-    return function.id if isinstance(function, ast.Name) else ""
