@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from loadgauge.core.base import read_text
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import FILES as JOB_FILES, POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -26,9 +27,10 @@ from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, load, read, with_tool, write
+from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, largest, load, read, with_tool, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.ideas.table import Dialect
+from loadgauge.job_files.reading.cards import Asked, asked_for
 
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
@@ -87,7 +89,15 @@ def from_job_file(job: Job) -> FromFile:
             raise ConfigError("is about a job file, and MODEL is none; give the file", key=name.replace("base_", ""))
     if job.base_model is not None:
         inside["model"] = job.base_model
-    files = read_files(([job.model] if first else []) + names_beside(job), job, inside)
+    paths = ([job.model] if first else []) + names_beside(job)
+    cards = _asked(paths) if job.gpu is None else None
+    if cards is not None:
+        job = job.replace(gpu=cards.gpu)
+    files = read_files(paths, job, inside)
+    silent = not any(file.facts.keys() & {"gpus", "nodes", "dp", "shards"} for file in files)
+    if cards is not None and cards.cards and silent and job.gpus is None:
+        job, inside = job.replace(gpus=cards.cards), inside | {"gpus": cards.cards}
+        files = read_files(paths, job, inside)
     if first:
         whole, extra = combine(files, inside)
         if job.base_model is not None:
@@ -105,7 +115,7 @@ def from_job_file(job: Job) -> FromFile:
         whole = whole.replace(eval_batch=None, eval_batches=None)  # of labels alone, which is less than the update
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
     filled = fill_in(whole, extra, model)
-    if not any(file.facts.keys() & {"gpus", "nodes", "dp", "shards"} for file in files):
+    if silent:
         filled, shared = _shared_out(filled, flags_set)
         remark += shared
     version = job.version
@@ -120,6 +130,7 @@ def from_job_file(job: Job) -> FromFile:
     flags = {name: getattr(filled, name) for name in FIELDS if name not in needless} | {"version": version}
     uncounted = tuple(item for file in files for item in file.uncounted)
     notes = "; ".join(note(file) for file in files)
+    notes += f"; its GPUs are {cards.gpu} ({cards.words})" if cards is not None else ""
     for role in ("reward_model", "critic", "teacher"):
         other = flags.get(role)
         if other is not None and (alike := find_alike(other)) is not None:
@@ -132,6 +143,11 @@ def from_job_file(job: Job) -> FromFile:
         remark, uncounted = f"{remark}{left}", uncounted + around
     trainers = dialect_of(files[0].dialect).trainers if first else "trl"
     return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
+
+
+def _asked(paths: Sequence[str]) -> Asked | None:
+    """The GPUs that one of a job's files asks its cluster for."""
+    return next((asked for path in paths if (asked := asked_for(read_text(path, largest(path)))) is not None), None)
 
 
 def of_keys(file: JobFile) -> str | None:

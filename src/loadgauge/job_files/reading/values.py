@@ -177,7 +177,7 @@ class Names:
         self.scopes = [node for node in nodes if isinstance(node, Function | ast.ClassDef)]
         self.classes = {node.name: node for node in self.scopes if isinstance(node, ast.ClassDef)}
         self.functions = {node.name: node for node in self.scopes if isinstance(node, Function)}
-        self.calls = lists((called(node.func), node) for node in nodes if isinstance(node, ast.Call))
+        self.calls = lists((_function_of(node.func), node) for node in nodes if isinstance(node, ast.Call))
         self.assigned = lists(
             (name, (getattr(node, "lineno", 0), value, id(node) in plain))
             for node in nodes
@@ -251,7 +251,8 @@ class Names:
         names = _parameters(function)
         method = names[:1] in (["self"], ["cls"])
         owner = next(iter(self._around(function.lineno, ast.ClassDef)), None) if method else None
-        calls = self.calls.get(owner.name if owner is not None and function.name == "__init__" else function.name, [])
+        own = function.name if owner is None else owner.name if function.name == "__init__" else f".{function.name}"
+        calls = self.calls.get(own, [])
         given = [
             _of_words(call, name)
             or next((call.args[index : index + 1] for index in [names.index(name) - method] if index >= 0), [])
@@ -343,6 +344,14 @@ class Names:
             (part for base in bases if base not in (None, owner) and (part := self._field(base, name)) is not None),
             None,
         )
+
+
+def _function_of(called_as: ast.expr) -> str:
+    """The function that a call runs, which Modal and Ray call as `train.remote(...)`; a dot before the name of a method."""
+    if not isinstance(called_as, ast.Attribute):
+        return getattr(called_as, "id", "")
+    run = called_as.attr in ("remote", "local", "spawn") and isinstance(called_as.value, ast.Name)
+    return called_as.value.id if run else f".{called_as.attr}"  # type: ignore[attr-defined]
 
 
 def _parameters(function: Function) -> list[str]:

@@ -47,10 +47,10 @@ def find_id(text: str, ids: Iterable[str]) -> str | None:
 def split_size(text: str) -> tuple[str, str]:
     """Return a name without the size of memory at its end, and that size; an empty one where there is none.
 
-    >>> split_size("RTX 4090 24 GB"), split_size("rtx-4090")
-    (('RTX 4090', '24gb'), ('rtx-4090', ''))
+    >>> split_size("RTX 4090 24 GB"), split_size("a100-80"), split_size("rtx-4090")
+    (('RTX 4090', '24gb'), ('a100', '80gb'), ('rtx-4090', ''))
     """
-    match = re.fullmatch(r"(.*?)[\s_-]+(\d+)\s*(g|gb|gib)", text, re.IGNORECASE)
+    match = re.fullmatch(r"(.*?)[\s_-]+(\d+(?=\s*g)|\d{2,3}$)\s*(g|gb|gib)?", text, re.IGNORECASE)
     return (match[1], f"{match[2]}gb") if match else (text, "")
 
 
