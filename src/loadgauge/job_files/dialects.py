@@ -82,7 +82,7 @@ STARTED = {
     "xtuner": re.compile(r"\bxtuner[./]v1[./]train[./]cli[./](?:sft|rl)\b"),
     "megatron-bridge": re.compile(r"\brun_recipe\.py\b"),
     "litgpt": re.compile(r"(?:^|\s)litgpt [a-z]|\blitgpt/\w+/\w+\.py\b"),
-    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)"),
+    "trl": re.compile(r"(?:^|\s)trl (?:sft|dpo|kto|reward|grpo|rloo|orpo|cpo|gkd|\w+)(?:\s|$)|\btrl[./]scripts[./]\w"),
     "ms-swift": re.compile(
         r"/cli/(?:sft|pt|rlhf)\.py|\bswift (?:sft|pt|rlhf|infer|deploy|rollout|sample|eval|app|export|merge-lora)\b"
     ),
@@ -183,6 +183,8 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
         best = "deepspeed-chat"  # whose engine has a file of its own, and not transformers' trainer
     if best in (None, "deepspeed-chat") and (word := IMAGES.search(program)) is not None:
         raise ConfigError(f"trains a model of images, and no language model; {IN_GENERAL}", key=word[0], file=file)
+    if best is None and document.syntax == "argv" and "model_name_or_path" in present:
+        best = "transformers"  # whose word it is
     if best is None:
         # A file that says little of its own, over one of NeMo-RL's.
         over = document.syntax == "yaml" and re.search(r"\.ya?ml\b", str(document.get("defaults")))

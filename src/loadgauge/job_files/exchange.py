@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base import ConfigError, Untrained, read_data, read_text
+from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
@@ -116,8 +117,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: str | Path) -> str:
-    """The text of a job file. Raises `ConfigError` where it is none: no regular file, too large, or not UTF-8."""
-    return unwrapped(read_text(path, largest(str(path))))
+    """The text of a job file, or a command itself. Raises `ConfigError` for no regular file, one too large, or not UTF-8."""
+    return str(path) if is_command(str(path)) else unwrapped(read_text(path, largest(str(path))))
 
 
 def largest(file: str) -> int:
@@ -126,6 +127,8 @@ def largest(file: str) -> int:
 
 
 def syntax_of(text: str, file: str) -> str:
+    if is_command(text) and "\n" not in text:
+        return "argv"
     if (suffix := Path(file).suffix.lower()) in SYNTAXES and not text.startswith(UNWRAPPED):
         return SYNTAXES[suffix]
     start = text.lstrip()

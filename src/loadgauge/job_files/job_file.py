@@ -12,6 +12,7 @@ import msgspec
 
 from loadgauge.core.base import read_text
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.job.job import FILES as JOB_FILES, POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
@@ -30,8 +31,10 @@ from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, largest, load, read, with_tool, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.ideas.table import Dialect
-from loadgauge.job_files.reading.cards import Asked, asked_for
+from loadgauge.job_files.reading.configured import Asked, asked_for
 
+CALLED = "the command"
+"""The name of a command that was typed in the place of a file."""
 READING = (*JOB_FILES, "version")
 """Flags about how job files are read, and not about the run."""
 OF_ADAPTERS = (
@@ -51,6 +54,8 @@ def is_job_file(text: str) -> bool:
     >>> is_job_file("llama-3.1-8b"), is_job_file("./no-such-file.yaml")
     (False, True)
     """
+    if is_command(text):
+        return True
     suffix = Path(text).suffix.lower()
     if suffix not in SYNTAXES or text.lower() in models():
         return False
@@ -147,7 +152,14 @@ def from_job_file(job: Job) -> FromFile:
 
 def _asked(paths: Sequence[str]) -> Asked | None:
     """The GPUs that one of a job's files asks its cluster for."""
-    return next((asked for path in paths if (asked := asked_for(read_text(path, largest(path)))) is not None), None)
+    return next(
+        (
+            asked
+            for path in paths
+            if (asked := asked_for(load(path) if is_command(path) else read_text(path, largest(path)))) is not None
+        ),
+        None,
+    )
 
 
 def of_keys(file: JobFile) -> str | None:
@@ -290,7 +302,7 @@ def read_files(
         read(
             load(path),
             name,
-            file=path,
+            file=CALLED if is_command(path) else path,
             given={**given, "gpu": how.gpu} if how.gpu else given,
             version=how.version,
             keeping=keeping,

@@ -159,7 +159,7 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
         ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
         ("--steps_per_generation 4", "--prompts"), ("--task grpo --epsilon 0.2", "in trl"),
-        ("--mciro-batch 4", "no such option"), ("--task generate --enable-prefix-caching", "cached=N"),
+        ("--mciro-batch 4", "no such option"), ("--task generate --max-prefill-tokens 4096", "--prefill-tokens"),
         ("--server sglang --task generate --enable-dp-attention", "--ep"), ("--overhead 2GiB", "--margin GiB"),
         ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
         ("--busbw 340GB/s", "`loadgauge network`"),

@@ -4,6 +4,7 @@ kept on disk beside them, where nothing goes wrong: what cannot be read or writt
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadgauge.core.base.errors import ConfigError
@@ -178,3 +179,55 @@ def keep(file: Path, content: Any) -> None:
             os.replace(name, file)
         except OSError:
             os.unlink(name)
+
+
+STARTS = re.compile(
+    r"(?:\w+=\S*\s+)*(?:torchrun|accelerate|deepspeed|python3?|srun|sbatch|mpirun|uv|llamafactory-cli|swift|axolotl|trl|xtuner"
+    r"|litgpt|megatron|composer|automodel|vllm|sglang|trtllm-serve)\s+\S"
+)
+"""The beginning of a command that is typed in the place of a model: `loadgauge torchrun train.py --bf16 --gpu h100`."""
+WITH_VALUE = ("--gpu", "--gpus", "--price", "--explain", "--html", "--memory", "--set")
+ALONE = ("--brief", "--full", "--json", "--csv")
+"""Flags that are of loadgauge wherever they stand in such a command."""
+
+
+SERVES = re.compile(
+    r"(?:\S*python\S* -m )?(vllm|sglang|trtllm)(?:-serve serve|[ -]serve|\.(?:\w+\.)*(?:api_server|launch_server))(?= )"
+)
+"""A command that starts a server, and of which engine."""
+
+
+def is_command(text: str) -> bool:
+    """Return whether a text is a command that starts a run, and no name of a model or of a file.
+
+    >>> is_command("torchrun --nproc_per_node 8 train.py"), is_command("deepspeed-7b"), is_command("swift")
+    (True, False, False)
+    """
+    return STARTS.match(text) is not None
+
+
+def as_one(words: list[str]) -> list[str]:
+    """Return words whose first begin a command as one text, and after it the flags among them that are of loadgauge; of a command
+    that starts a server, its model and its options.
+
+    >>> as_one(["accelerate", "launch", "sft.py", "--bf16", "--gpu", "h100", "--output_dir", "a b"])
+    ["accelerate launch sft.py --bf16 --output_dir 'a b'", '--gpu', 'h100']
+    >>> as_one(["vllm", "serve", "Qwen/Qwen3-8B", "--max-num-seqs", "64"])
+    ['Qwen/Qwen3-8B', '--max-num-seqs', '64', '--task', 'generate', '--server', 'vllm']
+    """
+    import shlex
+
+    if (match := SERVES.match(" ".join(words))) is not None:
+        rest, named = words[len(match[0].split()) :], [*map(words.index, {"--model", "--model-path"} & {*words})]
+        if named:
+            at = named[0] - len(match[0].split())
+            rest = [*rest[at + 1 : at + 2], *rest[:at], *rest[at + 2 :]]
+        return [*rest, "--task", "generate", "--server", match[1]]
+    theirs, own, left = list[str](), list[str](), iter(words)
+    for word in left:
+        name = word.partition("=")[0]
+        taken = name in WITH_VALUE or name in ALONE
+        (own if taken else theirs).append(word)
+        if name in WITH_VALUE and name == word:
+            own += [value for value in [next(left, None)] if value is not None]
+    return [shlex.join(theirs), *own]

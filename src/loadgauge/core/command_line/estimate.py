@@ -135,9 +135,7 @@ def command(
             if names_job_file(model):
                 task = need("DIALECTS").from_job_file(Job(model=model, **flags))[0].task or task
         except Untrained as error:
-            if task is None:
-                raise ConfigError(f"{error}; --task generate estimates what it runs") from None
-            reader = error
+            task, reader = "generate", error
     of_training = {"table": table, "timeline": timeline, "counter": counter}
     if task not in (None, "train"):
         refuse(of_training | {"at": at}, "needs --task train")
@@ -227,6 +225,8 @@ def _infer(
         return answer
     refuse({"html": page}, "draws a model, not another tool's file of a server")
     read = need("DIALECTS").served(job, why)
+    if click.get_current_context().params["task"] is None:
+        click.echo(f"loadgauge: {why}; counted as --task generate", err=True)
     merged = read.given | {name: value for name, value in task_flags.items() if value is not None}
     inferred, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
     return served(inferred, assumed=assumed | read.assumed, unread=list(read.unread), allow_tight=allow_tight)

@@ -16,6 +16,7 @@ import click
 from loadgauge._version import __version__
 from loadgauge.core.base import hooks
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, Error, NothingFits, NotModelled, suggest
+from loadgauge.core.base.files import as_one, is_command
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -143,6 +144,16 @@ def with_verb(words: list[str]) -> list[str]:
     >>> with_verb(["gpt2", "--gpu", "l4"])[0], with_verb(["CUDA out of memory."])[0], with_verb(["estimat"])[0]
     ('estimate', 'why', 'estimat')
     """
+    verb, others = (
+        (words[:1], words[1:]) if words[:1] in (["estimate"], ["plan"], ["lint"], ["convert"]) else ([], words)
+    )
+    if is_command(" ".join(others)):
+        import shlex
+
+        return [
+            *(verb or ["estimate"]),
+            *as_one(shlex.split(others[0]) + others[1:] if is_command(others[0]) else others),
+        ]
     first = words[0] if words else ""
     if not words or first in COMMANDS or first in ("-h", "--help", "--version"):
         return words

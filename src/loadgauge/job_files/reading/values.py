@@ -34,9 +34,9 @@ SPACES = re.compile(r"(?i)(?:Namespace|EasyDict|edict|\w*(?:Dot|Attr|Config)_?Di
 """Calls that make an object of their keywords, or of a dict."""
 DEFAULTS = re.compile(r"(?:^|\.)(?:Option|Argument|Field|field)$")
 """Calls that say a default: typer's, pydantic's, those of dataclasses."""
-PLAIN: dict[str, Callable[..., Any]] = {
-    "int": int, "float": float, "str": str, "bool": bool, "min": min, "max": max, "round": round, "abs": abs, "Path": str,
-}  # fmt: skip
+NUMBERS: tuple[Callable[..., Any], ...] = (int, float, str, bool, min, max, round, abs)
+PLAIN = {each.__name__: each for each in NUMBERS} | {"Path": str}
+"""Functions of Python's own whose values are worked out."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -193,7 +193,7 @@ class Names:
         decides; of a function's parameter, what the only call gives, or its default; None where that is not known."""
         several = [each for each in self.assigned.get(name, []) if each[0] < line or name.isidentifier()]
         for function in self._around(line, Function):
-            if any(function.lineno <= place <= (function.end_lineno or 0) for place, _, _ in several):
+            if any(function.lineno <= at <= (function.end_lineno or 0) for at, _, _ in several):
                 break
             if name in _parameters(function) and (value := self._argument(function, name)) is not None:
                 return value
@@ -203,8 +203,9 @@ class Names:
         return before[-1][1] if before and all(plain for _, _, plain in before) else None
 
     def part(self, node: ast.Attribute | ast.Subscript | ast.Call) -> ast.expr | None:
-        """What `config.model`, `self.length`, `settings["batch"]`, `os.environ.get("MODEL", "gpt2")`, `settings.get("batch", 4)` or
-        `read_settings()` stands for; None where that is not known.
+        """The expression that a field, a key or a call stands for; None where that is not known.
+
+        Such are `config.model`, `table["a"][1]`, `os.environ.get("MODEL", "gpt2")`, `settings.get("batch", 4)`, `read_settings()`.
 
         >>> names = Names(ast.parse("class Run:\\n    size = 8\\nrun = Run()\\ntable = {'a': [1, 2]}"))
         >>> [worked_out(ast.parse(text, mode="eval").body, names, {}) for text in ("run.size", "table['a'][1]")]
@@ -247,22 +248,22 @@ class Names:
         ]
 
     def _argument(self, function: Function, name: str) -> ast.expr | None:
-        """What a parameter of a function is in the only call, or its default, which click's decorators may say too."""
+        """The argument of a function in its only call, or its default, which click's decorators may say too."""
         names = _parameters(function)
         method = names[:1] in (["self"], ["cls"])
         owner = next(iter(self._around(function.lineno, ast.ClassDef)), None) if method else None
         own = function.name if owner is None else owner.name if function.name == "__init__" else f".{function.name}"
         calls = self.calls.get(own, [])
-        given = [
+        passed = [
             _of_words(call, name)
             or next((call.args[index : index + 1] for index in [names.index(name) - method] if index >= 0), [])
             for call in calls
             if not any(isinstance(each, ast.Starred) for each in call.args) and all(word.arg for word in call.keywords)
         ]
-        if len({ast.dump(each[0]) if each else "" for each in given}) > 1 or len(given) < len(calls):
+        if len({ast.dump(each[0]) if each else "" for each in passed}) > 1 or len(passed) < len(calls):
             return None
-        if given and given[0]:
-            return given[0][0]
+        if passed and passed[0]:
+            return passed[0][0]
         for flag in function.decorator_list:
             words = [
                 str(getattr(each, "value", "")).lstrip("-").replace("-", "_") for each in getattr(flag, "args", ())
@@ -328,12 +329,12 @@ class Names:
         """A field of an object: what its making gives, its class's default, or what a method sets."""
         first, last = owner.lineno, owner.end_lineno or 0
         parts = dict(_assignments_of(owner.body))
-        made = any(isinstance(node, Function) and node.name == "__init__" for node in owner.body)
-        if call is not None and not made:
-            place = [*parts].index(name) if name in parts else len(call.args)
-            given = _of_words(call, name) or call.args[place : place + 1]
-            if given:
-                return given[0]
+        makes = any(isinstance(node, Function) and node.name == "__init__" for node in owner.body)
+        if call is not None and not makes:
+            index = [*parts].index(name) if name in parts else len(call.args)
+            passed = _of_words(call, name) or call.args[index : index + 1]
+            if passed:
+                return passed[0]
         own = [value for line, value, _ in self.assigned.get(f"self.{name}", []) if first <= line <= last]
         if len({"" if value is None else ast.dump(value) for value in own}) == 1:
             return own[0]
@@ -368,8 +369,8 @@ def _default(node: ast.expr | None) -> ast.expr | None:
     """The default that `field(default=4)`, `Field(4)` or `typer.Option(4)` says; any other expression as it is."""
     if not isinstance(node, ast.Call) or not DEFAULTS.search(called(node.func)):
         return node
-    made = [value.body if isinstance(value, ast.Lambda) else None for value in _of_words(node, "default_factory")]
-    return next(iter([*_of_words(node, "default"), *made, *node.args]), None)
+    built = [value.body if isinstance(value, ast.Lambda) else None for value in _of_words(node, "default_factory")]
+    return next(iter([*_of_words(node, "default"), *built, *node.args]), None)
 
 
 def _assignments_of(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:

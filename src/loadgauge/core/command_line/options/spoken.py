@@ -155,7 +155,7 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
         return words, []
     engine, rest = named[1] if named else "", list(words)
     table = read_table("engine_flags.toml") if field == "server" else {"small": {}, "instead": {}}
-    switches, nothing = (table.get(kind, "").split() for kind in ("switches", "nothing"))
+    switches, nothing, alone = (table.get(kind, "").split() for kind in ("switches", "nothing", "alone"))
     taken: list[str] = []
     others: list[str] = []
     notes: list[str] = []
@@ -169,7 +169,7 @@ def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list
         if flag.startswith("--") and full in table["instead"]:
             raise click.UsageError(f"no flag {flag}: {table['instead'][full]}", click.get_current_context(silent=True))
         if flag.startswith("--") and full in (*table["small"], *switches, *nothing):
-            rest = rest[not (equals or full in switches or text == "true") :]
+            rest = rest[not (equals or full in (*switches, *alone) or text == "true") :]
             notes.append(
                 f"{flag} as nothing that is counted: {table['small'].get(full, 'memory and times are the same')}"
             )

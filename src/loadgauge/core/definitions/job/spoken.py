@@ -14,7 +14,7 @@ RENAMED = {
         "--seq-len",
     ),
     **dict.fromkeys(("max-model-len", "ctx-size", "c", "num-ctx"), "--context"),
-    **dict.fromkeys(("max-num-seqs", "max-running-requests", "max-concurrency", "parallel", "np"), "--batch"),
+    **dict.fromkeys(("max-num-seqs", "max-running-requests", "max-concurrency", "max-batch-size", "parallel", "np"), "--batch"),
     **dict.fromkeys(("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"), "--vpp"),
     **dict.fromkeys(("deepspeed-config", "ds-config", "deepspeed-config-file", "config-file", "accelerate-config"), "--with"),
     "n-predict": "--answer", "zero-optimization-stage": "--zero", "recompute-granularity": "--recompute",
