@@ -169,6 +169,8 @@ def recognise(document: Document, file: str = "") -> Dialect | None:
     for name, pattern in STARTED.items():
         if pattern.search(program):
             return dialect(name)
+    if getattr(document, "looped", False):
+        return _constant("transformers", "TRAINED")
     present, marks = set(document.names()), _marks()
     present |= {name.replace("-", "_") for name in present} if document.syntax == "yaml" else set()
     scores: dict[str, int] = {}

@@ -580,6 +580,7 @@ ADAPTERS = (
         parameters="lora_target_parameters",
         unnamed=UNNAMED,
     ),
+    trl_tasks.own_sizes,
     dropout("lora_dropout", lambda keys: 0.05 if keys.flag("use_peft") else None),
 )
 TRL = Dialect(

@@ -13,12 +13,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.families.catalogue import config, find
+from loadgauge.core.families.hf import model_types
+from loadgauge.core.families.named.listed import changed
+from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import Calls
 from loadgauge.job_files.reading.nested import leaves
-from loadgauge.job_files.reading.values import UNKNOWN, Names, worked_out
+from loadgauge.job_files.reading.values import UNKNOWN, Names, called, worked_out
 
 CLASS = re.compile(r"(?:Seq2Seq|SentenceTransformer)?(\w*?)(?:Config|TrainingArguments|Trainer)$")
 TRAINERS = {
@@ -49,8 +53,9 @@ ANSWERS = {
     "ppo": (1, "response_length", 53),
 }
 """Answers to a prompt, and the argument of their length with its default, of trainers with words of their own."""
-FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes"}
-ONCE = frozenset({"model"})
+FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes", "sizes": "base", "tokenizer": "name"}
+ONCE = frozenset({"model", "sizes", "tokenizer", "optimizer", "DataLoader", "Accelerator", "Lightning"})
+"""Calls of which the first counts."""
 KEYS = {
     "lora": {
         "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
@@ -115,6 +120,26 @@ def kind_of(name: str, bases: Mapping[str, str] | None = None) -> str | None:
     return None
 
 
+OPTIMIZERS = dict(
+    name.split("=")
+    for name in words(
+        "AdamW=adamw_torch Adam=adamw_torch AdamW8bit=adamw_bnb_8bit Adam8bit=adamw_bnb_8bit PagedAdamW=paged_adamw_32bit"
+        " PagedAdamW32bit=paged_adamw_32bit PagedAdamW8bit=paged_adamw_8bit Adafactor=adafactor SGD=sgd Lion=lion_32bit"
+        " Lion8bit=lion_8bit RMSprop=rmsprop Adagrad=adagrad"
+    )
+)
+"""Optimizers that a loop of its own makes, by transformers' names."""
+SHARDS = re.compile(r"(?:^|\.)(?:FSDP|FullyShardedDataParallel|fully_shard|FSDPStrategy|FSDP2Strategy)$")
+STEPS = re.compile(r"(?:^|\.)backward$")
+CAST = re.compile(r"\bautocast\b(?:.*?(bfloat16))?")
+LAST = 10**9
+"""A line after all others."""
+PASSES = re.compile(r"grad\w*_accum\w*|accum\w*_(?:steps|iter\w*)")
+"""Usual names of the passes of a step."""
+OTHER_LOOPS = re.compile(r"(?m)^\s*(?:import|from) (?:diffusers|deepspeed)\b")
+"""Programs whose loop is another one: of images, or of an engine with a file of its own."""
+
+
 class Program:
     """A program's arguments by TRL's words.
 
@@ -144,6 +169,10 @@ class Program:
         self.calls, self.skipped = calls, [*calls.skipped, *self.skipped]
         self.trainer = self._trainer()
         self.values: dict[str, Any] = {}
+        self.looped = not self.trainer and self._loops()
+        """True where the program steps by itself, or by Lightning's trainer."""
+        if self.looped:
+            self.trainer = ""
         if self.trainer is None:
             return
         if self.trainer in NEAR:
@@ -189,6 +218,16 @@ class Program:
             return "model"
         if last in ("BitsAndBytesConfig", "LoraConfig"):
             return {"BitsAndBytesConfig": "bnb", "LoraConfig": "lora"}[last]
+        if last in ("DataLoader", "Accelerator"):
+            return str(last)
+        if last in OPTIMIZERS:
+            return "optimizer"
+        if re.fullmatch(r"(?:L|pl|lightning|pytorch_lightning)\.Trainer", name):
+            return "Lightning"
+        if name == "AutoTokenizer.from_pretrained":
+            return "tokenizer"
+        if name == "AutoConfig.from_pretrained" or _model_type(name) in model_types():
+            return "sizes"
         if last in ("get_peft_model", *PARSERS):
             return "parser" if last in PARSERS else "peft"
         if kind_of(last, self.bases) is not None:
@@ -211,7 +250,16 @@ class Program:
         for key in self.calls.names():
             section, _, word = key.partition(".")
             node = self.calls.values[key]
-            if section in ("parser", "peft") or (section == "trainer" and word in DATA):
+            if section in (
+                "parser",
+                "peft",
+                "sizes",
+                "tokenizer",
+                "optimizer",
+                "DataLoader",
+                "Accelerator",
+                "Lightning",
+            ) or (section == "trainer" and word in DATA):
                 continue
             if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
                 continue
@@ -227,6 +275,15 @@ class Program:
             self._take(name, node)
         for name, node in _assigned(self.calls.tree):
             self._take(name, node)
+        if self.sizes is not None:
+            self.values["own_sizes"] = "sizes"
+            if (
+                not any(name.endswith(".from_config") for name in self.calls.program)
+                or "sizes.base" not in self.calls.values
+            ):
+                self.values.setdefault("dtype", "float32")  # as PyTorch makes parameters
+        if self.looped:
+            self._step()
         if not self.trainer and not LENGTHS & self.values.keys():
             self._cut()
         called = {name.rpartition(".")[2] for name in self.calls.program}
@@ -257,6 +314,64 @@ class Program:
             self.values |= {f"own.{name}": value for name, value in _values(command).items() if name not in self.values}
         if "reward_model_path" in self.values and self.trainer in NEAR:
             self.values["reward_model_name_or_path"] = self.values.pop("reward_model_path")
+
+    def _loops(self) -> bool:
+        """Return whether the program trains a model of transformers in a loop of its own, or in Lightning's."""
+        loaded = {ast.dump(node) for key, node in self.calls.values.items() if key == "model.model_name_or_path"}
+        if not (loaded or "sizes" in self.calls.calls) or OTHER_LOOPS.search(self.calls.code):
+            return False
+        if sum(LOADED.search(name) is not None for name in self.calls.program) > 1:
+            return False
+        return "Lightning" in self.calls.calls or any(map(STEPS.search, self.calls.program))
+
+    def _step(self) -> None:
+        """Take what a loop of its own says of a step: batch, passes, precision, optimizer, shards and GPUs."""
+
+        def told(*paths: str) -> Any:
+            return next((value for path in paths if (value := self.calls.get(path)) is not MISSING), None)
+
+        code, values = self.calls.code, self.values
+        count, loader = told("DataLoader.batch_size"), self.calls.calls.get("DataLoader")
+        if loader is not None and len(loader.args) > 1:
+            count = worked_out(loader.args[1], self.calls.constants, self.options)
+            count = f"${ast.unparse(loader.args[1])}" if count is UNKNOWN else count
+        values["per_device_train_batch_size"] = 1 if count is None else count
+        names = [name for name in self.calls.constants.assigned if PASSES.fullmatch(name.lower())]
+        passes = told("Accelerator.gradient_accumulation_steps", "Lightning.accumulate_grad_batches")
+        if passes is None and names:
+            passes = worked_out(ast.Name(names[0], lineno=LAST), self.calls.constants, self.options)
+        values["gradient_accumulation_steps"] = passes if isinstance(passes, int | str) else 1
+        word, cast = str(told("Accelerator.mixed_precision", "Lightning.precision") or ""), CAST.search(code)
+        half = "bf16" if "bf16" in word or (cast and cast[1]) else "fp16" if "16" in word or cast else ""
+        if half:
+            values[half] = True
+        if word.endswith("-true") and half:
+            values["dtype"] = {"bf16": "bfloat16", "fp16": "float16"}[half]
+        optimizer = self.calls.calls.get("optimizer")
+        values["optim"] = OPTIMIZERS["AdamW" if optimizer is None else called(optimizer.func).rpartition(".")[2]]
+        if any(map(SHARDS.search, self.calls.program)) or "fsdp" in str(told("Lightning.strategy")):
+            values |= {"fsdp": "full_shard", "fsdp_config.fsdp_version": 2 if "fully_shard" in code else 1}
+        devices, nodes = told("Lightning.devices"), told("Lightning.num_nodes")
+        if isinstance(devices, int) and devices > 0:
+            values["num_processes"] = devices * (nodes if isinstance(nodes, int) else 1)
+        self.skipped.append("its own loop is counted as transformers' Trainer runs one")
+
+    @property
+    def sizes(self) -> dict[str, Any] | None:
+        """The configuration of a model that the program makes by its sizes; None where it loads one, or makes none."""
+        call = self.calls.calls.get("sizes")
+        if call is None or "model" in self.calls.calls or self.named:
+            return None
+        paths = [key for key in self.calls.names() if key.startswith("sizes.") and key != "sizes.base"]
+        words = {key.removeprefix("sizes."): self.calls.get(key) for key in paths}
+        tokenizer = self.calls.get("tokenizer.name")
+        if str(words.get("vocab_size")).startswith("$len(") and of_text(str(tokenizer)):
+            words["vocab_size"] = config(find(str(tokenizer)).spec.name).get("vocab_size")
+        own = {name: value for name, value in words.items() if not str(value).startswith("$")}
+        base = self.calls.get("sizes.base")
+        if base is MISSING:
+            return {"model_type": _model_type(called(call.func)), **own}
+        return changed(config(find(str(base)).spec.name), own)
 
     def _cut(self) -> None:
         """Takes the length to which the program cuts its texts itself: transformers' own trainer has none."""
@@ -350,6 +465,16 @@ class Program:
     def text(self) -> str:
         """The program."""
         return self.source
+
+
+def _model_type(name: str) -> str:
+    """The `model_type` of a configuration class of transformers.
+
+    >>> _model_type("transformers.Qwen3MoeConfig"), _model_type("GPT2Config")
+    ('qwen3_moe', 'gpt2')
+    """
+    bare = name.rpartition(".")[2].removesuffix("Config")
+    return {kind.replace("_", ""): kind for kind in model_types()}.get(bare.lower(), bare.lower())
 
 
 def _trl() -> frozenset[str]:

@@ -374,3 +374,9 @@ def task(keys: Keys) -> Facts:
     facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
     facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
     return facts | ({"reference": "precomputed"} if keys.flag(TASK_PRECOMPUTE) else {})
+
+
+@reads("own_sizes", facts="config")
+def own_sizes(keys: Keys) -> Facts:
+    """Read the sizes of a model that a program makes itself."""
+    return {"config": keys.document.sizes} if keys.word("own_sizes") else {}  # type: ignore[attr-defined]
