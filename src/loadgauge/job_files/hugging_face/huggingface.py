@@ -570,16 +570,10 @@ TRANSFORMERS = Dialect(
     programs=OTHER_TRAINERS,
 )
 
+EXPERTS = "lora_target_parameters"
 ADAPTERS = (
     _quantised,
-    targets(
-        "lora_r",
-        "lora_target_modules",
-        ("use_peft", False, True),
-        16,
-        parameters="lora_target_parameters",
-        unnamed=UNNAMED,
-    ),
+    targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters=EXPERTS, unnamed=UNNAMED),
     trl_tasks.own_sizes,
     dropout("lora_dropout", lambda keys: 0.05 if keys.flag("use_peft") else None),
 )
