@@ -7,6 +7,7 @@ NAMES = {
     "OF_TEXT": "loadgauge.job_files.dialects:OF_TEXT",
     "dialect": "loadgauge.job_files.dialects:dialect",
     "from_job_file": "loadgauge.job_files.job_file:from_job_file",
+    "gpus_asked": "loadgauge.job_files.job_file:gpus_asked",
     "is_job_file": "loadgauge.job_files.job_file:is_job_file",
     "served": "loadgauge.job_files.commands.served:served",
     "update_alone": "loadgauge.job_files.job_file:update_alone",

@@ -95,7 +95,7 @@ def from_job_file(job: Job) -> FromFile:
     if job.base_model is not None:
         inside["model"] = job.base_model
     paths = ([job.model] if first else []) + names_beside(job)
-    cards = _asked(paths) if job.gpu is None else None
+    cards = gpus_asked(paths) if job.gpu is None else None
     if cards is not None:
         job = job.replace(gpu=cards.gpu)
     files = read_files(paths, job, inside)
@@ -150,7 +150,7 @@ def from_job_file(job: Job) -> FromFile:
     return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
 
 
-def _asked(paths: Sequence[str]) -> Asked | None:
+def gpus_asked(paths: Sequence[str]) -> Asked | None:
     """The GPUs that one of a job's files asks its cluster for."""
     return next(
         (

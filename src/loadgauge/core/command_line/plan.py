@@ -230,6 +230,11 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
         refuse({"html": page}, "draws the best layout of one plan; leave out --sweep")
         return _sweep(file, output, workers, ray, flags)
     refuse({"output": output, "workers": workers, "ray": ray}, "needs --sweep")
+    if flags["gpu"] is None and flags["find"] != "gpu" and model is not None and names_job_file(model):
+        cards = need("DIALECTS").gpus_asked([model])
+        if cards is not None:
+            flags["gpu"] = cards.gpu
+            click.echo(f"loadgauge: taken: {cards.words} as --gpu {cards.gpu}", err=True)
     flags["task"] = flags["task"] or _task_of(model, flags)
     if flags["task"] in ("generate", "forward"):
         return _drawn(_serve(model_or_usage(model, flags), flags), page)

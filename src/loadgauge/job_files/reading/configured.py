@@ -218,6 +218,7 @@ ASKED = re.compile(
     | ^\s*gpu:\s*['"{]?\s*(?:name:\s*)?(?P<dstack>[A-Za-z][\w.-]*(?::\d+)?)
     | (?:gpu\.product|gke-accelerator)['"]?:\s*['"]?(?P<labels>[\w.-]+)
     | \bgpu\s*=\s*['"](?P<modal>[A-Za-z][\w.-]*!?(?::\d+)?)['"] | \bmodal\.gpu\.(?P<older>\w+)\(
+    | "gpuType":\s*"(?P<colab>\w+)" | "accelerator":\s*"nvidiaTesla(?P<kaggle>\w+)"
     | \binstance_?[tT]ype['"]?\s*[:=]\s*['"]?(?:ml\.|Standard_)?(?P<machine>[\w.-]+)
     """
 )
@@ -241,13 +242,14 @@ def asked_for(text: str) -> Asked | None:
     >>> asked_for("resources: {accelerators: {A100-80GB: 4}}").gpu, asked_for("#SBATCH --gres=gpu:8")
     ('a100-sxm4-80gb', None)
     """
-    for match in ASKED.finditer(text[:100_000]):
+    for match in ASKED.finditer(text[:100_000] + text[100_000:][-5_000:]):
         name, _, number = str(match[match.lastgroup or 0]).partition(":")
         name = name.strip("'\"!")
         gpu, count = name, int(number) if number.strip().isdecimal() else 0
         if match["machine"] is not None:
             number, _, gpu = read_table("instances.toml").get(name.lower(), "0 ").partition(" ")
             count = int(number)
+        gpu = "a100-sxm4-40gb" if match["colab"] == "A100" else gpu
         if (id := find_id(gpu, gpu_ids())) is not None:
             words = re.sub(r"^#SBATCH\s+", "", match[0].strip())
             nodes = NODES.search(text)
