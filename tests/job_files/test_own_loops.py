@@ -86,10 +86,12 @@ def test_a_loop_s_own_words(text: str, expected: dict[str, object], tmp_path: Pa
 
 def test_the_sizes_of_a_model_that_is_made(tmp_path: Path) -> None:
     config = facts(SIZES + PLAIN, tmp_path)["config"]
-    assert config == {
-        "model_type": "llama", "vocab_size": 32000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    assert isinstance(config, dict)
+    assert config["model_type"] == "llama"
+    assert config.items() >= {
+        "vocab_size": 32000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 2,
-    }  # fmt: skip
+    }.items()  # fmt: skip
     based = 'config = AutoConfig.from_pretrained("gpt2", n_layer=6, vocab_size=len(tok), n_ctx=n)\n' + PLAIN
     tokenizer = (
         'tok = AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")\nmodel = AutoModelForCausalLM.from_config(config)\n'

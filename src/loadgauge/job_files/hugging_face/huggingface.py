@@ -561,6 +561,7 @@ TRANSFORMERS = Dialect(
         checkpointing(lambda keys: getattr(keys.document, "recomputes", False)),
         half(),
         weights("dtype", "torch_dtype", default=_without_autocast, decides=True),
+        trl_tasks.own_sizes,
         liger("use_liger_kernel"),
         evaluation(),
         SAVING,
@@ -574,7 +575,6 @@ EXPERTS = "lora_target_parameters"
 ADAPTERS = (
     _quantised,
     targets("lora_r", "lora_target_modules", ("use_peft", False, True), 16, parameters=EXPERTS, unnamed=UNNAMED),
-    trl_tasks.own_sizes,
     dropout("lora_dropout", lambda keys: 0.05 if keys.flag("use_peft") else None),
 )
 TRL = Dialect(
@@ -599,6 +599,7 @@ TRL = Dialect(
         checkpointing(lambda keys: keys.since(0, 22), new="gradient_checkpointing"),
         half(_trl_precision),
         weights(*LOADED_AS, default=_sft_loads),
+        trl_tasks.own_sizes,
         _trl_loss,
         trl_tasks.task,
         TORCH_COMPILE,

@@ -16,6 +16,7 @@ from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
+from loadgauge.core.families.reader import class_defaults
 from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
@@ -370,12 +371,16 @@ class Program:
         own = {name: value for name, value in words.items() if not str(value).startswith("$")}
         base = self.calls.get("sizes.base")
         if base is MISSING:
-            return {"model_type": _model_type(called(call.func)), **own}
+            kind = _model_type(called(call.func))
+            return {"model_type": kind, **class_defaults(kind), **own}
         return changed(config(find(str(base)).spec.name), own)
 
     def _cut(self) -> None:
         """Takes the length to which the program cuts its texts itself: transformers' own trainer has none."""
-        lengths = [*_cuts(self.calls.tree)]
+        answers = [node for node, second in _cuts(self.calls.tree) if second]
+        if answers and isinstance(length := worked_out(answers[0], self.calls.constants, self.options), int):
+            self.values.setdefault("max_target_length", length)
+        lengths = [node for node, second in _cuts(self.calls.tree) if not second]
         stated = [
             value for node in lengths if isinstance(value := worked_out(node, self.calls.constants, self.options), int)
         ]
@@ -544,16 +549,18 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
     return values
 
 
-def _cuts(tree: ast.Module) -> Iterator[ast.expr]:
-    """Yield what texts are cut to: `tokenizer(..., truncation=True, max_length=n)`, and the length of the blocks of a language
-    model's examples (`block_size = n`)."""
+def _cuts(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
+    """Yield what texts are cut to, and whether they are answers (`text_target=...`).
+
+    Such are `tokenizer(..., truncation=True, max_length=n)`, and blocks of a language model's examples (`block_size = n`).
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             words = {word.arg: word.value for word in node.keywords}
             if {"truncation", "max_length"} <= words.keys():
-                yield words["max_length"]
+                yield words["max_length"], "text_target" in words
         elif isinstance(node, ast.Assign) and any(getattr(each, "id", "") == "block_size" for each in node.targets):
-            yield node.value
+            yield node.value, False
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

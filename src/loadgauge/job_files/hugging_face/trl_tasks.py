@@ -11,6 +11,9 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.core.families.catalogue import config, find
+from loadgauge.core.families.named.listed import changed
+from loadgauge.core.families.reader import class_defaults
 from loadgauge.job_files.ideas import Facts, Keys, answered, reads, served
 from loadgauge.job_files.ideas.coverage import key_lists, words
 
@@ -376,7 +379,14 @@ def task(keys: Keys) -> Facts:
     return facts | ({"reference": "precomputed"} if keys.flag(TASK_PRECOMPUTE) else {})
 
 
-@reads("own_sizes", facts="config")
+@reads("own_sizes", "model_type", "config_overrides", "config_name", facts="config weights")
 def own_sizes(keys: Keys) -> Facts:
-    """Read the sizes of a model that a program makes itself."""
-    return {"config": keys.document.sizes} if keys.word("own_sizes") else {}  # type: ignore[attr-defined]
+    """Read the sizes of a model that a program makes itself, or that `run_clm.py` makes of a type and changes of its sizes."""
+    if keys.word("own_sizes"):
+        return {"config": keys.document.sizes}  # type: ignore[attr-defined]
+    kind, base = keys.word("model_type"), keys.word("config_name")
+    if kind is None or keys.has("model_name_or_path"):
+        return {}
+    start = config(find(base).spec.name) if base is not None else {"model_type": kind, **class_defaults(kind)}
+    pairs = re.findall(r"(\w+)=(\d+)(?=,|$)", keys.word("config_overrides") or "")
+    return {"config": changed(start, {name: int(number) for name, number in pairs}), "weights": "float32"}
