@@ -128,3 +128,18 @@ def test_its_tensors_are_those_of_the_program_as_it_runs(optimizer: str, tmp_pat
     estimate = document(f"estimate {file} --gpu a100")
     peak = estimate["memory"]["total"] - estimate["memory"]["parts"]["outside"]
     assert peak == pytest.approx(run["peak"]["total"], rel=0.02)
+
+
+def test_a_command_gives_the_program_that_it_starts_its_options(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        HEAD + "import argparse\np = argparse.ArgumentParser()\np.add_argument('--bs', type=int, default=2)\n"
+        "p.add_argument('--max-len', type=int, default=1024)\nargs = p.parse_args()\n"
+        + LOADED
+        + PLAIN.replace("block_size = 512", "block_size = args.max_len").replace("batch_size=4", "batch_size=args.bs")
+    )
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun --nproc_per_node 4 --nnodes 2 train.py --bs 6\n")
+    words = {name: fact.value for name, fact in read(str(script)).facts.items()}
+    assert [words[name] for name in ("model", "gpus", "micro_batch", "seq_len")] == ["Qwen/Qwen3-0.6B", 8, 6, 1024]
+    script.write_text("python other.py --bs 6\n")  # which is not there
+    assert typed(f"estimate {script} --gpu a100").code == 2

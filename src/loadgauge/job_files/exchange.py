@@ -259,13 +259,18 @@ def read(
     chosen = recognise_text(text, syntax, opens, variables) if name is None else dialect_of(name)
     if chosen is None and syntax == "python":
         raise ConfigError(untrained(text, Path(file).name or "FILE.py"), file=file)
+    program, line = None, Argv(text, outside=variables, file=file) if chosen is None and syntax == "argv" else None
+    if line is not None and not line.idle:
+        from loadgauge.job_files.hugging_face.programs import started
+
+        program = started(line, file)
+        chosen, syntax = (None, syntax) if program is None else (recognise(program), "python")
     if chosen is None:
-        line = Argv(text, outside=variables, file=file) if syntax == "argv" else None
         if line is not None and line.idle:
             raise Untrained("is no training job", key=line.idle, file=file)
         why = (unread_program(line) if line else "") or "has no keys of a job file that is known"
         raise ConfigError(f"{why}; say whose it is with --from", file=file)
-    read_as = document(text, syntax, chosen, opens, variables)
+    read_as = program or document(text, syntax, chosen, opens, variables)
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
@@ -388,18 +393,6 @@ def _version(text: str | None, chosen: Dialect) -> tuple[int, ...] | None:
             raise ConfigError(f"must be a version such as 1.6, got {release!r}", key="version")
         return tuple(int(part) for part in parts)
     return None
-
-
-def with_tool(version: str | None, dialect: str) -> str | None:
-    """Releases of libraries with the tool's name before a number that stands alone.
-
-    >>> with_tool("0.24,torch=2.6", "trl"), with_tool("0.3", "megatron-bridge")
-    ('trl=0.24,torch=2.6', None)
-    """
-    library = dialect_of(dialect).library
-    words = [word.strip() for word in (version or "").split(",") if word.strip()]
-    named = [word if "=" in word else f"{library}={word}" if library else "" for word in words]
-    return ",".join(filter(None, named)) or None
 
 
 def _read_named(

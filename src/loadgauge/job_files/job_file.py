@@ -28,7 +28,7 @@ from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, largest, load, read, with_tool, write
+from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, largest, load, read, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.ideas.table import Dialect
 from loadgauge.job_files.reading.configured import Asked, asked_for
@@ -160,6 +160,18 @@ def gpus_asked(paths: Sequence[str]) -> Asked | None:
         ),
         None,
     )
+
+
+def with_tool(version: str | None, dialect: str) -> str | None:
+    """Releases of libraries with the tool's name before a number that stands alone.
+
+    >>> with_tool("0.24,torch=2.6", "trl"), with_tool("0.3", "megatron-bridge")
+    ('trl=0.24,torch=2.6', None)
+    """
+    library = dialect_of(dialect).library
+    words = [word.strip() for word in (version or "").split(",") if word.strip()]
+    named = [word if "=" in word else f"{library}={word}" if library else "" for word in words]
+    return ",".join(filter(None, named)) or None
 
 
 def of_keys(file: JobFile) -> str | None:

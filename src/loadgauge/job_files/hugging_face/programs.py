@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import LARGEST_PROGRAM, read_text
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
@@ -154,7 +156,8 @@ class Program:
     cut = ""
     """The length that it cuts texts to, where that is not known."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, command: Argv | None = None) -> None:
+        self.command = command
         self._read(text)
 
     def _read(self, text: str) -> None:
@@ -164,7 +167,7 @@ class Program:
         self.bases: dict[str, str] = {}
         calls = Calls(text, self._section, FIRST, ONCE)
         self.bases = _bases(calls.tree)
-        command = _command(calls.tree, calls.code, self.skipped)
+        command = self.command or _command(calls.tree, calls.code, self.skipped)
         self.options = {**_declared(calls.tree), **({} if command is None else _values(command))}
         calls = Calls(text, self._section, FIRST, ONCE, self.options)
         self.calls, self.skipped = calls, [*calls.skipped, *self.skipped]
@@ -306,12 +309,14 @@ class Program:
                 alone = name in own and not key_lists("trl").kinds(name) and name not in _trl()
                 self.values.setdefault(f"own.{name}" if alone else name, value)
         elif command is not None:
-            launcher = {
+            options = _values(command)
+            if str(options.get("nproc_per_node")).isdecimal():
+                options["num_processes"] = int(options["nproc_per_node"]) * int(options.get("nnodes") or 1)
+            self.values |= {
                 name: value
-                for name, value in _values(command).items()
+                for name, value in options.items()
                 if name in ("num_processes", "config_file", "num_machines")
             }
-            self.values |= launcher
             self.values |= {f"own.{name}": value for name, value in _values(command).items() if name not in self.values}
         if "reward_model_path" in self.values and self.trainer in NEAR:
             self.values["reward_model_name_or_path"] = self.values.pop("reward_model_path")
@@ -547,6 +552,17 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
         if flags and value is not UNKNOWN:
             values[flags[0].lstrip("-").replace("-", "_")] = value
     return values
+
+
+def started(line: Argv, file: str) -> Program | None:
+    """The program that a command starts, with the command's options, where it is there and trains."""
+    names = [word.text for command in line.shell.commands for word in command if word.text.endswith(".py")]
+    for path in (each for name in names for each in (Path(file).parent / name, Path(name)) if each.is_file()):
+        program = Program(read_text(path, LARGEST_PROGRAM), line)
+        if program.trainer is not None:
+            program.skipped.append(f"it starts {path.name}, which is read with its options")
+            return program
+    return None
 
 
 def _cuts(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
