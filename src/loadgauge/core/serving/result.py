@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -41,11 +42,11 @@ class Range(msgspec.Struct, frozen=True):
     source: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The result of an inference estimate.
 
     first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
-    largest: the most sequences that fit; untimed: why there is no time
+    untimed: why there is no time
     served: the times of a server, where one is asked for; pool: bytes that its engine leaves for the cache on a rank, and tokens
         that these hold; draft: what proposes tokens
     """
@@ -58,7 +59,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     first: Pass | None = None
     last: Pass | None = None
     token: float | None = None
-    largest: int | None = None
     gpu: Gpu | None = None
     untimed: str = ""
     price: float | None = None
@@ -71,6 +71,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def engine(self) -> Engine | None:
         """The engine that serves, with its options."""
         return None if self.asked.server is None else Engine.parse(self.asked.server, "server")
+
+    @cached_property
+    def largest(self) -> int | None:
+        """The most sequences that fit on a replica; None without a GPU, and of quantising."""
+        if self.gpu is None or self.asked.task == "quantise":
+            return None
+        held = {} if self.draft is None else {"held": self.draft.held}
+        return largest_batch(self.model, self.asked, split(self.model, self.asked), self.gpu, **held)
 
     @property
     def age(self) -> Age:
@@ -225,7 +233,7 @@ def infer(
 ) -> Answer:
     """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
-    params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times and the largest batch
+    params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times
     draft: what proposes tokens
     """
     asked.check()
@@ -265,7 +273,6 @@ def infer(
         price=price,
         untimed=untimed,
         memory=memory(model, asked, stages, gpu, held(asked)),
-        largest=None if gpu is None or not whole else largest_batch(model, asked, stages, gpu, held),
         draft=draft,
     )
     if cluster is None or not whole:
