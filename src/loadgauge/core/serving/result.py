@@ -17,10 +17,11 @@ from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.definitions.training.software import bounds, factor, kind_of
 from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
 from loadgauge.core.serving.draft import Draft, Speculating, speculated
-from loadgauge.core.serving.memory import UNAIDED, Memory, largest_batch, memory
+from loadgauge.core.serving.memory import UNAIDED, Drafted, Memory, largest_batch, memory
 from loadgauge.core.serving.passes import split
 from loadgauge.core.serving.quantise import quantising
 from loadgauge.core.serving.time import Clock, Pass
+from loadgauge.core.serving.tower import Tower
 
 NOT_COUNTED = (
     "a server: queues, prompts that come while others generate, paged blocks, prefix caches, sampling",
@@ -48,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
     untimed: why there is no time
     served: the times of a server, where one is asked for; pool: bytes that its engine leaves for the cache on a rank, and tokens
-        that these hold; draft: what proposes tokens
+        that these hold; draft: what proposes tokens; tower: what sees the pictures of prompts
     """
 
     model: ModelSpec
@@ -66,6 +67,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     served: Steady | None = None
     pool: tuple[float, int] | None = None
     draft: Draft | None = None
+    tower: Tower | None = None
 
     @property
     def engine(self) -> Engine | None:
@@ -77,8 +79,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The most sequences that fit on a replica; None without a GPU, and of quantising."""
         if self.gpu is None or self.asked.task == "quantise":
             return None
-        held = {} if self.draft is None else {"held": self.draft.held}
-        return largest_batch(self.model, self.asked, split(self.model, self.asked), self.gpu, **held)
+        return largest_batch(self.model, self.asked, split(self.model, self.asked), self.gpu, self.held)
+
+    def held(self, asked: Inference) -> Drafted:
+        """Return what lies beside the model: a draft, and towers of pictures."""
+        return beside(self.draft, self.tower, asked)
 
     @property
     def age(self) -> Age:
@@ -208,6 +213,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return document
 
 
+def beside(draft: Draft | None, tower: Tower | None, asked: Inference) -> Drafted:
+    """Return what lies beside a model: a draft, and towers of pictures."""
+    own = UNAIDED if draft is None else draft.held(asked)
+    return own if tower is None else tower.held(asked, own)
+
+
 def known_range() -> Range:
     """Return the range of times, from measured points of serving (`data/inference.toml`).
 
@@ -230,13 +241,16 @@ def infer(
     untimed: str = "",
     whole: bool = True,
     draft: Draft | None = None,
+    tower: Tower | None = None,
 ) -> Answer:
     """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
     params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times
-    draft: what proposes tokens
+    draft: what proposes tokens; tower: what sees pictures
     """
     asked.check()
+    if tower is not None and tower.tokens > asked.prompt:
+        raise ConfigError(f"are {tower.tokens:,} tokens of each prompt, which has {asked.prompt:,}", key="pictures")
     if asked.task == "generate" and model.head.kind != "lm":
         raise NotModelled(f"generation of {model.name}, which has no language-model head")
     if asked.task == "generate" and not all(
@@ -263,7 +277,6 @@ def infer(
             untimed="of --task quantise the memory alone is counted",
         )
     stages = split(model, asked)
-    held = (lambda asked: UNAIDED) if draft is None else draft.held
     answer = Answer(
         model=model,
         asked=asked,
@@ -272,14 +285,15 @@ def infer(
         gpu=gpu,
         price=price,
         untimed=untimed,
-        memory=memory(model, asked, stages, gpu, held(asked)),
+        memory=memory(model, asked, stages, gpu, beside(draft, tower, asked)),
         draft=draft,
+        tower=tower,
     )
     if cluster is None or not whole:
         return answer
     try:
         clock = Clock(model, asked, stages, cluster)
-        first = clock.prompts()
+        first = clock.prompts() if tower is None else clock.prompts().after("pictures", tower.passed(asked, cluster))
         if asked.task == "forward":
             return msgspec.structs.replace(answer, first=first)
         last = clock.token(asked.context)
@@ -302,12 +316,13 @@ def infer(
         graphs = engine.graphs and asked.batch <= (
             engine.captured or asked.batch
         )  # a larger batch is launched by the host
-        options: dict[str, Any] = {"graphs": graphs, "version": engine.version}
+        options: dict[str, Any] = {"graphs": graphs, "version": engine.version, "tower": tower}
         replica = Server(model, alone, cluster, engine.kind, **options)
         if draft is not None:
             replica = Speculating(model, alone, cluster, engine.kind, draft, **options)
-        weights = answer.memory.weights + held(asked).weights
-        pool, fits = slots_of(replica, engine, weights, asked.prompt, asked.answer)
+        own, held = answer.held(asked), answer.held
+        weights = answer.memory.weights + own.weights + own.tower
+        pool, fits = slots_of(replica, engine, weights, asked.prompt, asked.answer, held)
         left = pool, int(pool * asked.context / replica.cache(asked.context))
         served = serve(replica, asked.batch, asked.prompt, asked.answer, fits, engine)
         mean = served.token

@@ -43,8 +43,8 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
             )
         return
     best = plan.choices[0]
-    kinds = sought == "gpu"
-    kind = f" ({best.job.gpu})" if kinds else ""
+    cards = sought == "gpu"
+    kind = f" ({best.job.gpu})" if cards else ""
     most = ", the model's own" if sought == "seq-len" and best.answer.asked.context == plan.longest else ""
     points(
         target,
@@ -61,23 +61,23 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     )  # fmt: skip
     if brief:
         return
-    _table(target, "The best", _differing(plan.choices, kinds=kinds)[:top], kinds=kinds)
+    _table(target, "The best", _differing(plan.choices, cards=cards)[:top], cards=cards)
     if len(plan.front) > 1:
-        each = "money" if kinds else "tokens a GPU"
-        _table(target, f"Between {each} and tokens a user", list(plan.front)[:top], kinds=kinds)
+        each = "money" if cards else "tokens a GPU"
+        _table(target, f"Between {each} and tokens a user", list(plan.front)[:top], cards=cards)
     if plan.left_out:
         heading(target, "Left out")
         points(target, plan.left_out)
     print_assumed(target, plan.assumed)
 
 
-def _differing(choices: tuple[Choice, ...], *, kinds: bool = False) -> list[Choice]:
-    """Return the best of each layout; kinds: of each kind of GPU"""
+def _differing(choices: tuple[Choice, ...], *, cards: bool = False) -> list[Choice]:
+    """Return the best of each layout; cards: of each kind of GPU"""
     seen: dict[str, Choice] = {}
     for row in choices:
         formats = [row.request.get(name) for name in FORMATS]
         layout = f"{row.answer.gpus} {_words(row, batch=False)} {formats}"
-        seen.setdefault(str(row.job.gpu) if kinds else layout, row)
+        seen.setdefault(str(row.job.gpu) if cards else layout, row)
     return list(seen.values())
 
 
@@ -101,7 +101,7 @@ def _times(row: Choice) -> str:
     return f"first token {seconds(row.first)}{each}"
 
 
-def _table(target: Paper, title: str, rows: list[Choice], *, kinds: bool) -> None:
+def _table(target: Paper, title: str, rows: list[Choice], *, cards: bool) -> None:
     cells = [
         [
             str(row.job.gpu), str(row.answer.gpus),
@@ -130,7 +130,7 @@ def _table(target: Paper, title: str, rows: list[Choice], *, kinds: bool) -> Non
         "per 1M tokens",
         "per hour",
     ]
-    several = {"weights", "cache"} if kinds else {"GPU", "weights", "cache"}
+    several = {"weights", "cache"} if cards else {"GPU", "weights", "cache"}
     texts = [{row[index] for row in cells} for index in range(len(names))]
     kept = [n for n, name in enumerate(names) if any(texts[n]) and (name not in several or len(texts[n]) > 1)]
     draw(
