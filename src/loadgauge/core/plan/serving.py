@@ -289,12 +289,15 @@ def cheapest_gpu(
     if not plans:
         raise NothingFits("; ".join(left_out))
     choices = tuple(sorted((row for plan in plans for row in plan.choices), key=_order("gpu", limits)))
-    misses = [plan.nearest for plan in plans if plan.nearest is not None]
+    misses = () if choices else tuple(plan.nearest for plan in plans if plan.nearest is not None)
     return msgspec.structs.replace(
-        plans[0], choices=choices, front=_front(choices, money=True),
-        looked=sum(plan.looked for plan in plans), left_out=tuple(left_out),
-        nearest=None if choices or not misses else min(misses, key=lambda row: row.answer.memory.high),
-    )  # fmt: skip
+        plans[0],
+        choices=choices,
+        front=_front(choices, money=True),
+        looked=sum(plan.looked for plan in plans),
+        left_out=tuple(left_out),
+        nearest=min(misses, key=lambda row: row.answer.memory.high, default=None),
+    )
 
 
 def _order(sought: Sought | None, limits: Limits) -> Callable[[Choice], tuple[Any, ...]]:
