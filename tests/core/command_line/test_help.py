@@ -110,6 +110,7 @@ SAID = {
     "--nproc_per_node gpu -N 2": "--gpus 16", "--gres gpu:h100:8": "--gpu h100 --gpus 8", "--gres=gpu:4": "--gpus 4",
     "--nodes 4 --gres gpu:a100:8": "--gpus 32 --gpu a100 --gpus-per-node 8",
     "--nodes 2 p5.48xlarge": "--gpus 16 --gpu h100-sxm5-80gb --gpus-per-node 8",
+    "--partition_activations": "--recompute full:partitioned", "--cpu_checkpointing true": "--activation-offload checkpoints",
     "--gpu 4xl40s --nnodes 2": "--gpus 8 --gpu l40s --gpus-per-node 4",
     "--gpus a100:8": "--gpu a100 --gpus 8", "--mem 512G": "--host-memory 512GB", "--fsdp_sharding_strategy FULL_SHARD": "--zero 3",
     "--fsdp_sharding_strategy SHARD_GRAD_OP": "--zero 2", "--fsdp_offload_params true": "--offload all",
