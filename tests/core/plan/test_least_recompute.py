@@ -170,10 +170,9 @@ def test_of_drawn_spaces_the_least_is_what_a_loop_finds_and_never_slower_than_wh
         assert best.memory.verdict == "tight"
 
 
-@pytest.mark.parametrize(("name", "more"), [("llama-3.1-8b", 0.003), ("gpt2", 0.02)])
-def test_sets_of_operations_are_as_quick_as_any_of_all_subsets(name: str, more: float) -> None:
+def test_sets_of_operations_are_as_quick_as_any_of_all_subsets() -> None:
     """Every subset of the operations of a layer (65,536): for each room the quickest of them, estimated, is hardly quicker."""
-    given = four_layers("torchtitan", name, 1, "4000GiB")
+    given = four_layers("torchtitan", "llama-3.1-8b", 1, "4000GiB")
     given = msgspec.structs.replace(given, space=msgspec.structs.replace(given.space, seq_len=1024))
     layout, spec, kind = search([given], top=1).layouts[0].layout, given.space.model, given.training
     (layer,) = _layers(spec, kind)
@@ -194,4 +193,4 @@ def test_sets_of_operations_are_as_quick_as_any_of_all_subsets(name: str, more: 
     own = [ends(given, msgspec.structs.replace(layout, recompute=policy))[1:] for policy in given.space.recompute]
     assert len(front) > 8
     for high, step in map(estimated, front):
-        assert min(quick for size, quick in own if size <= high * (1 + 1e-9)) <= step * (1 + more)
+        assert min(quick for size, quick in own if size <= high * (1 + 1e-9)) <= step * 1.003
