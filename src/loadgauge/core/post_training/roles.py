@@ -120,11 +120,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
             for at in (start, start + each, end - 1)
             if at < end
         }
-        found = []
+        listed = []
         for node in sorted(places):
             shared = (min(end, node * each + each) - max(start, node * each) for start, end in pairwise(ends))
-            found.append({name: size for (name, _), size in zip(sets, shared, strict=True) if size > 0})
-        return found
+            listed.append({name: size for (name, _), size in zip(sets, shared, strict=True) if size > 0})
+        return listed
 
     @classmethod
     def parse(cls, text: str, gpus: int | None) -> Placement:

@@ -15,6 +15,7 @@ from loadgauge.core.definitions.serving.releases import Age, age_of
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.definitions.training.software import bounds, factor, kind_of
+from loadgauge.core.families.encoders.pictures import Seen
 from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
 from loadgauge.core.serving.draft import Draft, Speculating, speculated
 from loadgauge.core.serving.memory import UNAIDED, Drafted, Memory, largest_batch, memory
@@ -241,14 +242,15 @@ def infer(
     untimed: str = "",
     whole: bool = True,
     draft: Draft | None = None,
-    tower: Tower | None = None,
+    seen: Seen | None = None,
 ) -> Answer:
     """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
     params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times
-    draft: what proposes tokens; tower: what sees pictures
+    draft: what proposes tokens; seen: the model with the towers that pictures of prompts need
     """
     asked.check()
+    tower = None if seen is None else Tower.of(seen)
     if tower is not None and tower.tokens > asked.prompt:
         raise ConfigError(f"are {tower.tokens:,} tokens of each prompt, which has {asked.prompt:,}", key="pictures")
     if asked.task == "generate" and model.head.kind != "lm":

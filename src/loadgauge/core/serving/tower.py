@@ -12,6 +12,7 @@ from loadgauge.core.definitions.serving.inference import Inference
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Stage
+from loadgauge.core.families.encoders.pictures import Seen
 from loadgauge.core.serving.memory import Drafted, stored
 from loadgauge.core.serving.passes import of_prompts, parts
 from loadgauge.core.serving.time import Clock, Pass
@@ -21,17 +22,16 @@ WIDE = ("fp16", "fp32")
 
 
 class Tower(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of towers, as a model of their own; tokens: of each prompt that they make; words: what is seen"""
+    """Layers of towers, as a model of their own; tokens: of each prompt that they make"""
 
     model: ModelSpec
     tokens: int
-    words: str
 
     @classmethod
-    def of(cls, seen: ModelSpec, tokens: int, words: str) -> Tower:
-        """Return the towers of a model that has them before its own layers (`families.encoders.pictures.with_pictures`)."""
-        own = tuple(kind for kind in seen.pattern if seen.blocks[kind].tower is not None)
-        return cls(model=msgspec.structs.replace(seen, pattern=own), tokens=tokens, words=words)
+    def of(cls, seen: Seen) -> Tower:
+        """Return the towers of a model that has them before its own layers."""
+        own = tuple(kind for kind in seen.model.pattern if seen.model.blocks[kind].tower is not None)
+        return cls(model=msgspec.structs.replace(seen.model, pattern=own), tokens=seen.tokens)
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -27,7 +27,7 @@ from loadgauge.core.estimate.memory.liveness import (
     rerun_peak,
     returned,
 )
-from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, leaving, partitioned
+from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, in_parts, leaving
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.core.layers import View, block_layers, embedding_layer, head_layer, rotary_layer
@@ -216,11 +216,7 @@ class MemoryModel:
 
     def block_layers(self) -> tuple[Layer, ...]:
         """Return the list of operations of each of the model's distinct blocks."""
-        layers = block_layers(self.model.blocks, self.model.hidden_size, self.view)
-        # Under sequence parallelism each rank has a part already.
-        if not self.layout.recompute.partitioned or self.view.sequence_parallel:
-            return layers
-        return tuple(partitioned(layer, self.layout.tp, self.layout.recompute.group) for layer in layers)
+        return in_parts(block_layers(self.model.blocks, self.model.hidden_size, self.view), self.layout)
 
     def end_layers(self) -> tuple[Layer, Layer]:
         """Return the operations of the embedding and of the head."""

@@ -185,6 +185,11 @@ class Operation(msgspec.Struct, frozen=True):
     turns: Size = 0
     calls: Size = 1
 
+    def sent(self, direction: str) -> tuple[Collective, ...]:
+        """Return what it exchanges: forward, backward, or when it runs again."""
+        forward = self.forward_comm + (self.again_comm if direction == "again" else ())
+        return self.backward_comm if direction == "backward" else forward
+
     @property
     def params(self) -> Size:
         """Parameters of this operation on this rank."""
