@@ -306,3 +306,19 @@ def test_every_figure_has_a_script_or_a_form_that_one_draws() -> None:
             assert CHINESE.search(row["title"]["zh"])
             assert not row["needs"] or row["needs"] in needs
         assert {*row["shown"]} <= {"single", "notebook", *tabs}
+
+
+def test_remedies_are_translated() -> None:
+    """Every text of a change, in the modules that make them."""
+    said = set()
+    for name in ("changes.py", "task_fits.py"):
+        tree = ast.parse((PACKAGE / "core" / "plan" / "advise" / name).read_text(encoding="utf-8"))
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        said |= {
+            node.value.strip()
+            for node in texts
+            if id(node) not in told and re.fullmatch(r"[a-z0-9 ,;-]+( [a-z0-9-]+){2,}", node.value)
+        }
+    assert len(said) > 25
+    assert {text for text in said if not CHINESE.search(in_chinese(text))} == set()

@@ -185,7 +185,13 @@ def test_a_server_has_a_file_too(reader: Any, tmp_path: Path, planned: bool) -> 
 def test_a_plan_of_a_task_draws_its_best_choice(tmp_path: Path) -> None:
     told = typed(f"plan gpt2 --task dpo --gpu t4 --gpus 1 --html {tmp_path / 'dpo.html'}")
     assert "answers in one file" in told.err
-    told = typed(f"plan gpt2 --gpu t4 --gpus 1 --find seq-len --html {tmp_path / 'none.html'}")
+    for line, code in (
+        ("--find seq-len", 0),
+        ("--seq-len 1024 --micro-batch 512 --global-batch 512", 1),
+    ):  # what is found; the nearest miss
+        told = typed(f"plan gpt2 --gpu t4 --gpus 1 {line} --html {tmp_path / 'found.html'}")
+        assert (told.code, "answers in one file" in told.err) == (code, True)
+    told = typed(f"plan gpt2 --gpu t4 --gpus 8 --tokens 1B --find spares --html {tmp_path / 'none.html'}")
     assert (told.code, "leave out --find" in told.err) == (2, True)
 
 

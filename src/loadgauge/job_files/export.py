@@ -153,10 +153,11 @@ def told(whose: str, before: Written, after: Written, *, partly: bool = False) -
     """Return what a job file says more than the one before it, and where it does not say the same; empty where it cannot."""
     added = _added(before.text, after.text)
     lost = sorted(set(after.left_out) - set(before.left_out))
-    none = [line.partition(":")[0] for line in lost if "it means" not in line]
+    means = [line for line in lost if "it means" in line and not line.endswith(" none")]  # which is not to have it
+    none = [line.partition(":")[0] for line in lost if line not in means]
     if not added or (none and not partly):
         return ""
-    there = [MEANS.sub(" ", line) for line in lost if "it means" in line]
+    there = [MEANS.sub(" ", line) for line in means]
     notes = [f"there it is {', '.join(there)}"] * bool(there) + [f"no key for {', '.join(none)}"] * bool(none)
     remarks = f" ({'; '.join(notes)})" if notes else ""
     return f"{whose}: {'; '.join(added)}{remarks}"

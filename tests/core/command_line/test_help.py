@@ -108,6 +108,10 @@ SAID = {
     "--bnb_4bit_use_double_quant False --qlora": "--base nf4-single --qlora", "--transformer-impl transformer_engine": "",
     "--nproc_per_node 8": "--gpus 8 --gpus-per-node 8", "--nnodes 2 --nproc-per-node=4": "--gpus 8 --gpus-per-node 4",
     "--nproc_per_node gpu -N 2": "--gpus 16", "--gres gpu:h100:8": "--gpu h100 --gpus 8", "--gres=gpu:4": "--gpus 4",
+    "--nodes 4 --gres gpu:a100:8": "--gpus 32 --gpu a100 --gpus-per-node 8",
+    "--nodes 2 p5.48xlarge": "--gpus 16 --gpu h100-sxm5-80gb --gpus-per-node 8",
+    "--partition_activations": "--recompute full:partitioned", "--cpu_checkpointing true": "--activation-offload checkpoints",
+    "--gpu 4xl40s --nnodes 2": "--gpus 8 --gpu l40s --gpus-per-node 4",
     "--gpus a100:8": "--gpu a100 --gpus 8", "--mem 512G": "--host-memory 512GB", "--fsdp_sharding_strategy FULL_SHARD": "--zero 3",
     "--fsdp_sharding_strategy SHARD_GRAD_OP": "--zero 2", "--fsdp_offload_params true": "--offload all",
     "--fsdp_reshard_after_forward false": "--zero 2", "--contiguous_gradients true": "",
@@ -142,6 +146,11 @@ SAID = {
 @pytest.mark.parametrize("line", SAID)
 def test_what_people_type_is_taken(line: str) -> None:
     assert params(estimate, f"gpt2 {line}") == params(estimate, f"gpt2 {SAID[line]}")
+
+
+def test_a_whole_line_in_quotes_is_taken_apart() -> None:
+    found = typed(["estimate", "gpt2 --gpu h100 --gpus 8", "--zero", "3", "--json"])
+    assert found.out == typed("estimate gpt2 --gpu h100 --gpus 8 --zero 3 --json").out
 
 
 def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:

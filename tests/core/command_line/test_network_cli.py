@@ -224,3 +224,9 @@ def test_a_parameter_server_sends_what_each_worker_fetches() -> None:
 )  # fmt: skip
 def test_a_plan_takes_words_and_units_that_people_type(typed_so: str, here: str) -> None:
     assert here in " ".join(typed(f"plan gpt2 --gpu h100 --gpus 16 --global-batch 64 --tp 1 {typed_so}").err.split())
+
+
+def test_what_is_enough_reaches_what_it_needs() -> None:
+    for cell in document("network llama-3.1-8b --gpu h100 --gpus 64 --sweep tp=1,2,4 --sweep zero=1,3")["cells"]:
+        for need in cell["needs"]:
+            assert need["enough"] == (need["reached"] >= need["needed"] * (1 - 1e-9))

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.plan.answer import answer as find_plan
+from loadgauge.core.plan.request import PlanRequest, cases as planned_cases
 from loadgauge.core.resolve.resolve import resolve_job
 
 
@@ -61,3 +63,44 @@ def parts(framework: str, **flags: Any) -> dict[str, float]:
 def test_the_last_product_is_left_out(framework: str, flags: dict[str, Any], share: tuple[float, float]):
     found = parts(framework, **flags)
     assert share[0] < found["recompute"] / found["forward"] < share[1]
+
+
+@pytest.mark.parametrize(("word", "gathers"), [("full:partitioned", 32), ("full:every=2:partitioned", 16)])
+def test_partitioned_inputs_are_kept_in_parts_and_gathered_again(word: str, gathers: int) -> None:
+    """ZeRO-R: of each layer that runs again a rank keeps b s h / t, and receives the rest of it (`equation partitioned`)."""
+    job = Job(
+        "llama-3.1-8b", gpu="h100", gpus=4, tp=4, seq_len=4096, micro_batch=2, global_batch=4, framework="megatron"
+    )
+    answers = [
+        resolve_job(job.replace(recompute=each)).estimate() for each in (word.removesuffix(":partitioned"), word)
+    ]
+    whole, parts = (answer.memory.parts["activations"] for answer in answers)
+    one = 2 * 2 * 4096 * 4096
+    assert whole - parts == pytest.approx(gathers * one * 3 / 4, rel=1e-3)
+    sent = [sum(row.sent for row in answer.network if row.collective == "all_gather") for answer in answers]
+    assert sent[1] - sent[0] == pytest.approx(gathers * 2 * one * 3 / 4, rel=1e-6)
+    assert answers[1].timing.step > answers[0].timing.step
+    alone = [resolve_job(job.replace(tp=None, recompute=each)).estimate() for each in ("full", "full:partitioned")]
+    assert alone[0].memory.total == alone[1].memory.total
+    assert alone[0].timing.step == alone[1].timing.step
+    shared = [
+        resolve_job(job.replace(recompute=each, sequence_parallel=True)).estimate()
+        for each in ("full", "full:partitioned")
+    ]
+    assert shared[0].memory.total == shared[1].memory.total
+
+
+def test_a_plan_has_the_memory_of_partitioned_inputs_that_estimate_has() -> None:
+    words = {
+        "gpu": "h100",
+        "gpus": "8",
+        "seq_len": "8192",
+        "global_batch": "8",
+        "recompute": "full:partitioned",
+        "tp": "4,8",
+    }
+    request = PlanRequest.of("llama-3.1-8b", words)
+    best = find_plan(request, *planned_cases(request)).best
+    assert str(best.estimate.layout.recompute) == "full:partitioned"
+    again = resolve_job(best.job).estimate()
+    assert again.memory.total == best.estimate.memory.total

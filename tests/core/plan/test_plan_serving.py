@@ -218,7 +218,7 @@ def test_the_command_says_it_and_its_command_reproduces_it() -> None:
     ("line", "word"),
     [
         ("--find seq-len --context 4096", "asks for what --context states"),
-        ("--find link", "seq-len (the longest context), batch or gpus"),
+        ("--find link", "seq-len (the longest context), batch, gpus or gpu"),
         ("--zero 3", "cannot be searched with --task generate; leave it out"),
         ("--max-ttft 3GiB", "--max-ttft"),
     ],
@@ -237,3 +237,38 @@ def test_without_a_number_of_gpus_it_finds_the_fewest_or_asks_for_one() -> None:
     with pytest.raises(ConfigError, match="--find gpus"):
         plan_serving(job, {}, {}, Limits(), "batch")
     assert "needs --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err
+
+
+def test_the_cheapest_kind_of_gpu_is_that_of_a_plan_of_each() -> None:
+    """Money of an hour with requests, of a request without; one that does not do it is named with the reason."""
+    prices = {"h100-sxm5-80gb": 2.5, "l4": 0.7, "l40s": 0.9, "gtx1080ti": 0.1}
+    listed = ",".join(f"{name}={price}" for name, price in prices.items())
+    for line, limits, gpus in (
+        ("--requests 8 --max-tpot 40ms", Limits(token=0.04, requests=8.0), None),
+        ("--gpus 2 --max-tpot 40ms", Limits(token=0.04), 2),
+    ):
+        told = document(f"plan qwen3-8b --task generate --context 2048 --answer 256 {line} --prices {listed} --json")
+        costs = {}
+        for name, price in prices.items():
+            try:
+                plan = plan_serving(Job("qwen3-8b", gpu=name, gpus=gpus), GIVEN, {}, limits)
+            except Error:
+                continue
+            if plan.choices:
+                hourly = price * plan.choices[0].answer.gpus
+                costs[name] = hourly if gpus is None else hourly / plan.choices[0].requests
+        best = told["choices"][0]
+        assert len(costs) > 1
+        assert best["gpu"] == min(costs, key=costs.__getitem__)
+        each = best["money_per_hour"] / (1 if gpus is None else best["requests_per_second"])
+        assert each == pytest.approx(costs[best["gpu"]], rel=1e-9)
+        assert {line.partition(":")[0] for line in told["left_out"]} == {*prices} - {*costs}
+    said = typed(f"plan qwen3-8b --task generate --requests 8 --prices {listed} --gpu l4")
+    assert "asks for what --gpu states" in said.err
+    assert "--prices" in typed("plan qwen3-8b --task generate --requests 8 --find gpu --price 2").err
+
+
+def test_without_times_no_limit_is_kept() -> None:
+    """A card whose links over nodes nobody states has no times there, and answers no requests."""
+    plan = plan_serving(Job("llama-3.1-70b", gpu="l4"), {"context": 2048}, {}, Limits(requests=1.0))
+    assert all(row.answer.token for row in plan.choices)

@@ -322,3 +322,55 @@ def test_a_server_reads_and_captures_what_its_engine_chooses_by_the_card(
     assert answer.engine.max_batched_tokens == tokens
     assert answer.memory.beside["graphs"] == graphs * 16 * 2**20
     assert ("--prefill-tokens" in assumed) is (":" not in server)
+
+
+def seeing(name: str, job: dict[str, Any], /, **asked: Any) -> tuple[Answer, Answer]:
+    """The same request with pictures and without."""
+    both = (Job(model=name, gpu="h100", **more) for more in (job, {"tp": job.get("tp")}))
+    with_them, without = (resolve_inference(each, "generate", {"context": 4096, **asked})[0] for each in both)
+    return with_them, without
+
+
+@pytest.mark.parametrize("tp", [None, 2])
+def test_a_prompt_waits_for_its_pictures_and_the_card_has_the_tower(tp: int | None) -> None:
+    """SigLIP of Gemma 3 by hand: 27 layers 1,152 wide with MLPs of 4,304, 64 x 64 patches, 256 tokens of 2,560 a picture."""
+    width, inner, layers, patches = 1152, 4304, 27, 4096
+    with_them, without = seeing("gemma-3-4b", {"pictures": "2x896x896", "tp": tp})
+    seen = (
+        2 * patches * (layers * (2 * (4 * width**2 + 2 * width * inner) + 4 * patches * width) + 2 * 3 * 14**2 * width)
+    )
+    seen += 2 * 256 * 2 * width * 2560
+    assert with_them.first.flops - without.first.flops == pytest.approx(seen, rel=1e-3)
+    weights = layers * (4 * width**2 + 2 * width * inner + 9 * width + inner) + patches * width + 3 * 14**2 * width
+    weights += width * 2560 + 6 * width
+    assert with_them.memory.parts["tower"] * (tp or 1) == pytest.approx(2 * weights, rel=2e-3 if tp is None else 0.05)
+    assert with_them.memory.weights == without.memory.weights
+    assert with_them.memory.cache == without.memory.cache
+    assert with_them.first.seconds > without.first.seconds
+    assert with_them.token == without.token
+    assert not with_them.model.left_out
+
+
+def test_pictures_take_places_of_a_prompt_and_time_of_a_server() -> None:
+    """Twice the pictures take twice as long, in a server too; where they are too many for a prompt, it says so."""
+    served = {"server": "vllm", "batch": 4, "answer": 128}
+    prompts = []
+    for pictures in ("1x896x896", "2x896x896"):
+        with_them, without = seeing("gemma-3-4b", {"pictures": pictures}, **served)
+        prompts.append(with_them.served.prompt - without.served.prompt)
+        assert with_them.served.first > without.served.first
+        assert with_them.served.step == pytest.approx(without.served.step)
+        assert with_them.pool[0] < without.pool[0]
+    assert prompts[1] == pytest.approx(2 * prompts[0], rel=0.05)
+    line = "estimate gemma-3-4b --gpu h100 --task generate --pictures 20x896x896 --context 4096"
+    assert "5,120 tokens of each prompt" in typed(line).err
+    usual = document("estimate gemma-3-4b --gpu h100 --task generate --pictures 2x896x896")
+    assert usual["layout"]["context"] == 4096 + 2 * 256
+    assert usual["first"]["lanes"]["pictures"] > 0
+    plan = document(
+        "plan gemma-3-4b --gpu h100 --gpus 1 --task generate --context 4096 --answer 128 --pictures 1x896x896"
+    )
+    best = plan["choices"][0]
+    again = document(best["command"].removeprefix("loadgauge "))
+    assert again["mean_token"] == best["token_seconds"]
+    assert again["served"]["first"] == best["first_seconds"]

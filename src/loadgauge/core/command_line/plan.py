@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -11,7 +11,8 @@ from click.core import ParameterSource
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.plan.find import found
-from loadgauge.core.answers.plan.layouts import Planned, planned
+from loadgauge.core.answers.plan.layouts import Missed, Planned, planned
+from loadgauge.core.answers.plan.progress import clear, say
 from loadgauge.core.base import ConfigError, Error, need, parse as parse_unit
 from loadgauge.core.command_line.options import project
 from loadgauge.core.command_line.options.answering import answering, refuse
@@ -19,6 +20,7 @@ from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, option, options, page_option, write_page
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.sizes import model_or_usage, size_options
+from loadgauge.core.definitions.hardware.prices import read_prices, usual_prices
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.core.definitions.serving.inference import FORMATS, fields as inference_fields
@@ -26,6 +28,7 @@ from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan import posttrain
 from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
+from loadgauge.core.resolve.reproduce import completer
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
 
 SWEEP = ("sweep", "output", "workers", "ray")
@@ -164,9 +167,14 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     rate = flags_given.pop("requests", None)
     requests = None if rate is None else positive_number(str(rate).removesuffix("/s"))
     limits = serving.Limits(first=times[0], token=times[1], requests=requests)
-    sought, top = flags_given.pop("find", None), int(flags_given.pop("top", 5))
-    if sought not in (None, "seq-len", "batch", "gpus"):
-        raise ConfigError("with --task generate: give seq-len (the longest context), batch or gpus", key="find")
+    prices = flags_given.pop("prices", None)
+    sought, top = flags_given.pop("find", prices and "gpu"), int(flags_given.pop("top", 5))
+    if sought not in (None, *get_args(serving.Sought)):
+        raise ConfigError("with --task generate: give seq-len (the longest context), batch, gpus or gpu", key="find")
+    if sought != "gpu":
+        refuse({"prices": prices}, "needs --find gpu")
+    elif "price" in flags_given:
+        raise ConfigError("is of one kind of GPU; with --find gpu it is --prices GPU=2.5,GPU=1.8", key="price")
     if {"seq-len": "context"}.get(sought or "", sought) in {**flags_given, **request}:
         raise ConfigError(
             f"asks for what --{'context' if sought == 'seq-len' else sought} states; leave one of them out", key="find"
@@ -184,9 +192,15 @@ def _serve(model: str, flags: dict[str, Any]) -> Answer:
     if split:
         refuse({"find": sought}, "leave it out with --apart")
         plan = serving.plan_apart(job, request, axes, limits)
+    elif sought == "gpu":
+        try:
+            own = read_prices(prices) if prices else usual_prices()
+            plan = serving.cheapest_gpu(job, request, axes, limits, own, flags["task"], say)
+        finally:
+            clear()
     else:
         plan = serving.plan_serving(job, request, axes, limits, sought, flags["task"])
-    return server(plan, "gpus" if requests is not None else sought, top)
+    return server(plan, "gpus" if requests is not None and sought != "gpu" else sought, top)
 
 
 @click.command("plan", cls=Grouped)
@@ -248,25 +262,27 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
     request = PlanRequest.of(model_or_usage(model, flags), flags)
     request = msgspec.structs.replace(request, job=project.answered(request.job)[0])
     if request.find in fleet_finds():
-        return need("OBJECTIVES").report(request)  # type: ignore[no-any-return]
-    if request.find is not None:
         refuse({"html": page}, "draws the best layout; leave out --find")
-        return found(request)
-    answer = planned(request)
-    if page is not None and isinstance(answer, Planned):
-        best = answer.plan.best
-        write_page(page, *need("HTML").page(resolve_job(best.job), best.estimate))
-    return answer
+        return need("OBJECTIVES").report(request)  # type: ignore[no-any-return]
+    return _drawn(planned(request) if request.find is None else found(request), page)
 
 
 def _drawn(answer: Answer, page: str | None) -> Answer:
     """Writes the best choice of a plan, or the nearest miss, to a file that is asked for; returns the plan."""
     if page is None:
         return answer
-    plan, pages = answer.shown[0], need("HTML")
-    if answer.form == "plan.serving":
+    pages = need("HTML")
+    if isinstance(answer, Planned):
+        drawing = pages.page(resolve_job(answer.plan.best.job), answer.plan.best.estimate)
+    elif isinstance(answer, Missed):
+        drawing = pages.page(resolve_job(completer(answer.setup.job)(answer.nearest)), answer.nearest)
+    elif answer.form == "plan.find":
+        _, _, answers, jobs, *_ = answer.shown
+        drawing = pages.page(resolve_job(jobs[0]), answers[0].best)
+    elif answer.form == "plan.serving":
         from loadgauge.core.answers.serving import served
 
+        plan = answer.shown[0]
         choice = plan.choices[0] if plan.choices else plan.nearest
         drawing = choice and pages.page_of_server(
             served(choice.answer, assumed=plan.assumed), choice.job, {"task": choice.answer.asked.task} | choice.request
@@ -274,7 +290,7 @@ def _drawn(answer: Answer, page: str | None) -> Answer:
     else:
         from loadgauge.core.answers.post_training import answered
 
-        choice = plan.best or plan.nearest
+        choice = answer.shown[0].best or answer.shown[0].nearest
         drawing = choice and pages.page_of_task(answered(choice.job))
     if drawing is None:
         raise ConfigError("there is no layout to draw", key="html")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error, NotStated
+from loadgauge.core.base.errors import ConfigError, Error, NothingFits, NotStated
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, domain_of
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job
@@ -23,7 +23,7 @@ from loadgauge.core.resolve import resolve
 from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.result import Answer
 
-Sought = Literal["seq-len", "batch", "gpus"]
+Sought = Literal["seq-len", "batch", "gpus", "gpu"]
 ANSWER = 512
 """Tokens of an answer, where nothing is said."""
 MOST_BATCH, MOST_CONTEXT = 65_536, 10**7
@@ -81,13 +81,20 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokens / (asked.context if asked.task == "forward" else asked.answer)
 
     @property
+    def hourly(self) -> float:
+        """Price of an hour of all its GPUs; 0 without a price."""
+        return (self.answer.price or 0.0) * self.answer.gpus
+
+    @property
     def command(self) -> str:
         """The command that estimates it."""
         words = [f"--{name.replace('_', '-')} {value}" for name, value in self.request.items() if value is not None]
         return " ".join([self.job.command(), f"--task {self.answer.asked.task}", *words])
 
     def within(self, limits: Limits) -> bool:
-        """Return whether it fits and keeps the limits of time."""
+        """Return whether it fits and keeps the limits of time; where times are not known, none is kept."""
+        if self.answer.first is None and limits != Limits():
+            return False
         token = self.answer.token or 0.0
         late = limits.first is not None and self.first > limits.first
         slow = limits.token is not None and token > limits.token
@@ -125,6 +132,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     front: those of which no other has more tokens a second both a GPU and a user; assumed: what nobody said
     longest: tokens that the model has positions for; apart: servers that only read beside such as only generate, if asked for
+    left_out: kinds of GPU without a choice, each with the reason
     """
 
     choices: tuple[Choice, ...]
@@ -134,6 +142,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     nearest: Choice | None = None
     apart: Apart | None = None
+    left_out: tuple[str, ...] = ()
 
 
 def layouts(job: Job, gpus: int, axes: dict[str, tuple[int, ...]], *, experts: bool) -> Iterator[Job]:
@@ -246,19 +255,69 @@ def plan_apart(job: Job, request: dict[str, Any], axes: dict[str, tuple[int, ...
     return msgspec.structs.replace(together, apart=min(splits, key=by, default=None))
 
 
+def cheapest_gpu(
+    job: Job,
+    request: dict[str, Any],
+    axes: dict[str, tuple[int, ...]],
+    limits: Limits,
+    prices: dict[str, float],
+    task: Task = "generate",
+    progress: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """Return the cheapest choices of each kind of GPU: an hour of the GPUs that answer the requests, or without those a request.
+
+    prices: of one GPU-hour, by GPU; the rest as of `plan_serving`, and without --gpus each kind has as few as hold a replica
+
+    >>> job, prices = Job("llama-3.1-8b"), {"h100-sxm5-80gb": 2.5, "l4": 0.7, "gtx1080ti": 0.1}
+    >>> plan = cheapest_gpu(job, {"context": 4096, "answer": 512}, {}, Limits(token=0.02, requests=2.0), prices)
+    >>> [(row.answer.gpu.id, row.hourly) for row in plan.choices[:1]]
+    [('h100-sxm5-80gb', 2.5)]
+    """
+    plans, left_out = [], []
+    for name, price in prices.items():
+        progress(name)
+        try:
+            plan = plan_serving(job.replace(gpu=name, price=price), request, axes, limits, task=task)
+        except Error as error:
+            left_out.append(f"{name}: {error}")
+            continue
+        plans.append(plan)
+        if not plan.choices:
+            miss = plan.nearest
+            short = miss is None or miss.answer.memory.verdict != "fits"
+            left_out.append(f"{name}: {'it does not fit' if short else 'nothing keeps the limits'}")
+    if not plans:
+        raise NothingFits("; ".join(left_out))
+    choices = tuple(sorted((row for plan in plans for row in plan.choices), key=_order("gpu", limits)))
+    misses = () if choices else tuple(plan.nearest for plan in plans if plan.nearest is not None)
+    return msgspec.structs.replace(
+        plans[0],
+        choices=choices,
+        front=_front(choices, money=True),
+        looked=sum(plan.looked for plan in plans),
+        left_out=tuple(left_out),
+        nearest=min(misses, key=lambda row: row.answer.memory.high, default=None),
+    )
+
+
 def _order(sought: Sought | None, limits: Limits) -> Callable[[Choice], tuple[Any, ...]]:
     if sought == "seq-len":
         return lambda row: (-row.answer.asked.context, row.answer.token or 0.0)
     if sought == "batch":
         return lambda row: (-row.batch, row.answer.token or 0.0)
+    if sought == "gpu" and limits.requests is None:
+        return lambda row: (row.hourly / row.requests if row.requests else math.inf, row.answer.token or 0.0)
+    if sought == "gpu":
+        return lambda row: (row.hourly, -row.requests)
     if sought == "gpus" or limits.requests is not None:
         return lambda row: (row.answer.gpus, -row.requests)
     return lambda row: (-row.per_gpu, row.answer.token or 0.0)
 
 
-def _front(choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+def _front(choices: tuple[Choice, ...], *, money: bool = False) -> tuple[Choice, ...]:
     front: list[Choice] = []
-    for row in sorted(choices, key=lambda row: (-row.per_gpu, row.answer.token or 0.0)):
+    by = _order("gpu" if money else None, Limits())
+    for row in sorted(choices, key=by):
         if not front or (row.answer.token or 0.0) < (front[-1].answer.token or 0.0):
             front.append(row)
     return tuple(front)

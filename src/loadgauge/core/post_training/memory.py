@@ -13,6 +13,7 @@ import msgspec
 
 from loadgauge.core.base import MIB, Size, Verdict, judge, maximum, sums
 from loadgauge.core.base.lengths import Lengths
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.uncounted import Parts, Uncounted
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.tasks import Pass
@@ -174,6 +175,10 @@ class _Trained(msgspec.Struct, frozen=True, kw_only=True):
         return parts["weights"], gradients, parts["optimizer"]
 
 
+_Side = tuple[_Trained, dict[str, _Trained], dict[str, Member]]
+"""A set of GPUs: the first role that trains there, all that do, and those that do not."""
+
+
 def memory(run: Run) -> PostMemory:
     """Return the memory of a run by phase. Raises as `estimate` does.
 
@@ -184,7 +189,7 @@ def memory(run: Run) -> PostMemory:
     ['update', 'reference']
     """
     sides = {name: _side(run, name) for name in dict.fromkeys(run.placement.side(role)[0] for role in run.members)}
-    main, trained, frozen = sides["trainer"]
+    _, trained, frozen = sides["trainer"]
     asleep = engine = None
     if run.engine is not None:
         engine = engine_of(run)
@@ -203,7 +208,7 @@ def memory(run: Run) -> PostMemory:
             phases.append(_sync(run, engine, trained, frozen, asleep))
     return PostMemory(
         phases=tuple(phases),
-        host=_host(run, main, trained, frozen, engine),
+        host=_host(run, sides, engine),
         engine=engine,
         capacity=None if run.gpu is None else run.gpu.capacity,
         uncounted=run.uncounted,
@@ -537,27 +542,43 @@ def _sync(
     return _bounded(run, "weight sync", residents, main, asleep)
 
 
-def _host(
-    run: Run, main: _Trained, trained: dict[str, _Trained], frozen: dict[str, Member], card: Card | None
-) -> dict[str, float]:
-    """Bytes of host memory of a node of the trainer by what they are."""
-    whole = main.member.layout.gpus
-    on_node = min(whole, main.member.cluster.gpus_per_node if main.member.cluster is not None else 8)
-    by_use = {"offloaded states": sum(trainee.update.host for trainee in trained.values()) * on_node}
+def _host(run: Run, sides: dict[str, _Side], card: Card | None) -> dict[str, float]:
+    """Bytes of host memory by what they are, of the node that needs the most: sets of GPUs fill nodes one after another."""
+    # A set that is smaller than a node says nothing of the node's size.
+    sizes = [(one.cluster.gpus_per_node, one.layout.gpus) for one in run.members.values() if one.cluster is not None]
+    nodes = run.placement.nodes(max((size for size, gpus in sizes if size < gpus), default=GPUS_PER_NODE))
+    return max((_on_node(run, sides, card, there) for there in nodes), key=lambda held: sum(held.values()))
+
+
+def _on_node(run: Run, sides: dict[str, _Side], card: Card | None, there: dict[str, int]) -> dict[str, float]:
+    """The same of one node. there: its GPUs of each set"""
+    main = sides["trainer"][0]
+    trained = {name: trainee for _, own, _ in sides.values() for name, trainee in own.items()}
+
+    def ranks(role: str) -> int:
+        return there.get(run.placement.side(role)[0], 0)
+
+    own = there.get("trainer", 0)
+    by_use = {"offloaded states": sum(trainee.update.host * ranks(name) for name, trainee in trained.items())}
     if run.task.rollout and run.placement.colocated and run.rollout_offload != "none":
         moved = 0.0
-        for trainee in trained.values():
+        for name, trainee in trained.items():
             weights, gradients, optimizer = trainee.states
-            moved += weights if run.rollout_offload in ("weights", "all", "idle") else 0.0
-            moved += optimizer + gradients if run.rollout_offload not in ("none", "weights") else 0.0
-        by_use["moved while answers are generated"] = moved * on_node
-    by_use["frozen models"] = on_node * sum(
-        weights_held(member, main.rank) for member in frozen.values() if member.offloaded
+            moved += ranks(name) * weights if run.rollout_offload in ("weights", "all", "idle") else 0.0
+            moved += ranks(name) * (optimizer + gradients) if run.rollout_offload not in ("none", "weights") else 0.0
+        by_use["moved while answers are generated"] = moved
+    by_use["frozen models"] = sum(
+        ranks(name) * weights_held(member, first.rank)
+        for first, _, frozen in sides.values()
+        for name, member in frozen.items()
+        if member.offloaded
     )
-    if card is not None and run.engine is not None:
+    if card is not None and run.engine is not None and own:
         # A delta is of a copy of each shard, or, by files, of every tensor on the rank that writes; files are written from there.
-        copies = {"delta": on_node / whole, "disk": 1.0, "delta-disk": 2.0}.get(run.engine.sync or "", 0.0)
+        copies = {"delta": own / main.member.layout.gpus, "disk": 1.0, "delta-disk": 2.0}.get(
+            run.engine.sync or "", 0.0
+        )
         by_use["weights to hand over"] = 2.0 * main.member.params * copies
-        by_use["engine asleep"] = card.copy * on_node
+        by_use["engine asleep"] = card.copy * own
         by_use["object store"] = float(STORED * run.sequences.number * run.sequences.mean)
     return {name: nbytes for name, nbytes in by_use.items() if nbytes}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError
@@ -100,6 +102,29 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name of a role's GPUs and their number."""
         own = next(((names, number) for names, number in self.apart if role in names), ((), 0))
         return (" + ".join(own[0]), own[1]) if own[0] else ("trainer", self.trainer)
+
+    def nodes(self, each: int) -> list[dict[str, int]]:
+        """Return the GPUs of each set on the nodes where one begins, goes on, or ends. each: GPUs of a node
+
+        >>> Placement.parse("split:8+4,critic=6", None).nodes(8)
+        [{'trainer': 8}, {'rollout': 4, 'critic': 4}, {'critic': 2}]
+        """
+        sets = [("trainer", self.trainer), ("rollout", self.rollout)] + [
+            (self.side(own[0])[0], n) for own, n in self.apart
+        ]
+        ends = list(accumulate((size for _, size in sets), initial=0))
+        places = {
+            at // each
+            for start, end in pairwise(ends)
+            if start < end
+            for at in (start, start + each, end - 1)
+            if at < end
+        }
+        listed = []
+        for node in sorted(places):
+            shared = (min(end, node * each + each) - max(start, node * each) for start, end in pairwise(ends))
+            listed.append({name: size for (name, _), size in zip(sets, shared, strict=True) if size > 0})
+        return listed
 
     @classmethod
     def parse(cls, text: str, gpus: int | None) -> Placement:

@@ -17,15 +17,17 @@ from loadgauge.core.definitions.serving.inference import PREFILL, WEIGHT_FORMATS
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine, said_of
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
+from loadgauge.core.families.encoders.pictures import Seen, with_pictures
 from loadgauge.core.families.hub import allowed
 from loadgauge.core.resolve.resolve import bandwidth, named_card
 from loadgauge.core.serving.draft import Draft, block_of
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.serving.result import Answer, infer
 
+SEEN = ("pictures", "video", "audio", "max_pixels")
 TAKEN = (
     "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "price", "offload", "mtp",
-    "host_link", "host_bandwidth", *AXES_OF,
+    "host_link", "host_bandwidth", *SEEN, *AXES_OF,
 )  # fmt: skip
 """Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
 CONTEXT = 4096
@@ -53,7 +55,9 @@ def resolve_inference(
     """
     asked_for = flags
     for name in job.__struct_fields__:
-        taken = name in TAKEN or (name == "host_memory" and job.offload == "experts")
+        taken = (name in TAKEN and not (name in SEEN and task == "quantise")) or (
+            name == "host_memory" and job.offload == "experts"
+        )
         if not taken and getattr(job, name) is not None:
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
             instead = f"; here it is {own}" if own else ""
@@ -94,14 +98,13 @@ def resolve_inference(
     if job.offload == "experts" and not source.spec.has_experts:
         raise ConfigError(f"{source.spec.name} has no experts", key="offload")
     draft = _draft(job, flags, source.spec, assumed) if task == "generate" else None
+    spec, seen = _seen(job, source.spec, assumed)
     asked = Inference(
         task=task,
         **degrees,
         replicas=(job.gpus or within) // within,
         experts_from=_from_host(job, card, within, assumed) if job.offload == "experts" else 0.0,
-        **{
-            name: value for name, value in _filled(flags, source.spec, task, assumed, card).items() if value is not None
-        },
+        **{name: value for name, value in _filled(flags, spec, task, assumed, card, seen).items() if value is not None},
     )
     machines, untimed = None, "they need a --gpu"
     if card is not None:
@@ -110,9 +113,9 @@ def resolve_inference(
             machines, untimed = cluster(card, within, job.gpus_per_node, link, adapter), ""
         except NotStated as error:
             untimed = str(error)
-    counted = parameters(source.spec)
+    counted = parameters(spec)
     answer = infer(
-        source.spec,
+        spec,
         asked,
         card,
         machines,
@@ -122,6 +125,7 @@ def resolve_inference(
         untimed=untimed,
         whole=whole,
         draft=draft,
+        seen=seen,
     )
     answer = msgspec.structs.replace(answer, host_memory=job.host_memory)
     layout_stated = any(getattr(job, name) is not None for name in AXES_OF)
@@ -217,14 +221,26 @@ def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str,
     return Draft(name=title, model=spec, tokens=tokens, acceptance=acceptance)
 
 
+def _seen(job: Job, model: ModelSpec, assumed: dict[str, str]) -> tuple[ModelSpec, Seen | None]:
+    """Return the model without the towers that a job's prompts need, and with them. Raises `ConfigError` or `NotModelled`."""
+    if job.pictures is None and job.video is None and job.audio is None:
+        if job.max_pixels is not None:
+            raise ConfigError("needs --pictures or --video", key="max_pixels")
+        return model, None
+    seen = with_pictures(model, job.pictures or "", job.video or "", "frozen", True, job.max_pixels, job.audio)
+    assumed["pictures or sound of a prompt"] = f"{seen.words} of it (by the limits of the published processor)"
+    left = msgspec.structs.replace(model, towers=seen.model.left_out, unused_keys=seen.model.unused_keys)
+    return left, seen
+
+
 def _filled(
-    flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str], card: Gpu | None
+    flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str], card: Gpu | None, seen: Seen | None
 ) -> dict[str, Any]:
     """The flags with a context where none is given; defaults are noted."""
     filled = dict(flags)
     if filled.get("context") is None:
         longest = model.max_position_embeddings
-        usual = CALIBRATED if task == "quantise" else CONTEXT
+        usual = CALIBRATED if task == "quantise" else CONTEXT + (0 if seen is None else seen.tokens)
         filled["context"] = usual if longest is None else min(usual, longest)
     if filled.get("server") is not None:
         engine = Engine.parse(filled["server"], "server")

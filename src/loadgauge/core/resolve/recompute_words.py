@@ -1,6 +1,7 @@
 """Recompute policies whose operations depend on the model: how files say them and what they mean, both ways."""
 
-from itertools import chain, combinations
+from collections.abc import Iterator
+from itertools import accumulate, combinations
 
 import msgspec
 
@@ -12,6 +13,9 @@ from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.operations.operations import Layer, Recompute
 
+INTENSITIES = (150.0, 600.0)
+"""FLOPs that take as long as moving a byte, from the least to the most that kernels of cards reach."""
+MOST_SETS = 64
 SEQUENCE = 4096
 """Tokens of the sequence by which a memory budget is shared out."""
 KEPT = {"attention.query", "attention.value", "attention.flash", "attention.context", "attention.qkv"}
@@ -113,8 +117,8 @@ def light_modules(model: ModelSpec, training: Training) -> str:
 
 def every_policy(model: ModelSpec, training: Training) -> tuple[str, ...]:
     """Return the policies among which a planner finds the least that fits: none; where parts of a layer can run again, every set
-    of Megatron's modules or, in frameworks that choose by operation, the cheapest ones by FLOPs a byte, one more each time; the
-    first n layers of each stage, every n-th layer, all layers.
+    of Megatron's modules and, in frameworks that choose by operation, the sets of operations that save the most for what they take
+    (`_front`); the first n layers of each stage, every n-th layer, all layers.
 
     >>> from loadgauge.core.families.reference import llama_model
     >>> from loadgauge.core.definitions.training.training import training
@@ -126,9 +130,8 @@ def every_policy(model: ModelSpec, training: Training) -> tuple[str, ...]:
     sets = (chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count))
     parts = ["modules:" + ",".join(chosen) for chosen in sets]
     if framework.selective == "per-op":
-        by_price = [_by_price(layer) for layer in _layers(model, training)]
         parts += [
-            ",".join({*chain(*(names[:many] for names in by_price))}) for many in range(1, max(map(len, by_price)) + 1)
+            ",".join(sorted(chosen)) for each in INTENSITIES for chosen in _front(model, training, each) if chosen
         ]
     whole = (f"full:{how}={number}" for how, first in (("layers", 1), ("every", 2)) for number in range(first, layers))
     by_meaning: dict[str, str] = {}
@@ -268,6 +271,50 @@ def _by_price(layer: Layer) -> list[str]:
         operation.name: float(operation.forward_flops) / max(built.get(operation.name, 0.0), 1.0) for operation in layer
     }
     return sorted(built, key=lambda name: price[name])
+
+
+def _freeing(layer: Layer) -> Iterator[frozenset[str]]:
+    """Yield the sets of operations that run again so that a tensor need not be kept: its maker, then too the makers of what these
+    would have kept in its place, and so on."""
+    made_by = {tensor.name: each.name for each in layer if each.gradients for tensor in each.outputs}
+    kept = {tensor.name for tensor in layer.kept()}
+    for first in {made_by[name] for name in sorted(kept) if name in made_by}:
+        chosen, more = frozenset[str](), {first}
+        while more:
+            chosen |= more
+            yield chosen
+            now = (tensor.name for tensor in layer.kept(Recompute(discarded=chosen)))
+            more = {made_by[name] for name in now if name not in kept and name in made_by} - chosen
+
+
+def _front(model: ModelSpec, training: Training, intensity: float) -> list[frozenset[str]]:
+    """Return the sets of operations of which no other keeps less for as little work, of all layers together: what a set frees is
+    joined to what others free, one after another, and what another beats is dropped; of many, `MOST_SETS` are left.
+
+    intensity: FLOPs that take as long as a byte that is moved
+    """
+    layers = [(layer, times) for layer, times in zip(_layers(model, training), model.layer_counts(), strict=True)]
+    work: dict[str, float] = {}
+    for layer, times in layers:
+        for each in layer:
+            moved = sum(tensor.nbytes for tensor in (*each.inputs, *each.outputs))
+            work[each.name] = work.get(each.name, 0.0) + times * float(each.forward_flops + intensity * moved)
+
+    def kept(chosen: frozenset[str]) -> float:
+        return sum(times * float(layer.saved(Recompute(discarded=chosen & layer.names))) for layer, times in layers)
+
+    front = {frozenset[str](): kept(frozenset())}
+    for more in sorted(
+        {own for layer, _ in layers for own in _freeing(layer)}, key=lambda own: (len(own), sorted(own))
+    ):
+        front |= {chosen | more: kept(chosen | more) for chosen in front if not more <= chosen}
+        ranked = sorted(front, key=lambda chosen: (sum(work[name] for name in chosen), front[chosen], sorted(chosen)))
+        least = list(accumulate((front[chosen] for chosen in ranked), min))
+        front = {chosen: front[chosen] for n, chosen in enumerate(ranked) if not n or front[chosen] < least[n - 1]}
+        if len(front) > MOST_SETS:  # of each band of bytes the one that takes least
+            band = (max(front.values()) - min(front.values())) / MOST_SETS
+            front = dict({size // band: (chosen, size) for chosen, size in reversed(front.items())}.values())
+    return list(front)
 
 
 def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> frozenset[str]:

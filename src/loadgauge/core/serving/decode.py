@@ -9,6 +9,7 @@ Legend: B sequences that run, c tokens in the cache of each, n ranks of a replic
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -25,9 +26,10 @@ from loadgauge.core.definitions.training.software import host_seconds
 from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.serving.loop import Load, closed_loop
-from loadgauge.core.serving.memory import CONVOLUTION, STATE, memory, stored
+from loadgauge.core.serving.memory import CONVOLUTION, STATE, Drafted, bare, memory, stored
 from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
 from loadgauge.core.serving.time import Clock
+from loadgauge.core.serving.tower import Tower
 
 RANK = 0.15
 """Time that each rank beyond two adds to a small all-reduce, as a share of the time between two ranks."""
@@ -182,10 +184,11 @@ class Server:
         *,
         graphs: bool = True,
         version: str | None = None,
+        tower: Tower | None = None,
     ) -> None:
         if model.tower_layers:
             raise NotModelled("answers to pictures: without --pictures and --video the language model alone generates")
-        self.model, self.asked, self.machines = model, asked, machines
+        self.model, self.asked, self.machines, self.tower = model, asked, machines, tower
         self.known, self.engine = serving(), of_release(engine, version)
         if not graphs:
             self.engine = msgspec.structs.replace(
@@ -264,7 +267,23 @@ class Server:
             # Each new token meets those before it.
             whole, held = (self.kernels(size, batch).attention for size in (cached + tokens, cached))
             own = msgspec.structs.replace(own, attention=whole - held)
+        if self.tower is not None:
+            own = self._seeing(own, batch)
         return float(reading(own, self.card, self.known, self.engine))
+
+    def _seeing(self, own: Kernels, batch: int) -> Kernels:
+        """The kernels of prompts with those of their pictures, which no cache of prefixes is taken to hold."""
+        assert self.tower is not None
+        seen = self.tower.passed(msgspec.structs.replace(self.asked, batch=batch), self.machines)
+        far = self.asked.tp > self.fabric.domain
+        return msgspec.structs.replace(
+            own,
+            dense=own.dense + seen.lanes["products"],
+            attention=own.attention + seen.lanes["attention"],
+            rest=own.rest + seen.lanes["rest"],
+            wire=own.wire + (0.0 if far else sum(row.wire for row in seen.traffic) / self.card.link),
+            beyond=own.beyond + (sum(row.seconds for row in seen.traffic) if far else 0.0),
+        )
 
     def together(self, tokens: int) -> float:
         """Return the share of experts in the seconds of a prompt, which ranks with batches of their own do for one another."""
@@ -445,16 +464,24 @@ def load_of(
     )
 
 
-def slots_of(server: Server, engine: Engine, weights: float, prompt: int, answer: int) -> tuple[float, float | None]:
+def slots_of(
+    server: Server,
+    engine: Engine,
+    weights: float,
+    prompt: int,
+    answer: int,
+    held: Callable[[Inference], Drafted] = bare,
+) -> tuple[float, float | None]:
     """Return the bytes that an engine leaves for the cache of a rank, and the sequences whose cache they hold; None below one, with
     which no server starts.
 
-    weights: bytes of a rank. Its first step is of as many tokens as one may have, whatever the requests. Some engines hold back the
-    cache of whole answers, others that of what is there, half an answer in the mean (`EngineRates.reserved`).
+    weights: bytes of a rank; held: what lies beside the model. Its first step is of as many tokens as one may have, whatever the
+    requests. Some engines hold back the cache of whole answers, others that of what is there, half an answer in the mean
+    (`EngineRates.reserved`).
     """
     asked, gpu = server.asked, server.machines.gpu
     first = msgspec.structs.replace(asked, batch=-(-(asked.prefill_tokens or 1) // prompt))
-    drawn = memory(server.model, first, server.stages, gpu)
+    drawn = memory(server.model, first, server.stages, gpu, held(first))
     profile = drawn.activations + drawn.logits + drawn.outside
     pool = max(0.0, engine.cache_room(gpu.capacity, weights, profile, drawn.outside) or 0.0)
     shared = server.cache(engine.cached) - server.cache(0) if engine.cached else 0.0

@@ -82,7 +82,7 @@ class Speculating(Server):
         self.draft = draft
         self.drafter = None
         if draft.model is not None:
-            self.drafter = Server(draft.model, draft.asked(asked), machines, engine, **options)
+            self.drafter = Server(draft.model, draft.asked(asked), machines, engine, **options | {"tower": None})
 
     def work(self, batch: int, context: Size) -> Work:
         """Return the work of a rank to verify: the products of all proposed tokens, and the caches of the sequences once."""

@@ -115,14 +115,23 @@ def engine_of(asked: Inference) -> Engine:
 
 
 class Drafted(NamedTuple):
-    """Bytes of a draft on a rank: weights and cache; and its layers."""
+    """Bytes of a draft on a rank: weights and cache; and its layers. tower, seeing, seen: bytes of a tower of pictures: weights,
+    what is alive while it runs, and what it makes"""
 
     weights: float = 0.0
     cache: float = 0.0
     layers: int = 0
+    tower: float = 0.0
+    seeing: float = 0.0
+    seen: float = 0.0
 
 
 UNAIDED = Drafted()
+
+
+def bare(asked: Inference) -> Drafted:
+    """Return what lies beside a model that has neither a draft nor a tower."""
+    return UNAIDED
 
 
 def memory(
@@ -180,6 +189,9 @@ def _of(model: ModelSpec, asked: Inference, stage: Stage, gpu: Gpu | None, draft
     beside, spread = {}, Assumed(0, 0, 0)
     if drafted.weights or drafted.cache:
         beside["draft"] = drafted.weights + drafted.cache
+    if drafted.tower and stage.first:
+        beside["tower"] = drafted.tower
+        alive = maximum(alive + drafted.seen, drafted.seeing)
     engine = engine_of(asked)
     if engine.graphs:
         usual = captured(max(asked.batch, SEQUENCES), engine.captured)
@@ -208,7 +220,7 @@ def largest_batch(
     asked: Inference,
     stages: tuple[Stage, ...],
     gpu: Gpu,
-    held: Callable[[Inference], Drafted] = lambda asked: UNAIDED,
+    held: Callable[[Inference], Drafted] = bare,
 ) -> int:
     """Return the largest batch whose memory fits the card, upper end included; 0 where not even one sequence fits.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -14,12 +15,14 @@ from loadgauge.core.definitions.serving.releases import Age, age_of
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.serving.serving import serving
 from loadgauge.core.definitions.training.software import bounds, factor, kind_of
+from loadgauge.core.families.encoders.pictures import Seen
 from loadgauge.core.serving.decode import Server, Steady, serve, slots_of
 from loadgauge.core.serving.draft import Draft, Speculating, speculated
-from loadgauge.core.serving.memory import UNAIDED, Memory, largest_batch, memory
+from loadgauge.core.serving.memory import UNAIDED, Drafted, Memory, largest_batch, memory
 from loadgauge.core.serving.passes import split
 from loadgauge.core.serving.quantise import quantising
 from loadgauge.core.serving.time import Clock, Pass
+from loadgauge.core.serving.tower import Tower
 
 NOT_COUNTED = (
     "a server: queues, prompts that come while others generate, paged blocks, prefix caches, sampling",
@@ -41,13 +44,13 @@ class Range(msgspec.Struct, frozen=True):
     source: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The result of an inference estimate.
 
     first: of all prompts; last: of one more token at the whole context; token: seconds of a token in the mean over the answer
-    largest: the most sequences that fit; untimed: why there is no time
+    untimed: why there is no time
     served: the times of a server, where one is asked for; pool: bytes that its engine leaves for the cache on a rank, and tokens
-        that these hold; draft: what proposes tokens
+        that these hold; draft: what proposes tokens; tower: what sees the pictures of prompts
     """
 
     model: ModelSpec
@@ -58,7 +61,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     first: Pass | None = None
     last: Pass | None = None
     token: float | None = None
-    largest: int | None = None
     gpu: Gpu | None = None
     untimed: str = ""
     price: float | None = None
@@ -66,11 +68,23 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     served: Steady | None = None
     pool: tuple[float, int] | None = None
     draft: Draft | None = None
+    tower: Tower | None = None
 
     @property
     def engine(self) -> Engine | None:
         """The engine that serves, with its options."""
         return None if self.asked.server is None else Engine.parse(self.asked.server, "server")
+
+    @cached_property
+    def largest(self) -> int | None:
+        """The most sequences that fit on a replica; None without a GPU, and of quantising."""
+        if self.gpu is None or self.asked.task == "quantise":
+            return None
+        return largest_batch(self.model, self.asked, split(self.model, self.asked), self.gpu, self.held)
+
+    def held(self, asked: Inference) -> Drafted:
+        """Return what lies beside the model: a draft, and towers of pictures."""
+        return beside(self.draft, self.tower, asked)
 
     @property
     def age(self) -> Age:
@@ -200,6 +214,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return document
 
 
+def beside(draft: Draft | None, tower: Tower | None, asked: Inference) -> Drafted:
+    """Return what lies beside a model: a draft, and towers of pictures."""
+    own = UNAIDED if draft is None else draft.held(asked)
+    return own if tower is None else tower.held(asked, own)
+
+
 def known_range() -> Range:
     """Return the range of times, from measured points of serving (`data/inference.toml`).
 
@@ -222,13 +242,17 @@ def infer(
     untimed: str = "",
     whole: bool = True,
     draft: Draft | None = None,
+    seen: Seen | None = None,
 ) -> Answer:
     """Estimate a forward pass, or generation. Raises `ConfigError`, `LayoutError` or `NotModelled`.
 
-    params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times and the largest batch
-    draft: what proposes tokens
+    params, active_params: of the whole model; untimed: why there is no cluster; whole: with the times
+    draft: what proposes tokens; seen: the model with the towers that pictures of prompts need
     """
     asked.check()
+    tower = None if seen is None else Tower.of(seen)
+    if tower is not None and tower.tokens > asked.prompt:
+        raise ConfigError(f"are {tower.tokens:,} tokens of each prompt, which has {asked.prompt:,}", key="pictures")
     if asked.task == "generate" and model.head.kind != "lm":
         raise NotModelled(f"generation of {model.name}, which has no language-model head")
     if asked.task == "generate" and not all(
@@ -255,7 +279,6 @@ def infer(
             untimed="of --task quantise the memory alone is counted",
         )
     stages = split(model, asked)
-    held = (lambda asked: UNAIDED) if draft is None else draft.held
     answer = Answer(
         model=model,
         asked=asked,
@@ -264,15 +287,15 @@ def infer(
         gpu=gpu,
         price=price,
         untimed=untimed,
-        memory=memory(model, asked, stages, gpu, held(asked)),
-        largest=None if gpu is None or not whole else largest_batch(model, asked, stages, gpu, held),
+        memory=memory(model, asked, stages, gpu, beside(draft, tower, asked)),
         draft=draft,
+        tower=tower,
     )
     if cluster is None or not whole:
         return answer
     try:
         clock = Clock(model, asked, stages, cluster)
-        first = clock.prompts()
+        first = clock.prompts() if tower is None else clock.prompts().after("pictures", tower.passed(asked, cluster))
         if asked.task == "forward":
             return msgspec.structs.replace(answer, first=first)
         last = clock.token(asked.context)
@@ -295,12 +318,13 @@ def infer(
         graphs = engine.graphs and asked.batch <= (
             engine.captured or asked.batch
         )  # a larger batch is launched by the host
-        options: dict[str, Any] = {"graphs": graphs, "version": engine.version}
+        options: dict[str, Any] = {"graphs": graphs, "version": engine.version, "tower": tower}
         replica = Server(model, alone, cluster, engine.kind, **options)
         if draft is not None:
             replica = Speculating(model, alone, cluster, engine.kind, draft, **options)
-        weights = answer.memory.weights + held(asked).weights
-        pool, fits = slots_of(replica, engine, weights, asked.prompt, asked.answer)
+        own, held = answer.held(asked), answer.held
+        weights = answer.memory.weights + own.weights + own.tower
+        pool, fits = slots_of(replica, engine, weights, asked.prompt, asked.answer, held)
         left = pool, int(pool * asked.context / replica.cache(asked.context))
         served = serve(replica, asked.batch, asked.prompt, asked.answer, fits, engine)
         mean = served.token

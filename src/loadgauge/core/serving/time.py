@@ -52,6 +52,11 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
         """The sum of all lanes [s]."""
         return sum(self.lanes.values())
 
+    def after(self, name: str, other: Pass) -> Pass:
+        """Return both passes, one after the other, in which the other is a lane, messages included."""
+        flops, moved = self.flops + other.flops, self.moved + other.moved
+        return Pass(flops=flops, moved=moved, lanes=self.lanes | {name: other.seconds}, traffic=self.traffic)
+
 
 def kind_of(operation: Operation) -> str:
     """Return the class that an operation's time counts in: `dense`, `experts`, `attention` or `rest`."""

@@ -79,6 +79,7 @@ BESIDE = {
     "draft": "the draft model: weights and cache",
     "calibration": "inputs and outputs of a block, of all calibration sequences",
     "statistics": "GPTQ: Hessians of the matrices with the same input; AWQ: inputs of all products",
+    "tower": "what sees pictures or hears sounds, in 16 bits",
     "graphs": "CUDA graphs of every size of batch that the engine captures, assumed",
 }
 """Notes on parts of the memory that few runs have."""
@@ -264,19 +265,20 @@ def _work(target: Paper, answer: Inferred) -> None:
         passes.append(("one more token each", answer.last, sequences))
     if not passes:
         return
+    lanes = ("products", "attention", "rest", *(() if answer.tower is None else ("pictures",)))
     rows = [
         [
             name,
             flops(pass_of_model.flops),
             f"{pass_of_model.flops / (answer.active_params * tokens):.2f}",
             in_gib(pass_of_model.moved),
-            *(seconds(pass_of_model.lanes[lane]) for lane in ("products", "attention", "rest")),
+            *(seconds(pass_of_model.lanes.get(lane, 0.0)) for lane in lanes),
             seconds(sum(row.seconds for row in pass_of_model.traffic)),
             seconds(pass_of_model.seconds),
         ]
         for name, pass_of_model, tokens in passes
     ]
-    heads = ("FLOPs a parameter and token", "GiB moved a rank", "products", "attention", "rest", "traffic", "together")
+    heads = ("FLOPs a parameter and token", "GiB moved a rank", *lanes, "traffic", "together")
     columns = [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)]
     draw(target, columns, rows, "Work and time, by roofline")
 

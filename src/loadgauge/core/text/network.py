@@ -162,7 +162,7 @@ def _needs(target: Paper, setup: NetworkCase, network: Network) -> None:
             NAMES[need.link],
             gigabytes(need.carried),
             seconds(need.seconds),
-            seconds(need.beside if need.overlapped else need.allowed),
+            seconds(need.window),
             gigabytes(need.needed),
             gigabytes(need.reached),
             gigabytes(need.bandwidth),
@@ -175,8 +175,8 @@ def _needs(target: Paper, setup: NetworkCase, network: Network) -> None:
     points(
         target,
         [
-            "GB: over the slowest link of the path, in each direction. May take: the compute it overlaps with or, without"
-            " overlap, its share of all compute. Reaches: including latency and congestion.",
+            "GB: over the slowest link of the path, in each direction. May take: the compute it overlaps with, and its share"
+            " (--share) of all compute. Reaches: including latency and congestion.",
             *_stages(setup, network),
         ],
         "",

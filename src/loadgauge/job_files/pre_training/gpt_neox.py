@@ -177,15 +177,25 @@ def _layout(keys: Keys, at: Named) -> Facts:
 
 
 def _recompute_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    kind, _, number = str(facts["recompute"]).partition(":group=")
-    return {at.switch: kind == "full", at.count: int(number or 1)} if kind in ("full", "none") else {}
+    word = str(facts["recompute"])
+    kind, _, number = word.removesuffix(":partitioned").partition(":group=")
+    if kind not in ("full", "none"):
+        return {}
+    return {at.switch: kind == "full", at.count: int(number or 1), at.parts: word.endswith(":partitioned") or None}
 
 
-@reads(facts="recompute", write=_recompute_written, switch="checkpoint_activations", count="checkpoint_num_layers")
+@reads(
+    facts="recompute",
+    write=_recompute_written,
+    switch="checkpoint_activations",
+    count="checkpoint_num_layers",
+    parts="partition_activations",
+)
 def _recompute(keys: Keys, at: Named) -> Facts:
     number = keys.whole(at.count) or 1
     full = "full" if number == 1 else f"full:group={number}"
-    return {"recompute": full if keys.flag(at.switch) else "none"}
+    parts = ":partitioned" if keys.flag(at.parts) else ""
+    return {"recompute": f"{full}{parts}" if keys.flag(at.switch) else "none"}
 
 
 SWITCHES = {"fp16.enabled": "fp16", "fp16.fp16": "fp16", "bf16.enabled": "bf16", "bf16.bf16": "bf16"}

@@ -202,7 +202,8 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         "activations_checkpoint_num_layers",
     )  # of 2021, when the method was the switch
     older = () if prefix else ("checkpoint_activations", "checkpoint_num_layers", "moe_layer_recompute", *named)
-    owned: tuple[str, ...] = (granularity, how, count, modules, *([switch] if switch else []), *older)
+    parted = () if prefix else ("distribute_saved_activations",)
+    owned: tuple[str, ...] = (granularity, how, count, modules, *([switch] if switch else []), *older, *parted)
 
     def read(keys: Keys) -> Facts:
         kind = keys.choice(granularity, {"full": "full", "selective": "selective", "none": "none"}) or otherwise
@@ -232,11 +233,12 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
         each = keys.whole(number) or 1
         keys.refuse(granularity, f"full needs {keys.document.shown(how)}", when=way is None)
-        return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
+        parts = ":partitioned" if parted and keys.flag(parted[0]) else ""
+        return {"recompute": f"full{'' if (way, each) == ('group', 1) else f':{way}={each}'}{parts}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        values: dict[str, Any] = dict.fromkeys(owned)
+        word = (whole := facts.get("recompute") or "none").removesuffix(":partitioned")
+        values: dict[str, Any] = dict.fromkeys(owned) | (dict.fromkeys(parted, True) if word != whole else {})
         kind, _, option = word.partition(":")
         if kind == "none":
             return values

@@ -39,7 +39,7 @@ def row(need: Need) -> dict[str, Any]:
         "ranks": need.ranks,
         "bytes_per_step": need.carried,
         "seconds": need.seconds,
-        "window_seconds": need.beside if need.overlapped else need.allowed,
+        "window_seconds": need.window,
         "overlapped": need.overlapped,
         "need": need.needed,
         "have": need.bandwidth,

@@ -55,7 +55,7 @@ def found(request: PlanRequest) -> Answer:
         clear()
     if request.dated and request.price is not None and request.find != "gpu":
         answers = [_priced(answer, request) for answer in answers]
-    commands = [_complete(setup, answer, request)(answer.best).command() for answer in answers]
+    jobs = [_complete(setup, answer, request)(answer.best) for answer in answers]
     documents = [_document(setup, answer, request) for answer in answers]
     sizes = [
         {
@@ -70,10 +70,10 @@ def found(request: PlanRequest) -> Answer:
     return Answer(
         form="plan.find",
         writer="loadgauge.core.text.plan.inverse:write",
-        shown=(request, setup, answers, commands, _pace(request).measured, beside, left_out),
+        shown=(request, setup, answers, jobs, _pace(request).measured, beside, left_out),
         document={"answers": documents, **more, "left_out": left_out, "assumed": setup.assumed},
         assumed=setup.assumed,
-        command=commands[0],
+        command=jobs[0].command(),
     )
 
 

@@ -34,6 +34,7 @@ def document(plan: Plan) -> dict[str, Any]:
         asked = row.answer.asked
         return {
             "command": row.command,
+            "gpu": None if row.answer.gpu is None else row.answer.gpu.id,
             "gpus": row.answer.gpus,
             **{name: getattr(asked, name) for name in AXES_OF},
             "replicas": asked.replicas,
@@ -45,6 +46,7 @@ def document(plan: Plan) -> dict[str, Any]:
             "tokens_per_second": row.answer.tokens_per_second,
             "requests_per_second": row.requests,
             "money_per_million": row.answer.money_per_million,
+            "money_per_hour": row.hourly or None,
         }
 
     split, beside = plan.apart, {}
@@ -65,5 +67,6 @@ def document(plan: Plan) -> dict[str, Any]:
         "front": [described(row) for row in plan.front],
         "nearest": None if plan.nearest is None else described(plan.nearest),
         "looked": plan.looked,
+        "left_out": list(plan.left_out),
         "assumed": plan.assumed,
     }

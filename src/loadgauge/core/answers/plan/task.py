@@ -31,6 +31,7 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
     options: axes that are locked or narrowed; sought: a field, whose largest value that fits (of gpus the smallest) is looked for
     """
     asked, reading, space = job, None, None
+    sought = "answers" if sought == "seq_len" and "answers" in posttrain.sought_of(str(job.task)) else sought
     if names_job_file(job.model):
         reading = need("DIALECTS").from_job_file(job)
         whole = reading.job

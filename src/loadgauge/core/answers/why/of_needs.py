@@ -54,7 +54,7 @@ def need_reason(
             "g": ("GPUs of a node", gpus_per_node),
             "b": ("bandwidth that one GPU needs", need.needed),
         }
-        formula = "V/o" if need.overlapped else "V/(r*T)"
+        formula = "V/(o + r*T)" if need.overlapped else "V/(r*T)"
         lines += [
             line(f"bandwidth needed, per GPU ({name})", formula, need.needed, "byte/s", letters_of),
             line(f"per node ({name})", "b*g", need.needed * gpus_per_node, "byte/s", letters_of),
@@ -67,7 +67,7 @@ def need_reason(
         value=worst.needed,
         unit="byte/s",
         basis="bytes: derived; compute: " + ("given" if case.achieved is not None else case.machine.efficiencies.basis),
-        rule="overlapped traffic must end with the compute beside it; other traffic may take a share of compute (--share)",
+        rule="traffic may take the compute that it overlaps with, and a share of all compute beside that (--share)",
         lines=(*lines, *closed),
         sources=(str(cite("narayanan2021")), str(cite("nccl-tests"))),
         notes=(

@@ -59,10 +59,13 @@ class Spoken(click.Command):
             if isinstance(each, click.Option)
             for name in (*each.opts, *each.secondary_opts)
         }
-        counts, args = _counts([_typed(word) for word in args], options)
+        args = [piece for word in args for piece in (shlex.split(word) if _is_line(word) else [_typed(word)])]
+        counts, args = _counts(args, options)
         args, served = _served(args, options)
         bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None)
+        if any(name == "nodes" for name, _ in counts.values()):
+            words, notes = _of_each(words, notes)
         try:
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
@@ -108,6 +111,30 @@ def _typed(word: str) -> str:
     if word.isascii() or Path(word).exists():
         return word
     return re.sub("[‐‑]", "-", re.sub("^[–—−]-?", "--", unicodedata.normalize("NFKC", word)))
+
+
+def _is_line(word: str) -> bool:
+    """Return whether a word is a model with its flags, in quotes that were meant for none.
+
+    >>> _is_line("llama-3.1-8b --gpu h100"), _is_line("all_reduce=340GB/s --x"), _is_line("an error --of it")
+    (True, False, False)
+    """
+    return re.match(r"[\w./:@-]*\w +--?[a-z]", word) is not None and not Path(word).exists()
+
+
+def _of_each(words: list[str], notes: list[str]) -> tuple[list[str], list[str]]:
+    """Return words and notes in which the GPUs of a machine are those of each node, as nodes are counted beside it.
+
+    >>> _of_each(["gpt2", "--gpu", "a100", "--gpus", "8"], ["--gres gpu:a100:8 as --gpu a100 --gpus 8"])[0]
+    ['gpt2', '--gpu', 'a100', '--gpus-per-node', '8']
+    """
+    machine = [bool(re.search("^--gres| as --gpu [^ ]+ --gpus ", note)) for note in notes]
+    if not any(machine) or "--gpus-per-node" in words:
+        return words, notes
+    each = [
+        note.replace("--gpus ", "--gpus-per-node ") if own else note for note, own in zip(notes, machine, strict=True)
+    ]
+    return ["--gpus-per-node" if word == "--gpus" else word for word in words], each
 
 
 def _plain(word: str) -> str:

@@ -93,9 +93,9 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     ] = None  # fmt: skip
     recompute: Annotated[str | None, _field(
         "text", "layout",
-        "none, selective, full, full:every=N, full:layers=N, full:group=N, memory_budget=0.5 (torch.compile's),"
-        " remat:POLICY (MaxText's), or what runs again: norm, swiglu, core_attn, mla_up, moe_act, mlp, names of operations;"
-        " in `plan` also least: the least of all these that fits.",
+        "none, selective, full, full:every=N, full:layers=N, full:group=N, full:partitioned (ZeRO-R), memory_budget=0.5"
+        " (torch.compile's), remat:POLICY (MaxText's), or what runs again: norm, swiglu, core_attn, mla_up, moe_act, mlp,"
+        " names of operations; in `plan` also least: the least of all these that fits.",
         metavar="WHAT", values=("none", "selective", "full", "full:every=2", "full:every=4"))] = None  # fmt: skip
     stage_layers: Annotated[
         str | None,

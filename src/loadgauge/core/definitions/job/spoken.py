@@ -72,6 +72,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
          "checkpoint-activations", "activation-checkpoint", "use-gradient-checkpointing", "enable-gradient-checkpointing"),
         ("--recompute full", "--recompute none"),
     ),
+    **dict.fromkeys(("partition-activations", "distribute-saved-activations"), ("--recompute full:partitioned", "")),
+    "cpu-checkpointing": ("--activation-offload checkpoints", ""), "contiguous-memory-optimization": ("", ""),
     **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
     **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)), "time": ("",),
     **dict.fromkeys(

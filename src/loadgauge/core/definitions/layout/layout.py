@@ -43,6 +43,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
     mode: `none`, `selective` (the core of attention), `full` (whole layers), or `ops` (the operations named)
     every: only every n-th layer; layers: only the first n of each stage (None: all); group: layers between checkpoints
     word: what says these operations in short, such as `per-op` or `memory_budget=0.5`
+    partitioned: each tensor-parallel rank keeps its part of a layer's input, and gathers it before the layer runs again (ZeRO-R)
     """
 
     mode: Literal["none", "selective", "full", "ops"] = "none"
@@ -51,17 +52,20 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
     layers: int | None = None
     group: int = 1
     word: str = ""
+    partitioned: bool = False
 
     @classmethod
     def parse(cls, text: str) -> RecomputePolicy:
-        """Read none, selective, full, full:every=2, full:layers=5, full:group=4, or names of operations, of all layers or of those
-        without or with experts (`mlp@dense`, `mlp@experts`). Raises `ConfigError`.
+        """Read none, selective, full, full:every=2, full:layers=5, full:group=4, these with :partitioned, or names of operations,
+        of all layers or of those without or with experts (`mlp@dense`, `mlp@experts`). Raises `ConfigError`.
 
         >>> RecomputePolicy.parse("full:every=2").every
         2
         >>> sorted(RecomputePolicy.parse("mlp.activation,attention.norm").ops)
         ['attention.norm', 'mlp.activation']
         """
+        if (plain := text.removesuffix(":partitioned")) != text and plain.startswith("full"):
+            return msgspec.structs.replace(cls.parse(plain), partitioned=True)
         mode, _, option = text.partition(":")
         if mode not in ("none", "selective", "full"):
             names = frozenset(name.strip() for name in text.split(","))
@@ -89,6 +93,7 @@ class RecomputePolicy(msgspec.Struct, frozen=True, kw_only=True):
         options = [f"every={self.every}"] if self.every > 1 else []
         options += [f"layers={self.layers}"] if self.layers is not None else []
         options += [f"group={self.group}"] if self.group > 1 else []
+        options += ["partitioned"] if self.partitioned else []
         return ":".join([self.mode, *options])
 
     @property

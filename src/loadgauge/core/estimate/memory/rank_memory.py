@@ -27,7 +27,7 @@ from loadgauge.core.estimate.memory.liveness import (
     rerun_peak,
     returned,
 )
-from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, leaving
+from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, in_parts, leaving
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.core.layers import View, block_layers, embedding_layer, head_layer, rotary_layer
@@ -216,7 +216,7 @@ class MemoryModel:
 
     def block_layers(self) -> tuple[Layer, ...]:
         """Return the list of operations of each of the model's distinct blocks."""
-        return block_layers(self.model.blocks, self.model.hidden_size, self.view)
+        return in_parts(block_layers(self.model.blocks, self.model.hidden_size, self.view), self.layout)
 
     def end_layers(self) -> tuple[Layer, Layer]:
         """Return the operations of the embedding and of the head."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from loadgauge.core.base import ConfigError, Size
-from loadgauge.core.definitions.layout.layout import RecomputePolicy
+from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.layers import View, block_layer
 from loadgauge.core.layers.attention.attention import CORE
-from loadgauge.core.layers.operations.operations import NOTHING, Layer, Recompute
+from loadgauge.core.layers.operations.operations import NOTHING, Collective, Layer, Operation, Recompute
 
 
 def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = frozenset()) -> Recompute:
@@ -48,6 +50,25 @@ def applied(policy: RecomputePolicy, layer: Layer, model: frozenset[str] = froze
     return Recompute(
         discarded=frozenset(operation.name for operation in layer if operation.name in chosen and operation.gradients)
     )
+
+
+def in_parts(layers: tuple[Layer, ...], layout: Layout) -> tuple[Layer, ...]:
+    """Return layers whose inputs are kept in parts, where the policy says so; under sequence parallelism they are already."""
+    if not layout.recompute.partitioned or layout.sequence_parallel:
+        return layers
+    return tuple(_partitioned(layer, layout.tp, layout.recompute.group) for layer in layers)
+
+
+def _partitioned(layer: Layer, ranks: Size, group: int) -> Layer:
+    """Return a layer that is handed a rank's part of its input to keep, and gathers the whole one when it runs again (source:
+    rajbhandari2019, section 6.1; DeepSpeed, `gather_partitioned_activations`). group: layers of which one gathers"""
+    whole = next((tensor for operation in layer for tensor in operation.inputs if tensor.name == "input"), None)
+    if whole is None:
+        return layer
+    part = msgspec.structs.replace(whole, name="input.part", numel=whole.numel / ranks)
+    gather = Collective("all_gather", "tp", whole.nbytes / group, ranks)
+    first = Operation("input.gather", "view", (part,), (whole,), again_comm=(gather,), shares_gradient=True)
+    return Layer(layer.name, (first, *layer.operations), layer.profile)
 
 
 def _core(layer: Layer) -> frozenset[str]:

@@ -101,9 +101,14 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: float
 
     @property
+    def window(self) -> float:
+        """Seconds that it may take: the compute it overlaps with, and what may be exposed."""
+        return self.beside + self.allowed
+
+    @property
     def needed(self) -> float:
-        """Bandwidth that hides the traffic, or without overlap keeps it within the allowed share [byte/s]."""
-        return bandwidth_needed(self.carried, self.beside if self.overlapped else self.allowed)
+        """Bandwidth with which no more than the allowed share is exposed [byte/s]."""
+        return bandwidth_needed(self.carried, self.window)
 
     @property
     def reached(self) -> float:
@@ -123,7 +128,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def enough(self) -> bool:
         """Return whether the exposed seconds are within those allowed."""
-        return self.shown <= self.allowed
+        return self.seconds <= self.window
 
     def to_dict(self) -> dict[str, object]:
         """Return bytes, seconds and byte/s as plain values for JSON."""
@@ -164,7 +169,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tightest(self) -> Need | None:
         """The axis that takes the largest part of its allowed time; None without traffic."""
-        return max(self.needs, key=lambda need: need.seconds / (need.beside + need.allowed), default=None)
+        return max(self.needs, key=lambda need: need.seconds / need.window, default=None)
 
     @property
     def efficiency(self) -> float:

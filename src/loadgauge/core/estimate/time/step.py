@@ -200,7 +200,7 @@ class StepModel:
     def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
         """Return the seconds of a layer's collectives by axis: forward, backward, or of what is recomputed."""
         chosen = [op for op in layer if recompute is None or op.name in recompute]
-        listed = [c for op in chosen for c in (op.backward_comm if direction == "backward" else op.forward_comm)]
+        listed = [c for op in chosen for c in op.sent(direction if recompute is None else "again")]
         return collective_seconds(listed, self.groups, self.fabric)
 
     def shown(self, whole: Size, under: Size, least: Size = 0, exposed: Size = 0, all_: Size = 0) -> Size:

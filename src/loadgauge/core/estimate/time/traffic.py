@@ -319,7 +319,7 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict
 def _forward(layer: Layer, recompute: Recompute | None = None) -> Iterator[Collective]:
     for operation in layer:
         if recompute is None or operation.name in recompute:
-            yield from operation.forward_comm
+            yield from operation.sent("forward" if recompute is None else "again")
 
 
 def sends(layout: Layout, stage: int) -> tuple[int, int]:

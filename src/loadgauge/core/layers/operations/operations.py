@@ -149,6 +149,7 @@ class Operation(msgspec.Struct, frozen=True):
     `moves`: bytes that its kernels read and write forward and backward, where each of them is known (a cast, a copy); None:
     what goes in and out is counted, and what a calibration found that such operations move beside it.
     `read_again`: a product of 8 or 4 bits whose input another one has quantised before it.
+    `again_comm`: what it exchanges when it runs again alone.
     `calls`: how often it runs, where its tensors are those of one time: of experts one after another, once for each.
     `implicit`: the product that a convolution is, of which no tensor holds the larger matrix, or one turn of a recurrence, of
     which `turns` wait for one another; `strided`: its channels do not lie together in memory, as those of `channels_last` do.
@@ -168,6 +169,7 @@ class Operation(msgspec.Struct, frozen=True):
     rerun_flops: Size = 0
     forward_comm: tuple[Collective, ...] = ()
     backward_comm: tuple[Collective, ...] = ()
+    again_comm: tuple[Collective, ...] = ()
     workspace: Size = 0
     backward_workspace: Size = 0
     shares_gradient: bool = False
@@ -182,6 +184,11 @@ class Operation(msgspec.Struct, frozen=True):
     strided: bool = False
     turns: Size = 0
     calls: Size = 1
+
+    def sent(self, direction: str) -> tuple[Collective, ...]:
+        """Return what it exchanges: forward, backward, or when it runs again."""
+        forward = self.forward_comm + (self.again_comm if direction == "again" else ())
+        return self.backward_comm if direction == "backward" else forward
 
     @property
     def params(self) -> Size:

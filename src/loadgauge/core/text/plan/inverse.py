@@ -18,7 +18,7 @@ from loadgauge.core.text.verdict import question_words
 
 def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answers to an inverse question, each with its best layout; brief: without what lies beside it"""
-    request, setup, answers, commands, assumed, beside, left_out = wrapped.shown
+    request, setup, answers, jobs, assumed, beside, left_out = wrapped.shown
     for answer in answers:
         asked = question_words(answer.best.memory)
         points(target, [answer.text[:1].upper() + answer.text[1:] + ".", *([asked] if asked else [])], "")
@@ -31,8 +31,8 @@ def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
     several = len(answers) > 1
     table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
     target.print()
-    for command in commands:
-        show_command(target, command)
+    for job in jobs:
+        show_command(target, job.command())
     if brief:
         return
     if answers[0].curve:

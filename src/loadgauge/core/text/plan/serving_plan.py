@@ -8,11 +8,11 @@ from loadgauge.core.definitions.serving.inference import FORMATS
 from loadgauge.core.plan.serving import Choice
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, Paper, draw, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points
 
 SAYS = {
     None: "answers most", "seq-len": "holds the longest context", "batch": "holds the most requests at a time",
-    "gpus": "needs the fewest GPUs",
+    "gpus": "needs the fewest GPUs", "gpu": "costs the least",
 }  # fmt: skip
 
 
@@ -33,6 +33,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         points(target, lines, "")
     if not plan.choices:
         points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
+        points(target, plan.left_out)
         if plan.nearest is not None:
             memory = plan.nearest.answer.memory
             points(
@@ -42,14 +43,16 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
             )
         return
     best = plan.choices[0]
+    cards = sought == "gpu"
+    kind = f" ({best.job.gpu})" if cards else ""
     most = ", the model's own" if sought == "seq-len" and best.answer.asked.context == plan.longest else ""
     points(
         target,
         [
             f"{SAYS[sought].upper()}{most}  {_words(best)}",
-            f"{best.answer.model.name} on {best.answer.gpus:,} GPUs: {best.batch:,} requests of {best.answer.asked.context:,}"
+            f"{best.answer.model.name} on {best.answer.gpus:,} GPUs{kind}: {best.batch:,} requests of {best.answer.asked.context:,}"
             f" tokens at a time, {best.tokens:,.0f} tokens/s ({best.per_gpu:,.0f} a GPU),"
-            f" {best.requests:,.3g} requests/s; {_times(best)};"
+            f" {best.requests:,.3g} requests/s; {_times(best)};{_money(best)}"
             f" {gib(best.answer.memory.total, 1)} of {gib(best.answer.memory.capacity or 0, 1)}, FITS.",
             "To reproduce it:",
             f"  {best.command}",
@@ -58,19 +61,29 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     )  # fmt: skip
     if brief:
         return
-    _table(target, "The best", _differing(plan.choices)[:top])
+    _table(target, "The best", _differing(plan.choices, cards=cards)[:top], cards=cards)
     if len(plan.front) > 1:
-        _table(target, "Between tokens a GPU and tokens a user", list(plan.front)[:top])
+        each = "money" if cards else "tokens a GPU"
+        _table(target, f"Between {each} and tokens a user", list(plan.front)[:top], cards=cards)
+    if plan.left_out:
+        heading(target, "Left out")
+        points(target, plan.left_out)
     print_assumed(target, plan.assumed)
 
 
-def _differing(choices: tuple[Choice, ...]) -> list[Choice]:
-    """Return the best of each layout."""
+def _differing(choices: tuple[Choice, ...], *, cards: bool = False) -> list[Choice]:
+    """Return the best of each layout; cards: of each kind of GPU"""
     seen: dict[str, Choice] = {}
     for row in choices:
         formats = [row.request.get(name) for name in FORMATS]
-        seen.setdefault(f"{row.answer.gpus} {_words(row, batch=False)} {formats}", row)
+        layout = f"{row.answer.gpus} {_words(row, batch=False)} {formats}"
+        seen.setdefault(str(row.job.gpu) if cards else layout, row)
     return list(seen.values())
+
+
+def _money(row: Choice) -> str:
+    each = row.answer.money_per_million
+    return f" {row.hourly:,.2f} an hour{'' if each is None else f', {each:,.2f} per 1M tokens'};" if row.hourly else ""
 
 
 def _words(row: Choice, *, batch: bool = True) -> str:
@@ -88,18 +101,21 @@ def _times(row: Choice) -> str:
     return f"first token {seconds(row.first)}{each}"
 
 
-def _table(target: Paper, title: str, rows: list[Choice]) -> None:
+def _table(target: Paper, title: str, rows: list[Choice], *, cards: bool) -> None:
     cells = [
         [
-            str(row.answer.gpus), *(str(getattr(row.answer.asked, name)) for name in AXES_OF), str(row.answer.asked.replicas),
+            str(row.job.gpu), str(row.answer.gpus),
+            *(str(getattr(row.answer.asked, name)) for name in (*AXES_OF, "replicas")),
             *(row.request.get(name, "") for name in FORMATS),
             f"{row.answer.asked.context:,}", f"{row.answer.asked.batch:,}", f"{row.per_gpu:,.0f}",
             f"{1 / row.answer.token:,.1f}" if row.answer.token else "", seconds(row.first), in_gib(row.answer.memory.total, 1),
             "" if row.answer.money_per_million is None else f"{row.answer.money_per_million:,.2f}",
+            f"{row.hourly:,.2f}" if row.hourly else "",
         ]
         for row in rows
     ]  # fmt: skip
     names = [
+        "GPU",
         "GPUs",
         *AXES_OF,
         "replicas",
@@ -112,8 +128,9 @@ def _table(target: Paper, title: str, rows: list[Choice]) -> None:
         "first",
         "GiB",
         "per 1M tokens",
+        "per hour",
     ]
-    several = {"weights", "cache"}
+    several = {"weights", "cache"} if cards else {"GPU", "weights", "cache"}
     texts = [{row[index] for row in cells} for index in range(len(names))]
     kept = [n for n, name in enumerate(names) if any(texts[n]) and (name not in several or len(texts[n]) > 1)]
     draw(
