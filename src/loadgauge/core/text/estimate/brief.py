@@ -11,7 +11,7 @@ from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
 from loadgauge.core.text.estimate.step_time import moved
-from loadgauge.core.text.table import DEFAULT, Paper, draw_lines, room
+from loadgauge.core.text.table import ABOVE, DEFAULT, Paper, draw_lines, room
 from loadgauge.core.text.verdict import (
     WORDS,
     host_verdict,
@@ -68,12 +68,12 @@ def short(
     from rich.text import Text
 
     run, lines = list(run), [line for line in lines if line]
-    left = SCREEN - 1 - _height(run) - _height(lines)
-    shown = max(LEAST, min(SHOWN, left))
-    if _height(remarks) <= left - min(shown, len(parts)):
-        lines[-1:-1] = remarks
     word, style = WORDS[memory.verdict]
     first = Text(verdict_words(memory, host))
+    left = SCREEN - height([*ABOVE, str(first), *run, *lines])
+    shown = max(LEAST, min(SHOWN, left))
+    if height(remarks) <= left - min(shown, len(parts)):
+        lines[-1:-1] = remarks
     first.stylize(style, 0, len(word))
     draw_lines(
         target,
@@ -86,7 +86,7 @@ def short(
     )
 
 
-def _height(lines: Iterable[str]) -> int:
+def height(lines: Iterable[str]) -> int:
     """Lines of the terminal that some lines of text take."""
     width = room() or DEFAULT
     return sum(max(1, -(-len(line) // width)) for text in lines for line in text.split("\n"))
