@@ -40,8 +40,8 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
         style=WORDS[memory.verdict][1],
         soft_wrap=True,
     )
-    said = (*_release(answer), *_waits(answer)) if answer.served is not None else ()
-    points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer), *said, *steps], "")
+    measured = (*_release(answer), *_waits(answer)) if answer.served is not None else ()
+    points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer), *measured, *steps], "")
     rows = [
         [name, in_gib(value), note]
         for name, value, note in (

@@ -158,7 +158,8 @@ def _remedy(setup: Setup, result: Estimate) -> str:
     best = chosen.result
     more = effort(best, result) - 1
     cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
-    line = f"Try {chosen.flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"
+    start, end = ("Nearest:", "; more GPUs, or a smaller model") if best.memory.verdict == "does not fit" else ("Try", "")
+    line = f"{start} {chosen.flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}{end}"
     return f"{line}\n  In {own}" if own else line
 
 

@@ -79,14 +79,14 @@ def show(
     request, result, price = plan.request, plan.result, plan.case.price
     shown = result.layouts[: request.top]
     asked = question_words(result.layouts[0].memory)
-    points(target, said := [*headline(result), *([asked] if asked else [])], "")
+    points(target, told := [*headline(result), *([asked] if asked else [])], "")
     show_command(target, command := plan.best.command())
     own = file_estimate(request)
     if own is not None:
         points(target, [_of_file(own, result.layouts[0])], "")
     if brief:
         more = "--full: the best layouts, the front of memory and time, and what was assumed."
-        slower = [line for line in why(result)[:1] if height([*ABOVE, *said, "", command, line, more]) <= SCREEN]
+        slower = [line for line in why(result)[:1] if height([*ABOVE, *told, "", command, line, more]) <= SCREEN]
         points(target, [*slower, more], "", style="dim")
         return
     table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=price)
