@@ -37,6 +37,7 @@ from loadgauge.core.definitions.job.spoken import (
 )
 from loadgauge.core.definitions.layout.axes import REPLICA
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
+from loadgauge.core.text.language import said
 from loadgauge.core.text.table import ABOVE
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
@@ -79,7 +80,7 @@ class Spoken(click.Command):
         notes += served
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
-        ABOVE[:] = [f"loadgauge: taken: {'; '.join(notes)}"] if notes else []
+        ABOVE[:] = [said(f"loadgauge: taken: {'; '.join(notes)}")] if notes else []
         for line in ABOVE:
             click.echo(line, err=True)
         return rest
