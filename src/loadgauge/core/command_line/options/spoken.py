@@ -9,6 +9,7 @@ import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ OTHERS = ("plan", "estimate", "network")
 
 PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
 """Libraries that train as their framework does, without defaults of their own."""
+
+
+MODULE = re.compile(r"[a-z_]*(?:proj|fc\d|qkv|dense|query|key|value|lm_head|embed_tokens)")
+"""Names of modules, of which several words may follow a flag."""
+LISTS = ("--lora-targets", "--modules-to-save")
+"""Flags of such names."""
 
 
 class Spoken(click.Command):
@@ -319,6 +326,10 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         typed += [] if equals else [rest.pop(0)]
         return ["--with", after]
     if RENAMED.get(plain) in options:
+        names = list(takewhile(MODULE.fullmatch, rest)) if RENAMED[plain] in LISTS else []
+        if len(names) > 1:
+            del rest[: len(names)]
+            typed.append(",".join(names))
         return [RENAMED[plain], *typed[1:]]
     if plain in MODEL and after:
         typed += [] if equals else [rest.pop(0)]
@@ -335,6 +346,9 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         return []
     if plain in ASKED:
         raise click.UsageError(f"no flag {name}: {ASKED[plain]}", click.get_current_context(silent=True))
+    card = _card(plain) if "--gpu" in options and not typed[1:] else None
+    if card:
+        return card
     return _of_a_tool(name, plain, typed, rest, options) if name.startswith("--") and len(name) > 4 else list(typed)
 
 
