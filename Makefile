@@ -9,7 +9,7 @@ PAGES  := $(if $(filter .venv,$(VENV)),.venv/installed-dev)
 RUN    := PYTHONPATH="$(CURDIR)/src:$(CURDIR)/tools" $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough search quick cpus versions parsers peers lint docs planner runs operators serving rollout range examples accuracy bench drift stack experts gpu dist sbom clean
+.PHONY: help demo test thorough search quick cpus versions parsers peers lint docs pictures planner runs operators serving rollout range examples accuracy bench drift stack experts gpu dist sbom clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 12
@@ -74,6 +74,9 @@ lint: $(VENV)/installed-dev ## ruff and mypy
 
 docs: $(PAGES) ## the generated pages, and the site in site/
 	$(RUN) docs/generate.py && NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+pictures: $(PAGES) ## docs/page-*.png, of the page as it is (Chromium)
+	$(RUN) docs/pictures.py
 
 planner: $(PAGES) ## docs/planner.md: what the commands in it print
 	$(RUN) docs/planner.py

@@ -5,3 +5,4 @@ COMMANDS = {
     "mcp": (17, "the same answers for assistants, by the Model Context Protocol", "loadgauge.page.mcp"),
 }
 HTML = "loadgauge.page.single"
+WORDS = "loadgauge.page.words"

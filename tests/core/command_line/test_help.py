@@ -93,7 +93,7 @@ SAID = {
     "--flash-attn": "--attention fa2", "--attn_implementation sdpa": "--attention flash",
     "--optim adamw_8bit": "--optimizer adamw-8bit",
     "--optimizer paged_adamw_8bit": "--optimizer paged-adamw-8bit", "--use_liger_kernel": "--kernels liger",
-    "--unsloth": "--framework unsloth", "--dora": "--use-dora", "--grpo": "--task grpo", "--learning_rate 1e-4": "",
+    "--unsloth": "--framework unsloth", "--dora": "--adapter lora --use-dora", "--grpo": "--task grpo", "--learning_rate 1e-4": "",
     "--full-finetune": "", "--framework mcore": "--framework megatron", "--dp 4 --tp 2 --pp 3": "--gpus 24 --tp 2 --pp 3",
     "--nnodes=2 --gpus-per-node 4": "--gpus 8 --gpus-per-node 4", "--num-nodes 2": "--gpus 16",
     "--deepspeed zero3 --lora 32": "--zero 3 --lora-rank 32", "--zero3-offload": "--zero 3 --offload all",
@@ -138,6 +138,15 @@ SAID = {
     "--parallelism.tensor_parallel_degree 2": "--tp 2", "--task grpo --data.max_response_length 2048": "--task grpo --answers 2048",
     "--optimizer_in_bwd": "--optimizer adamw:in-backward", "--enable_activation_offloading": "--activation-offload all",
     "--grpo --vllm_gpu_memory_utilization 0.3": "--task grpo --rollout vllm:gpu_memory_utilization=0.3",
+    "--total_batch_size 64 --max_len 2048": "--global-batch 64 --seq-len 2048", "--ulysses 4": "--cp 4",
+    "--ring-attention 2": "--cp 2",
+    "--load_in_8bit": "--qlora --base int8", "--activation_offloading": "--activation-offload all", "--a100": "--gpu a100",
+    "--lora --lora_target_modules q_proj v_proj": "--adapter lora --lora-targets q_proj,v_proj", "--bf16 auto": "--precision bf16",
+    "--bnb_4bit_quant_type fp4": "--qlora --base fp4", "--activation_checkpoint.mode selective": "--recompute per-op",
+    "--num_train_epochs 3 --task grpo --epsilon 0.2 --swiglu": "--task grpo", "--overlap-grad-reduce": "",
+    "--task ppo --adam_offload --prompt_max_len 512 --generate_max_len 1024 --rollout_batch_size 64":
+        "--task ppo --offload optimizer --prompt-len 512 --answers 1024 --prompts 64",
+    "--task generate --enable-prefix-caching": "--task generate",
     "--task grpo --vllm_tensor_parallel_size 2": "--task grpo --rollout vllm:tensor_parallel_size=2",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
@@ -163,11 +172,11 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("--load-in-8bit", "--base"), ("--moe-grouped-gemm", "--version"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
+        ("--int8", "--base"), ("--moe-grouped-gemm", "--version"), ("--gpus 8 --dp 3", "--gpus 3"), ("--dp many", "--dp"),
         ("--gpu-memory-utilization 0.9", "--server"), ("-ngl 20", "--offload experts"), ("--label_smoothing_factor 0.1", "in trl"),
         ("--cache-type-k q8_0", "--cache-format"), ("--decoder-first-pipeline-num-layers 9", "in megatron"),
         ("--fsdp_sharding_strategy FOO", "FULL_SHARD"), ("--zero_quantized_weights true", "in deepspeed"),
-        ("--steps_per_generation 4", "--prompts"), ("--task grpo --epsilon 0.2", "in trl"),
+        ("--steps_per_generation 4", "--prompts"), ("--batch 4", "--micro-batch"),
         ("--mciro-batch 4", "no such option"), ("--task generate --max-prefill-tokens 4096", "--prefill-tokens"),
         ("--server sglang --task generate --enable-dp-attention", "--ep"), ("--overhead 2GiB", "--margin GiB"),
         ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),

@@ -1,8 +1,9 @@
 """Hooks: what the rooms beside the core add to it. The core imports none of them; each says in its `room.py` what it has.
 
-Six hooks: `COMMANDS` (a command's name, its place in the list, what it answers and its module), and the addresses of modules
+Seven hooks: `COMMANDS` (a command's name, its place in the list, what it answers and its module), and the addresses of modules
 with the functions of `MODEL_SOURCES` (models that no family reads), `DIALECTS` (job files), `OBJECTIVES` (what a plan is ranked
-by beside time and cost), `FIGURES` (plots and sheets) and `HTML` (an estimate as one file). A room that is taken out takes its
+by beside time and cost), `FIGURES` (plots and sheets), `HTML` (an estimate as one file) and `WORDS`
+(texts in another language). A room that is taken out takes its
 own with it.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from loadgauge.core.base.errors import ConfigError
 
-Hook = Literal["MODEL_SOURCES", "DIALECTS", "OBJECTIVES", "FIGURES", "HTML"]
+Hook = Literal["MODEL_SOURCES", "DIALECTS", "OBJECTIVES", "FIGURES", "HTML", "WORDS"]
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 NEEDS: dict[Hook, str] = {
     "MODEL_SOURCES": "a model that no family reads is recorded from its code by loadgauge.pytorch",
@@ -22,6 +23,7 @@ NEEDS: dict[Hook, str] = {
     "OBJECTIVES": "runs on a fleet are simulated by loadgauge.fleets",
     "FIGURES": "plots and sheets are made by loadgauge.sheets",
     "HTML": "a page in one file is made by loadgauge.page",
+    "WORDS": "other languages are spoken by loadgauge.page",
 }
 
 

@@ -148,7 +148,7 @@ def command(
     job = Job(model=model, task=task if task in AFTER else None, **flags)
     if task in TASKS:
         return _infer(job, reader, task, of_inference, page, allow_tight=allow_tight)
-    refuse(of_inference, "needs --task generate or forward")
+    refuse(of_inference, "needs --task generate or forward; of training: --micro-batch and --seq-len")
     if sweeps:
         return _sweep(job, sweeps, output, allow_tight=allow_tight)
     if task in AFTER:

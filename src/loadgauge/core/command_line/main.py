@@ -17,6 +17,7 @@ from loadgauge._version import __version__
 from loadgauge.core.base import hooks
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, Error, NothingFits, NotModelled, suggest
 from loadgauge.core.base.files import as_one, is_command
+from loadgauge.core.text.language import CHOSEN, choose, said
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -104,7 +105,7 @@ def commands(ctx: click.Context) -> None:
     loadgauge equation activations --layer gpt --tp --sequence-parallel
 
     A MODEL is a name in the catalogue, a Hugging Face config.json, its folder, or another tool's job file; without a command
-    it is estimated (`loadgauge qwen3-8b --gpu 4090`). Exit codes: 0 yes, 1 no, 2 cannot tell.
+    it is estimated (`loadgauge qwen3-8b --gpu 4090`). Exit codes: 0 yes, 1 no, 2 cannot tell. Chinese: --lang zh.
     """
     if ctx.invoked_subcommand is None:
         click.echo(greeting())
@@ -201,7 +202,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             return say("standard output is closed", CANNOT_TELL)
-        words = list(sys.argv[1:] if arguments is None else arguments)
+        words = choose(sys.argv[1:] if arguments is None else arguments)
         words = with_verb(spelled_out(words))
         result = commands.main(args=list(words), prog_name="loadgauge", standalone_mode=False, obj=words)
         sys.stdout.flush()
@@ -237,6 +238,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             f"unexpected {kind}: {error}; this is a defect, please report it (LOADGAUGE_DEBUG=1 shows where)",
             CANNOT_TELL,
         )
+    finally:
+        CHOSEN.clear()
 
 
 def _plain(error: click.UsageError) -> str:
@@ -248,7 +251,7 @@ def say(text: str, code: int) -> int:
     """Print the text as one line on stderr and return the exit code."""
     from loadgauge.core.text.table import printable  # only on the way to an error
 
-    shown = printable(" ".join(text.split()))
+    shown = said(printable(" ".join(text.split())), "errors")
     if len(shown) > 2000:
         shown = f"{shown[:1000]} ... {shown[-900:]}"
     with contextlib.suppress(OSError):  # There is nowhere to print it; the exit code still holds.

@@ -1,6 +1,6 @@
 """Recompute policies whose operations depend on the model: how files say them and what they mean, both ways."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations
 
 import msgspec
@@ -79,12 +79,14 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     if kind == "per-op":
         return ",".join(sorted(_per_op(model, training))) or "none"
     if kind == "modules":
-        return ",".join(sorted(_of_modules(modules.split(","), model, training))) or "none"
+        return ",".join(sorted(_of_modules(modules.split(","), model, _names(model, training)))) or "none"
     if kind == "remat":
         return _remat(modules, model, training)
     words = {SAID.get(each.strip(), each.strip()) for each in word.split(",")}
     if halves := words.intersection((*MODULES, "act")):
-        return ",".join(sorted(_of_modules(sorted(halves), model, training) | (words - halves))) or "none"
+        return (
+            ",".join(sorted(_of_modules(sorted(halves), model, _names(model, training)) | (words - halves))) or "none"
+        )
     return word
 
 
@@ -112,7 +114,8 @@ def light_modules(model: ModelSpec, training: Training) -> str:
     'modules:core_attn,layernorm'
     """
     light = (name for name in MODULES if name not in ("mlp", "moe", "shared_experts"))
-    return "modules:" + ",".join(name for name in light if _of_modules([name], model, training))
+    names = _names(model, training)
+    return "modules:" + ",".join(name for name in light if _of_modules([name], model, names))
 
 
 def every_policy(model: ModelSpec, training: Training) -> tuple[str, ...]:
@@ -126,7 +129,8 @@ def every_policy(model: ModelSpec, training: Training) -> tuple[str, ...]:
     ('none', 'modules:core_attn', 'modules:layernorm')
     """
     layers, framework = model.num_hidden_layers, training.framework
-    modules = [name for name in MODULES if framework.recomputes_parts and _of_modules([name], model, training)]
+    named = _names(model, training)
+    modules = [name for name in MODULES if framework.recomputes_parts and _of_modules([name], model, named)]
     sets = (chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count))
     parts = ["modules:" + ",".join(chosen) for chosen in sets]
     if framework.selective == "per-op":
@@ -181,9 +185,10 @@ def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:
     wanted = {name.strip() for name in policy.split(",")}
     if wanted == _per_op(model, training):
         return "per-op"
+    named = _names(model, training)
     for count in range(1, 4):
         for modules in combinations(MODULES, count):
-            if wanted == _of_modules(list(modules), model, training):
+            if wanted == _of_modules(list(modules), model, named):
                 return f"modules:{','.join(modules)}"
     return policy
 
@@ -317,10 +322,10 @@ def _front(model: ModelSpec, training: Training, intensity: float) -> list[froze
     return list(front)
 
 
-def _of_modules(modules: list[str], model: ModelSpec, training: Training) -> frozenset[str]:
+def _of_modules(modules: list[str], model: ModelSpec, named: Sequence[frozenset[str]]) -> frozenset[str]:
     chosen: dict[bool, set[str]] = {}
     every: dict[bool, frozenset[str]] = {}
-    for block, names in zip(model.blocks, _names(model, training), strict=True):
+    for block, names in zip(model.blocks, named, strict=True):
         routed = isinstance(block.mlp, Moe)
         every[routed] = every.get(routed, frozenset()) | names
         halves = {name for name in names if name.startswith("mlp.") and name not in ("mlp.residual", "mlp.norm")}

@@ -27,16 +27,21 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     steps = [f"Try {flags}: {gib(other.memory.total, 1)}, {WORDS[other.memory.verdict][0]}" for flags, other in tried]
     host = host_verdict(answer.on_host, answer.host_memory)
     if brief:
-        short(
-            memory, memory.parts, head, (*_largest(answer), *_beside(answer), *_headline(answer), *steps), target, host
-        )
+        beside = () if answer.served is None else (*_release(answer), *_waits(answer))
+        lines = (*_largest(answer), *_beside(answer), *_headline(answer), *steps[:1])
+        length = f"{asked.batch:,} x {asked.context:,} tokens"
+        if asked.task == "generate":
+            length += f", {asked.answer:,} generated"
+        run = f"{answer.model.name}, {asked.task}, {answer.gpus:,} x {'GPU' if answer.gpu is None else answer.gpu.id}, {length}"
+        short(memory, memory.parts, [*head[:-1], run], lines, target, beside, host)
         return
     target.print(
         f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp}){host}",
         style=WORDS[memory.verdict][1],
         soft_wrap=True,
     )
-    points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer), *steps], "")
+    measured = (*_release(answer), *_waits(answer)) if answer.served is not None else ()
+    points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer), *measured, *steps], "")
     rows = [
         [name, in_gib(value), note]
         for name, value, note in (
@@ -227,7 +232,7 @@ def _served(answer: Inferred, steady: Steady) -> list[str]:
         whole = serving().engines[engine.kind].reserved == 1
         held = "its whole answer reserved" if whole else "half answered"
         lines.append(f"The cache holds {steady.running:,.0f} of them, each {held}; the others wait.")
-    return [*lines, *_release(answer), *_waits(answer), *_money(answer)]
+    return lines + _money(answer)
 
 
 def _waits(answer: Inferred) -> list[str]:

@@ -18,18 +18,33 @@ NAMES = {"inner": "node", "outer": "network"}
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write the answer of `loadgauge network`; brief: the verdict, and what each axis needs."""
     planned, setup, network = answer.shown
+    if brief:
+        _brief(target, planned, setup, network)
+        return
     _verdict(target, planned, setup, network)
     if network.traffic:
         _needs(target, setup, network)
-    if brief:
-        return
-    if network.traffic:
         _traffic(target, setup, network)
         _what_if(target, setup, network)
         _limits(target, planned, setup, network)
     print_assumed(target, planned.assumed)
     heading(target, "Not counted")
     points(target, answer.not_counted)
+
+
+def _brief(target: Paper, planned: Setup, setup: NetworkCase, network: Network) -> None:
+    word, style, rest = verdict(network)
+    first_line(target, f"{word}  {rest}", word, style)
+    run = f"{planned.model.name}, {planned.layout.gpus:,} x {planned.gpu.id if planned.gpu else 'GPU'}"
+    needs = [
+        f"  {need.axis}, {need.what}: {seconds(need.seconds)} over the {NAMES[need.link]}, needs {gigabytes(need.needed)} GB/s,"
+        f" reaches {gigabytes(need.reached)}: {_word(need, setup.share)}"
+        for need in sorted(network.needs, key=_place)
+    ]
+    points(target, [f"{run}: {layout_words(planned.layout, ('replicas',))}"], "", "dim")
+    points(target, needs, "")
+    if network.traffic:
+        points(target, [f"These links allow: {'; '.join(_allowed(planned, setup, network))}."], "")
 
 
 def gigabytes(nbytes: float) -> str:
@@ -304,6 +319,15 @@ def compare(sweep: Answer, target: Paper, *, brief: bool = False) -> None:
 
 def _limits(target: Paper, planned: Setup, setup: NetworkCase, network: Network) -> None:
     heading(target, "What these links allow")
+    lines = [
+        *_allowed(planned, setup, network),
+        f"compute is {network.efficiency:.1%} of compute and exposed communication together"
+        " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)",
+    ]
+    points(target, lines)
+
+
+def _allowed(planned: Setup, setup: NetworkCase, network: Network) -> list[str]:
     layout, lines = planned.layout, []
     best = largest_tp(setup)
     yours = f" (yours: {layout.tp})" if layout.tp > 1 else ""
@@ -315,11 +339,7 @@ def _limits(target: Paper, planned: Setup, setup: NetworkCase, network: Network)
         lines.append(f"largest sustainable tp (dp fills the rest): {best}{yours}")
     if any(need.axis == "dp" for need in network.needs):
         lines.append(_batch_line(planned, setup))
-    lines.append(
-        f"compute is {network.efficiency:.1%} of compute and exposed communication together"
-        " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)"
-    )
-    points(target, lines)
+    return lines
 
 
 def _batch_line(planned: Setup, setup: NetworkCase) -> str:

@@ -406,6 +406,9 @@ def bar(target: Paper, share: float, width: int = 10) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
+ABOVE: list[str] = []
+"""Lines on standard error before the answer, which share its screen."""
+
 SCHEMA = 1
 """Version of the documents' shape (`loadgauge schema`): another number where a key changes its meaning or goes."""
 

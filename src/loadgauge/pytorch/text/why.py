@@ -36,11 +36,13 @@ def write_error(answer: OfError, target: Paper, *, brief: bool = False) -> None:
         )
         if value is not None
     ]
-    target.print()
+    if not brief:
+        target.print()
     if rows and not brief:
         draw(target, [Column("", "right"), Column("what the error says")], rows)
         target.print()
-    points(target, (*answer.remedies, *answer.notes))
+    named = answer.setup is not None and error.cause == NEEDS
+    points(target, (*answer.remedies, *answer.notes)[: int(not named) if brief else None])
     if answer.setup is None:
         command = (
             f"`loadgauge why {answer.file} --model MODEL --gpu GPU --micro-batch N` estimates what would make it fit"
@@ -48,7 +50,7 @@ def write_error(answer: OfError, target: Paper, *, brief: bool = False) -> None:
         points(target, [command] if error.cause == NEEDS else [])
     elif size := answer.same_size(answer.setup):
         points(target, [f"{gib(error.tried or 0)} = {size}"])
-    _changes(answer, target)
+    _changes(answer, target, brief)
 
 
 def write_trace(answer: Diagnosis, target: Paper, *, brief: bool = False) -> None:
@@ -98,16 +100,19 @@ def write_snapshot(answer: Diagnosis, target: Paper, *, brief: bool = False) -> 
     _changes(answer, target)
 
 
-def _changes(answer: Diagnosis, target: Paper) -> None:
+def _changes(answer: Diagnosis, target: Paper, brief: bool = False) -> None:
     """Write the estimate of the run in words, and that of each change which lowers its memory, where a run is named."""
     if answer.setup is None:
         return
-    heading(target, f"Estimated: {estimated(answer.setup)}")
+    if brief:
+        points(target, [f"Estimated: {estimated(answer.setup)}"], "")
+    else:
+        heading(target, f"Estimated: {estimated(answer.setup)}")
     tried = [
         f"{flags}: {gib(change.result.memory.total)}, {change.result.memory.verdict} ({change.note})"
         for flags, change in answer.alternatives()
     ]
-    points(target, tried or ["no change that was tried makes it smaller"])
+    points(target, tried[: 1 if brief else None] or ["no change that was tried makes it smaller"])
 
 
 def _causes(answer: Diagnosis, target: Paper, brief: bool) -> None:

@@ -9,6 +9,7 @@ import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from loadgauge.core.definitions.job.spoken import (
 )
 from loadgauge.core.definitions.layout.axes import REPLICA
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
+from loadgauge.core.text.language import said
+from loadgauge.core.text.table import ABOVE
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
@@ -46,6 +49,12 @@ OTHERS = ("plan", "estimate", "network")
 
 PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
 """Libraries that train as their framework does, without defaults of their own."""
+
+
+MODULE = re.compile(r"[a-z_]*(?:proj|fc\d|qkv|dense|query|key|value|lm_head|embed_tokens)")
+"""Names of modules, of which several words may follow a flag."""
+LISTS = ("--lora-targets", "--modules-to-save")
+"""Flags of such names."""
 
 
 class Spoken(click.Command):
@@ -81,8 +90,9 @@ class Spoken(click.Command):
         notes += served
         notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
-        if notes:
-            click.echo(f"loadgauge: taken: {'; '.join(notes)}", err=True)
+        ABOVE[:] = [said(f"loadgauge: taken: {'; '.join(notes)}")] if notes else []
+        for line in ABOVE:
+            click.echo(line, err=True)
         return rest
 
     def _trainer(self, flags: dict[str, Any]) -> list[str]:
@@ -343,6 +353,10 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         typed += [] if equals else [rest.pop(0)]
         return ["--with", after]
     if RENAMED.get(plain) in options:
+        names = list(takewhile(MODULE.fullmatch, rest)) if RENAMED[plain] in LISTS else []
+        if len(names) > 1:
+            del rest[: len(names)]
+            typed.append(",".join(names))
         return [RENAMED[plain], *typed[1:]]
     if plain in MODEL and after:
         typed += [] if equals else [rest.pop(0)]
@@ -359,6 +373,9 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         return []
     if plain in ASKED:
         raise click.UsageError(f"no flag {name}: {ASKED[plain]}", click.get_current_context(silent=True))
+    card = _card(plain) if "--gpu" in options and not typed[1:] else None
+    if card:
+        return card
     return _of_a_tool(name, plain, typed, rest, options) if name.startswith("--") and len(name) > 4 else list(typed)
 
 

@@ -4,13 +4,16 @@ RENAMED = {
     **dict.fromkeys(
         ("batch-size", "b", "bs", "mbs", "batchsize", "per-device-train-batch-size", "per-device-batch-size", "micro-batch-size",
          "train-micro-batch-size-per-gpu", "micro-bs", "device-batch-size", "local-batch-size", "per-gpu-train-batch-size",
-         "train-batch-size-per-gpu", "ppo-micro-batch-size-per-gpu", "per-gpu-batch", "per-gpu-batch-size"),
+         "train-batch-size-per-gpu", "ppo-micro-batch-size-per-gpu", "per-gpu-batch", "per-gpu-batch-size",
+         "micro-train-batch-size"),
         "--micro-batch",
     ),
-    **dict.fromkeys(("global-batch-size", "gbs", "train-batch-size", "effective-batch-size"), "--global-batch"),
+    **dict.fromkeys(("global-batch-size", "gbs", "train-batch-size", "effective-batch-size", "total-batch-size",
+                     "global-bs"), "--global-batch"),
     **dict.fromkeys(
         ("max-seq-len", "max-seq-length", "seq-length", "sequence-length", "sequence-len", "seqlen", "seq", "context-length",
-         "context-len", "ctx", "ctx-len", "cutoff-len", "max-length", "model-max-length", "block-size", "n-ctx"),
+         "context-len", "ctx", "ctx-len", "cutoff-len", "max-length", "model-max-length", "block-size", "n-ctx",
+         "max-len", "max-context-len"),
         "--seq-len",
     ),
     **dict.fromkeys(("max-model-len", "ctx-size", "c", "num-ctx"), "--context"),
@@ -22,8 +25,9 @@ RENAMED = {
     "model-draft": "--draft", "md": "--draft", "input-len": "--prompt-len", "output-len": "--answers",
     **dict.fromkeys(("kv-cache-dtype", "kv-dtype", "cache-dtype", "kv-cache", "kv-quant"), "--cache-format"),
     **dict.fromkeys(("num-generations", "n-samples-per-prompt", "rollout-n", "group-size", "n-samples"), "--samples"),
-    **dict.fromkeys(("max-completion-length", "max-response-length", "max-new-tokens", "response-length"), "--answers"),
-    **dict.fromkeys(("max-prompt-length", "prompt-length"), "--prompt-len"),
+    **dict.fromkeys(("max-completion-length", "max-response-length", "max-new-tokens", "response-length",
+                     "generate-max-len"), "--answers"),
+    **dict.fromkeys(("max-prompt-length", "prompt-length", "prompt-max-len"), "--prompt-len"), "rollout-batch-size": "--prompts",
     **dict.fromkeys(("gpu-type", "gpu-name", "gpu-model", "card", "device", "hardware", "accelerator"), "--gpu"),
     **dict.fromkeys(
         ("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes", "devices"), "--gpus"
@@ -36,7 +40,8 @@ RENAMED = {
     **dict.fromkeys(("pipeline-parallel-size", "pipeline-model-parallel-size", "pipeline-parallel", "pp-size"), "--pp"),
     **dict.fromkeys(
         ("context-parallel-size", "context-parallel", "cp-size", "ulysses-sequence-parallel-size", "sequence-parallel-size",
-         "ulysses-degree", "context-parallel-degree", "sp-size", "ring-attn-size"),
+         "ulysses-degree", "context-parallel-degree", "sp-size", "ring-attn-size", "ulysses", "ring", "ring-attention",
+         "seq-parallel-size", "sequence-parallel-degree", "ulysses-size"),
         "--cp",
     ),
     "tensor-parallel-degree": "--tp", "pipeline-parallel-degree": "--pp", "expert-parallel-degree": "--ep",
@@ -50,6 +55,8 @@ RENAMED = {
     **dict.fromkeys(("lora-r", "r", "rank", "peft-lora-r"), "--lora-rank"),
     **dict.fromkeys(("target-modules", "lora-target", "lora-modules", "lora-target-modules"), "--lora-targets"),
     "optim": "--optimizer", "optimiser": "--optimizer", "attn-implementation": "--attention", "attn": "--attention",
+    "attn-impl": "--attention", "lora-modules-to-save": "--modules-to-save", "actor-rollout-ref.rollout.n": "--samples",
+    "critic.model.path": "--critic",
     **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
     **dict.fromkeys(("co2", "co2e", "carbon", "carbon-intensity", "country"), "--electricity"),
     "mtbf": "--mtbf-hours",
@@ -84,7 +91,10 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "float8-kv-cache": ("--cache-format fp8",), "precompute-ref-log-probs": ("--reference precomputed", ""),
     "recompute-activations": ("--recompute selective", "--recompute none"),
     **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
-    **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--use-dora",),
+    **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--adapter lora --use-dora",),
+    **dict.fromkeys(("activation-offloading", "enable-activation-offloading"), ("--activation-offload all", "")),
+    **dict.fromkeys(("load-in-8bit", "use-8bit"), ("--qlora --base int8", "")),
+    **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), ("", "--overlap none")),  # as assumed
     **{name: (f"--precision {name}",) for name in ("bf16", "fp16", "fp32", "fp8")},
     **dict.fromkeys(("flash-attn", "flash-attention", "use-flash-attn", "flash-attention-2", "flash-attn-2"), ("--attention fa2",)),
     **dict.fromkeys(
@@ -98,7 +108,9 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         ("--loss fused", ""),
     ),
     "cut-cross-entropy": ("--loss chunked", ""), "pure-bf16": ("--precision bf16-pure", ""),
-    **dict.fromkeys(("packing", "sample-packing", "packed"), ("", "")),  # full sequences, as they are taken to be
+    **dict.fromkeys(("packing", "sample-packing", "packed", "packing-samples"), ("", "")),  # full sequences, as is taken
+    **dict.fromkeys(("swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear", "group-query-attention"), ("",)),
+    "use-remove-padding": ("", ""), "colocate-all-models": ("--placement colocated", ""),
     **dict.fromkeys(("unsloth", "use-unsloth"), ("--framework unsloth",)), "deepspeed": ("--framework deepspeed",),
     "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
@@ -108,7 +120,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("disaggregated", "disaggregation", "disagg", "pd-disaggregation"), ("--apart",)),
     **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
     **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
-    **dict.fromkeys(("offload-optimizer", "optimizer-offload", "optimizer-cpu-offload"), ("--offload optimizer",)),
+    **dict.fromkeys(("offload-optimizer", "optimizer-offload", "optimizer-cpu-offload", "adam-offload"), ("--offload optimizer",)),
     **dict.fromkeys(("cpu-moe", "cmoe"), ("--offload experts",)), "use-dpo": ("--task dpo",),
     **dict.fromkeys(("verbose", "long", "details"), ("--full",)), **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
 }  # fmt: skip
@@ -117,10 +129,9 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 ASKED = {
     "ppo-mini-batch-size": "give --global-batch, the answers of an update",
     "tokens-per-batch": "give --micro-batch and --seq-len", "max-prefill-tokens": "give --server sglang:max_batched_tokens=N",
-    "gradient-checkpointing-kwargs": "reentrant or not is one figure here; leave it out",
     "moe-grouped-gemm": "one kernel multiplies for all experts of a rank where the framework has one; --version says which it is",
     **dict.fromkeys(
-        ("load-in-8bit", "int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
+        ("int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
     ),
     "gpu-memory-utilization": "give --server vllm:utilization=0.9, or of a rollout --rollout vllm:utilization=0.6",
     **dict.fromkeys(("reduce-bucket-size", "allgather-bucket-size"), "DeepSpeed's own file says it: --with ds_config.json"),
@@ -150,7 +161,6 @@ ASKED = {
     "overhead": "memory beside the tensors is estimated; more is left free by `loadgauge plan`, --margin GiB",
     **dict.fromkeys(("freeze-layers", "unfreeze-layers"), "give --train, for a part of a model"),
     **dict.fromkeys(("finetune-vision-layers", "freeze-vision-tower", "freeze-vit"), "give --pictures and --tower"),
-    **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), "give --overlap dp,prefetch,tp"),
     **dict.fromkeys(("fast-inference", "use-vllm"), "give --rollout vllm:utilization=0.6"),
     "mem-fraction-static": "give --server sglang:mem_fraction_static=0.85",
     **dict.fromkeys(("cache-type-k", "cache-type-v", "ctk", "ctv"), "give --cache-format int8 (q8_0) or int4 (q4_0), for both"),
@@ -162,7 +172,6 @@ ASKED = {
         ("hybrid-context-parallel", "dynamic-context-parallel"), "give --dynamic-cp with the most tokens of a rank, and --lengths"
     ),
     **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
-    **dict.fromkeys(("num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset"), "give --tokens, of the whole run"),
     "mtbf": "give fleet --failures 50000h, between those of one GPU",
     **dict.fromkeys(
         ("spot", "reserved", "preemption", "preemptions", "reclaim", "interruptions"),
@@ -196,7 +205,7 @@ _SHARED = {
     "deepspeed_stage_2_offload": "--zero 2 --offload optimizer", "deepspeed_stage_3_offload": "--zero 3 --offload all",
     "zero2_offload": "--zero 2 --offload optimizer", "zero3_offload": "--zero 3 --offload all",
 }  # fmt: skip
-_METHODS = {"lora": "--adapter lora", "qlora": "--qlora", "dora": "--use-dora", "full": "", "fft": ""}
+_METHODS = {"lora": "--adapter lora", "qlora": "--qlora", "dora": "--adapter lora --use-dora", "full": "", "fft": ""}
 _STORED = {
     name: f"--weight-format {name}"
     for name in ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
@@ -232,7 +241,12 @@ WORDED = {
     "dynamo-backend": {"inductor": "--torch-compile", "no": ""},
     "attention-backend": {"flash": "--attention flash", "fused": "", "unfused": "--attention eager"},
     "loss-type": {**dict.fromkeys(("sigmoid", "hinge", "robust"), ""), "ipo": "--task ipo"},
-    "recompute-method": {"uniform": ""}, "vllm-mode": {"colocate": ""},
+    "bnb-4bit-quant-type": {"nf4": "--qlora", "fp4": "--qlora --base fp4"},
+    "activation-checkpoint.mode": {"full": "--recompute full", "selective": "--recompute per-op", "none": "--recompute none"},
+    "quant-method": {"bnb": "--qlora", **{name: f"--qlora --base {name}" for name in ("hqq", "gptq", "awq")}},
+    "quant-bits": {"4": "--qlora", "8": "--qlora --base int8"},
+    "algorithm.adv-estimator": {"grpo": "--task grpo", "gae": "--task ppo"},
+    "bf16": {"auto": "--precision bf16"}, "recompute-method": {"uniform": ""}, "vllm-mode": {"colocate": ""},
     "show": dict.fromkeys(("network", "all", "front"), "--full"),
 }  # fmt: skip
 """Flags with a word of a few, and the words here."""
@@ -267,7 +281,10 @@ HARMLESS = (
     "swap-space", "threads", "t", "port", "host", "hf-repo", "hf-file", "random-state", "main-gpu", "gradient-clipping",
     "model-impl", "defrag-thold",
     "val-set-size", "limit-val-batches", "template", "gradient-clip-val", "clip-grad-norm", "hf-token", "served-model-name",
-    "tool-call-parser", "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
+    "tool-call-parser", "num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset", "dataset-name",
+    "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
+    "epsilon-high", "clip-range", "tuner-backend", "data-path", "train-data",
+    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
 

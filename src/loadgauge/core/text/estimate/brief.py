@@ -11,7 +11,8 @@ from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
 from loadgauge.core.text.estimate.step_time import moved
-from loadgauge.core.text.table import DEFAULT, Paper, draw_lines, room
+from loadgauge.core.text.language import said
+from loadgauge.core.text.table import ABOVE, DEFAULT, Paper, draw_lines, room
 from loadgauge.core.text.verdict import (
     WORDS,
     host_verdict,
@@ -67,14 +68,15 @@ def short(
     """
     from rich.text import Text
 
-    run, lines = list(run), [line for line in lines if line]
-    left = SCREEN - 1 - _height(run) - _height(lines)
-    shown = max(LEAST, min(SHOWN, left))
-    if _height(remarks) <= left - min(shown, len(parts)):
-        lines[-1:-1] = remarks
+    run, lines = list(map(said, run)), [said(line) for line in lines if line]
+    remarks = list(map(said, remarks))
     word, style = WORDS[memory.verdict]
-    first = Text(verdict_words(memory, host))
-    first.stylize(style, 0, len(word))
+    first = Text(said(verdict_words(memory, host)))
+    left = SCREEN - height([*ABOVE, str(first), *run, *lines])
+    shown = max(LEAST, min(SHOWN, left))
+    if height(remarks) <= left - min(shown, len(parts)):
+        lines[-1:-1] = remarks
+    first.stylize(style, 0, len(said(word)))
     draw_lines(
         target,
         [
@@ -86,10 +88,12 @@ def short(
     )
 
 
-def _height(lines: Iterable[str]) -> int:
+def height(lines: Iterable[str]) -> int:
     """Lines of the terminal that some lines of text take."""
+    from rich.cells import cell_len
+
     width = room() or DEFAULT
-    return sum(max(1, -(-len(line) // width)) for text in lines for line in text.split("\n"))
+    return sum(max(1, -(-cell_len(line) // width)) for text in lines for line in text.split("\n"))
 
 
 def _run(setup: Setup, result: Estimate) -> str:
@@ -108,15 +112,17 @@ def largest_parts(parts: Mapping[str, float], shown: int = SHOWN) -> list[str]:
     >>> [line.split()[:2] for line in largest_parts({"weights": 2**31, "optimizer": 2**30, "nothing": 0})]
     [['weights', '2.0'], ['optimizer', '1.0']]
     """
+    from rich.cells import cell_len, set_cell_size
+
     ranked = sorted(parts.items(), key=lambda item: -item[1])
-    ranked = [(part, nbytes) for part, nbytes in ranked if nbytes > 0]
+    ranked = [(said(NAMES.get(part, part)), nbytes) for part, nbytes in ranked if nbytes > 0]
     if len(ranked) > shown:
         rest = ranked[shown - 1 :]
-        ranked = [*ranked[: shown - 1], (f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
+        ranked = [*ranked[: shown - 1], (said(f"{len(rest)} others"), sum(nbytes for _, nbytes in rest))]
     most = max(nbytes for _, nbytes in ranked)
-    width = max(12, *(len(NAMES.get(part, part)) + 2 for part, _ in ranked))
+    width = max(12, *(cell_len(part) + 2 for part, _ in ranked))
     return [
-        f"  {NAMES.get(part, part):<{width}}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
+        f"  {set_cell_size(part, width)}{in_gib(nbytes, 1):>9} GiB  {'█' * round(BAR * nbytes / most)}".rstrip()
         for part, nbytes in ranked
     ]
 
@@ -158,7 +164,10 @@ def _remedy(setup: Setup, result: Estimate) -> str:
     best = chosen.result
     more = effort(best, result) - 1
     cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
-    line = f"Try {chosen.flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}"
+    start, end = (
+        ("Nearest:", "; more GPUs, or a smaller model") if best.memory.verdict == "does not fit" else ("Try", "")
+    )
+    line = f"{start} {chosen.flags}: {gib(best.memory.total, 1)}, {WORDS[best.memory.verdict][0]}{cost}{end}"
     return f"{line}\n  In {own}" if own else line
 
 

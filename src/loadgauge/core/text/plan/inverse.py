@@ -29,8 +29,9 @@ def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
         prices = f"List prices on demand, US dollars, read from {days[0]} to {days[-1]}; --prices takes yours."
         points(target, [prices], "")
     several = len(answers) > 1
-    table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
-    target.print()
+    if several or not brief:
+        table(target, [answer.best for answer in answers], "The best layout of each" if several else "Its best layout")
+        target.print()
     for job in jobs:
         show_command(target, job.command())
     if brief:

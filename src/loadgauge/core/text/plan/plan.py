@@ -23,8 +23,9 @@ from loadgauge.core.plan.search import (
 from loadgauge.core.plan.space.axis_values import out_of_reach
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.resolve.setup import Setup
+from loadgauge.core.text.estimate.brief import SCREEN, height
 from loadgauge.core.text.estimate.setup import batch_words, print_assumed, rate, unit
-from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points, show_command
+from loadgauge.core.text.table import ABOVE, Column, Paper, draw, heading, plain, points, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
 LEAST = ("net GB/s", "speed", "MFU", "#", "cost/1B", "schedule")
@@ -55,7 +56,8 @@ def write_missed(answer: Missed, target: Paper, *, brief: bool = False) -> None:
     word, style = ("NOTHING FITS", "bold red") if nothing else WORDS[nearest.memory.verdict]
     target.print(f"{word}  {answer.error}.", soft_wrap=True, style=style)
     points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
-    show_command(target, answer.command)
+    if not brief:
+        show_command(target, answer.command)
     if answer.changes:
         change_table(target, answer.changes, "What would make it fit, each re-planned")
     else:
@@ -77,15 +79,15 @@ def show(
     request, result, price = plan.request, plan.result, plan.case.price
     shown = result.layouts[: request.top]
     asked = question_words(result.layouts[0].memory)
-    for line in (*headline(result), *([asked] if asked else [])):
-        points(target, [line], "")
-    show_command(target, plan.best.command())
+    points(target, told := [*headline(result), *([asked] if asked else [])], "")
+    show_command(target, command := plan.best.command())
     own = file_estimate(request)
     if own is not None:
         points(target, [_of_file(own, result.layouts[0])], "")
     if brief:
         more = "--full: the best layouts, the front of memory and time, and what was assumed."
-        points(target, [*why(result)[:1], more], "", style="dim")
+        slower = [line for line in why(result)[:1] if height([*ABOVE, *told, "", command, line, more]) <= SCREEN]
+        points(target, [*slower, more], "", style="dim")
         return
     table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=price)
     reasons = why(result)

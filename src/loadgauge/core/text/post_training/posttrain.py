@@ -28,10 +28,14 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
     on_host, stated = sum(memory.host.values()), answer.job.host_memory
     host = host_verdict(on_host, stated)
     if brief:
-        first = [*head, f"{lines[0]} Fullest in {worst.name}."]
+        first = [
+            *head,
+            f"{_who(run)}, {run.placement.gpus:,} x {'GPU' if run.gpu is None else run.gpu.id}; fullest in {worst.name}",
+        ]
         own = _own_words(answer) if next_steps and answer.job.dialect else ""
         node = f"Host memory: {host_words(on_host, stated)}" if stated else ""
-        short(memory, worst.parts, first, (*took, node, *next_steps[:1], own), target, host=host)
+        step = f"Next, in {own} {next_steps[0][next_steps[0].rindex('(') :]}" if own else "".join(next_steps[:1])
+        short(memory, worst.parts, first, (*took, node, step), target, host=host)
         return
     target.print(
         f"{verdict_words(memory)}: the phase is {worst.name}{host}", style=WORDS[memory.verdict][1], soft_wrap=True
@@ -67,17 +71,20 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
     report_time(target, run, answer.time, answer.job)
 
 
-def _lines(run: Run, memory: PostMemory) -> list[str]:
-    task, trained, placement = run.task, run.trained, run.placement
-    card = "GPU" if run.gpu is None else run.gpu.name
-    others = ", ".join(
-        f"{name} {member.model.name}"
+def _who(run: Run) -> str:
+    """Return what is trained, by which task, and the other members, whose model is named where it is another one."""
+    trained = run.trained
+    others = (
+        name if member.model.name == trained.model.name else f"{name} {member.model.name}"
         for name, member in run.members.items()
         if not member.shares and member is not trained
     )
-    lines = [
-        f"{trained.model.name}, {task.title}{', with ' + others if others else ''}, on {placement.gpus:,} x {card}."
-    ]
+    return ", ".join((trained.model.name, run.task.title, *others))
+
+
+def _lines(run: Run, memory: PostMemory) -> list[str]:
+    task, trained, placement = run.task, run.trained, run.placement
+    lines = [f"{_who(run)}, on {placement.gpus:,} x {'GPU' if run.gpu is None else run.gpu.name}."]
     if run.engine is None or memory.engine is None:
         rows = f" (each {task.rows} rows: chosen and rejected)" if task.pairs else ""
         micro = trained.layout.micro_batch // task.rows
@@ -113,10 +120,9 @@ def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> lis
 
 
 def _own_words(answer: RunOfTask) -> str:
-    """The mildest change in the words of the user's trainer."""
+    """Return the mildest change in the words of the user's trainer."""
     remedies, dialects = answer.alternatives(), provider("DIALECTS")
-    words = dialects.words_of_task(answer.job, remedies[0][0]) if remedies and dialects is not None else ""
-    return f"  In {words}" if words else ""
+    return dialects.words_of_task(answer.job, remedies[0][0]) if remedies and dialects is not None else ""
 
 
 def _parts(target: Paper, phase: PhaseMemory) -> None:

@@ -100,7 +100,7 @@ export class Panel {
 export function table({ columns, rows, caption, mine }) {
   return h("table", { class: "data" },
     caption ? h("caption", {}, caption) : null,
-    h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.words ? "text" : null }, column.text ?? (column.words ? "" : column))))),
+    h("thead", {}, h("tr", {}, columns.map((column) => [column, column.text ?? (column.words ? "" : column)]).map(([column, text]) => h(text ? "th" : "td", { scope: text ? "col" : null, class: column.words ? "text" : null }, text)))),
     h("tbody", {}, rows.map((row, place) => h("tr", { class: mine?.(place) ? "mine" : null }, row.map((cell, at) => h("td", { class: columns[at].words ? "text" : null }, cell ?? ""))))));
 }
 
