@@ -103,7 +103,7 @@ def list_request(
 
 
 def _of_transformers(
-    keys: Mapping[str, Any],
+    keys: dict[str, Any],
     target: str,
     run: TorchRun,
     regime: Regime,
