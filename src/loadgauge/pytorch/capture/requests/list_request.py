@@ -52,6 +52,7 @@ from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.trace.programs import own_loops
+from loadgauge.pytorch.trace.programs.pretrained import without_weights
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized
@@ -88,7 +89,7 @@ def list_request(
     if is_library(keys):
         return _of_library(keys, request.job.model, run, regime, inputs, rows, sizes)
     if is_script(request.job.model):
-        with reading() as paths:
+        with reading() as paths, without_weights(request.job.model.rpartition(":")[0]):
             document = _of_script(request.job.model, inputs, run, sizes, regime, rows)
         document.files = seals(paths)
         return document
