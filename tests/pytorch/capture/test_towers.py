@@ -57,7 +57,8 @@ def test_a_model_without_a_head_has_the_parameters_of_its_class(
 @pytest.mark.parametrize(
     ("kind", "word", "named"),
     [("dinov2", "picture", "Dinov2ForImageClassification"), ("siglip", "pair", "SiglipModel"),
-     ("sam_vision_model", "tower", "SamVisionModel"), ("vjepa2", "video", "VJEPA2ForVideoClassification"), ("encodec", "hearing", "EncodecModel"), ("wav2vec2", "sound", "")],
+     ("sam_vision_model", "tower", "SamVisionModel"), ("vjepa2", "video", "VJEPA2ForVideoClassification"),
+     ("encodec", "hearing", "EncodecModel"), ("wav2vec2", "sound", "")],
 )  # fmt: skip
 def test_a_config_that_names_no_class_has_the_first_that_is_trained(kind: str, word: str, named: str) -> None:
     config = transformers.CONFIG_MAPPING[kind]()

@@ -52,10 +52,11 @@ def without_weights(file: str) -> Iterator[None]:
     if "timm" in named:
         changes.append((import_module("timm.models._builder"), "load_pretrained", _unfetched))
     if "transformers" in named:
-        owners: Any = import_module("transformers"), import_module("transformers.models.auto.auto_factory")
+        autos: Any = import_module("transformers.models.auto.modeling_auto")  # whose classes have copies of the method
+        owners = [import_module("transformers").PreTrainedModel]
+        owners += [one for one in vars(autos).values() if isinstance(one, type) and "from_pretrained" in vars(one)]
         changes += [
-            (owner, "from_pretrained", classmethod(_of_transformers(owner.from_pretrained.__func__)))
-            for owner in (owners[0].PreTrainedModel, owners[1]._BaseAutoModelClass)
+            (one, "from_pretrained", classmethod(_of_transformers(one.from_pretrained.__func__))) for one in owners
         ]
     if "diffusers" in named:
         owner: Any = import_module("diffusers").ModelMixin
