@@ -14,8 +14,8 @@ from loadgauge.core.definitions.job.job import Job  # noqa: E402
 from loadgauge.core.estimate.states.parameters import parameters  # noqa: E402
 from loadgauge.core.families.catalogue import keys  # noqa: E402
 from loadgauge.pytorch.capture.inputs.libraries import usual_fields  # noqa: E402
+from loadgauge.pytorch.capture.inputs.pretrained import without_weights  # noqa: E402
 from loadgauge.pytorch.capture.road import road  # noqa: E402
-from loadgauge.pytorch.trace.programs.pretrained import without_weights  # noqa: E402
 
 CLASSIFIER = """
 import torch

@@ -68,12 +68,12 @@ def classes_of(tables: Iterable[str], kind: str) -> tuple[str, ...]:
     """The names of the classes that transformers' tables have for a model type. tables: as in `HEADS`; "": without a head"""
     from transformers.models.auto import modeling_auto
 
-    found: list[str] = []
+    classes: list[str] = []
     for table in tables:
         names = getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES" if table else "MODEL_MAPPING_NAMES", {})
         own = names.get(kind, ())
-        found += (own,) if isinstance(own, str) else own
-    return tuple(found)
+        classes += (own,) if isinstance(own, str) else own
+    return tuple(classes)
 
 
 def sizes_of(word: str) -> tuple[str, ...]:

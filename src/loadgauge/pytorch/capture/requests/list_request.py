@@ -26,6 +26,7 @@ from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.heads import contrasts, head_class
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
+from loadgauge.pytorch.capture.inputs.pretrained import without_weights
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import (
     LENGTH,
@@ -52,7 +53,6 @@ from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.trace.programs import own_loops
-from loadgauge.pytorch.trace.programs.pretrained import without_weights
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
 from loadgauge.pytorch.trace.programs.training import Around, Sized

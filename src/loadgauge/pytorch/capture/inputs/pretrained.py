@@ -53,10 +53,10 @@ def without_weights(file: str) -> Iterator[None]:
         changes.append((import_module("timm.models._builder"), "load_pretrained", _unfetched))
     if "transformers" in named:
         autos: Any = import_module("transformers.models.auto.modeling_auto")  # whose classes have copies of the method
-        owners = [import_module("transformers").PreTrainedModel]
-        owners += [one for one in vars(autos).values() if isinstance(one, type) and "from_pretrained" in vars(one)]
+        classes = [import_module("transformers").PreTrainedModel]
+        classes += [kind for kind in vars(autos).values() if isinstance(kind, type) and "from_pretrained" in vars(kind)]
         changes += [
-            (one, "from_pretrained", classmethod(_of_transformers(one.from_pretrained.__func__))) for one in owners
+            (kind, "from_pretrained", classmethod(_of_transformers(kind.from_pretrained.__func__))) for kind in classes
         ]
     if "diffusers" in named:
         owner: Any = import_module("diffusers").ModelMixin
