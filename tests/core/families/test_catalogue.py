@@ -25,7 +25,7 @@ SMALL = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
         (b"  \n", "is empty"),
         (b'{"model_type": "lla', "is not valid JSON"),
         (b'{"model_type": "llama", "vocab_size": NaN}', "NaN is not a JSON number"),
-        (b'{"model_type": "llama", "vocab_size": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"model_type": "llama", "hidden_size": -Infinity}', "hidden_size"),
         (b'{"vocab_size": 1, "model_type": "llama", "vocab_size": 2}', "the key 'vocab_size' appears twice"),
         (b"[" * 200_000, "is nested too deeply"),
         (b'{"a":' * 200_000, "is nested too deeply"),

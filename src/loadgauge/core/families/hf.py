@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -177,6 +177,8 @@ def from_hf(path: str | Path, name: str = "") -> ModelSpec:
 def decode(content: bytes, file: str = "") -> Any:
     """JSON as Python objects; what is not strict JSON, or names a key twice, is a `ConfigError`.
 
+    `Infinity` is read, as Python writes it: configurations of Mamba-2 have it as their longest step.
+
     >>> decode(b'{"n_layer": NaN}', "config.json")
     Traceback (most recent call last):
     loadgauge.core.base.errors.ConfigError: config.json: is not valid JSON: NaN is not a JSON number
@@ -186,7 +188,9 @@ def decode(content: bytes, file: str = "") -> Any:
     if not content.strip():
         raise ConfigError("is empty", file=file)
 
-    def no_constant(text: str) -> NoReturn:
+    def constant(text: str) -> float:
+        if text.endswith("Infinity"):
+            return float(text)
         raise ValueError(f"{text} is not a JSON number")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -199,7 +203,7 @@ def decode(content: bytes, file: str = "") -> Any:
 
     # Not msgspec: like most decoders it keeps the last of two equal keys and says nothing of the first.
     try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=once, parse_constant=no_constant)
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=once, parse_constant=constant)
     except RecursionError:
         raise ConfigError("is nested too deeply", file=file) from None
     except ConfigError:

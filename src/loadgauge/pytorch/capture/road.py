@@ -563,7 +563,8 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
         family.document(split, sizes)
     took = "kept from before" if family.cached else f"{family.took:.0f} s"
     document, listing = family.document(regime, sizes)
-    per_sequence = (f"each sequence has {document.given}",) if document.given else ()
+    each = "each sequence" if family.has_length else f"each of its {family.sample}"
+    per_sequence = (f"{each} has {document.given}",) if document.given else ()
     unit = (f"its tokens are {family.unit}",) if family.unit != "tokens" else ()
     own = listing.assumed[:SHOWN] if family.script else ()
     own += (COMPILED,) if family.script and job.compile else ()

@@ -207,7 +207,7 @@ def backward_peak(
     hosts: tensors that are in host memory, and come back operation by operation
     """
     operations = layer.operations
-    if not operations[-1].gradients:
+    if not operations or not operations[-1].gradients:
         return 0
     if layer.profile is not None:
         return _seen(layer, layer.profile, weight_gradient, recompute, accumulating=accumulating, hosts=hosts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from loadgauge.core.base import ConfigError, closest, read_table
 from loadgauge.pytorch.capture.inputs.inputs import tree
 from loadgauge.pytorch.capture.symbols.values import whole
 
+HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
+"""Tasks that a model is trained for, in the order in which its class is looked for; names of transformers' tables."""
 SCALE = 20.0
 """By which likenesses are multiplied (sentence-transformers' MultipleNegativesRankingLoss)."""
 
@@ -25,7 +28,8 @@ def words() -> tuple[str, ...]:
 def head_class(config: Any, word: str) -> tuple[str, Any] | None:
     """The head that is trained and its class: `word`'s, or that of the first class in the config's `architectures`.
 
-    None where that is a language model's, or none is named. Raises ConfigError for a word, or a model, that has none.
+    None where that is a language model's. Of a type that has no such class: the first that the table of words has for it, in which
+    models without a head are last. Raises ConfigError for a word, or a model, that has none.
     """
     import transformers
 
@@ -36,25 +40,40 @@ def head_class(config: Any, word: str) -> tuple[str, Any] | None:
             f"no head is called {word[:40]!r}; {'did you mean ' + near[0] if near else 'known: ' + ', '.join(words())}"
         )
     stated = next(iter(getattr(config, "architectures", None) or ()), "")
+    spoken = bool(classes_of(HEADS, kind))
     for one in (word,) if word else words():
-        names = _classes(one, kind)
-        if (word and names) or stated in names:
-            found = getattr(transformers, stated if stated in names else names[0], None)
-            if found is not None:
-                return one, found
+        row = read_table("capture/heads.toml")[one]
+        names = classes_of(row["table"] if isinstance(row["table"], list) else (row["table"],), kind)
+        if "main" in row and stated and (stated.endswith("Model") or not (word or spoken)):
+            names = (*names, stated)
+        wanted = stated if stated in names else names[0] if names and (word or not (stated or spoken)) else ""
+        found = getattr(transformers, wanted, None)
+        if found is not None and _takes(found, row):
+            return one, found
     if word:
         raise ConfigError(f"transformers has no {word} head for {kind!r}")
     return None
 
 
-def _classes(word: str, kind: str) -> tuple[str, ...]:
+def _takes(kind: Any, row: Mapping[str, Any]) -> bool:
+    """Return whether a class is called with what a word's models without a head are called with."""
+    main, taken = getattr(kind, "main_input_name", ""), inspect.signature(kind.forward).parameters
+    fits = (main[0] if isinstance(main, list) else main) in row.get("main", (main,))
+    return (
+        fits and taken.keys() >= set(row.get("takes", ())) and ("main" not in row or "decoder_input_ids" not in taken)
+    )
+
+
+def classes_of(tables: Iterable[str], kind: str) -> tuple[str, ...]:
+    """The names of the classes that transformers' tables have for a model type. tables: as in `HEADS`; "": without a head"""
     from transformers.models.auto import modeling_auto
 
-    table = read_table("capture/heads.toml")[word]["table"]
-    names = getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES" if table else "MODEL_MAPPING_NAMES", {}).get(
-        kind, ()
-    )
-    return (names,) if isinstance(names, str) else tuple(names)
+    classes: list[str] = []
+    for table in tables:
+        names = getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES" if table else "MODEL_MAPPING_NAMES", {})
+        own = names.get(kind, ())
+        classes += (own,) if isinstance(own, str) else own
+    return tuple(classes)
 
 
 def sizes_of(word: str) -> tuple[str, ...]:
@@ -79,9 +98,10 @@ def head_inputs(
 
     Raises ConfigError for a model that takes none of what is known.
     """
-    rows = dict(read_table("capture/heads.toml")[word].get("inputs", {}))
+    table = read_table("capture/heads.toml")
+    rows = {**table[word].get("inputs", {}), **table["of_type"].get(config.model_type, {})}
     if "n" in sizes:
-        sounds = read_table("capture/heads.toml")["of_sound"]
+        sounds = table["of_sound"]
         own = sounds.get(config.model_type, {})
         name = next((name for name in ("input_values", "input_features") if name in taken), None)
         if name is None:

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from loadgauge.core.base.errors import ConfigError, NotModelled
-from loadgauge.pytorch.capture.inputs.heads import Towers, contrasts, head_class, head_inputs, sizes_of, two_texts
+from loadgauge.pytorch.capture.inputs.heads import (
+    HEADS,
+    Towers,
+    classes_of,
+    contrasts,
+    head_class,
+    head_inputs,
+    sizes_of,
+    two_texts,
+)
 from loadgauge.pytorch.capture.inputs.inputs import beside_tokens, dtype_of, made, special_tokens, usual_picture
 from loadgauge.pytorch.capture.inputs.pictures import Pictures, processed
 from loadgauge.pytorch.capture.inputs.sounds import hears, places, sound_of
@@ -22,8 +31,6 @@ from loadgauge.pytorch.trace.programs.training import Sized, mean_loss
 from loadgauge.pytorch.trace.torch_run import TorchRun
 from loadgauge.pytorch.trace.transformers_api import OWN_KERNELS, text_config
 
-HEADS = ("IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
-"""Tasks that a model is trained for, in the order in which its class is looked for; names of transformers' tables."""
 PATCHED = ("pixel_values", "input_features", "input_values")
 """Inputs that stand for a picture or a sound."""
 
@@ -127,9 +134,7 @@ def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # classifiers look for the last token that is no padding
     if "n" in names:  # which frames are masked, and which layers skipped, is drawn at random
-        for key, value in (("apply_spec_augment", False), ("layerdrop", 0.0)):
-            if hasattr(config, key):
-                setattr(config, key, value)
+        config.apply_spec_augment, config.layerdrop = False, 0.0
 
     def build(device: str) -> Any:
         model = _build(kind, config, run, device)
@@ -187,13 +192,9 @@ def model_class(config: Any, head: str = "") -> Any:
 
     if (named := head_class(config, head)) is not None:
         return named[1]
-    from transformers.models.auto import modeling_auto
-
-    tables = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES", {}) for head in HEADS]
-    heads = [table[config.model_type] for table in tables if config.model_type in table]
-    known = {name for head in heads for name in ((head,) if isinstance(head, str) else head)}
+    known = classes_of(HEADS, config.model_type)
     names = [name for name in getattr(config, "architectures", None) or () if name in known]
-    names += [head if isinstance(head, str) else head[0] for head in heads]
+    names += known
     found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
     if found is None:
         raise ConfigError(f"transformers has no language model for {config.model_type!r}")

@@ -200,7 +200,10 @@ def usual_fields(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, Any], ..
         return tuple(
             (name, value) for name, value in fields.items() if value is not None and getattr(job, name) is None
         )
-    if not job.adapts or keys.get("library", "diffusers") != "diffusers":
+    if keys.get("library", "diffusers") != "diffusers":
+        usual_precisions = {"precision": usual_precision(keys, "")}
+        return tuple((name, value) for name, value in usual_precisions.items() if value and job.precision is None)
+    if not job.adapts:
         return ()
     narrow = (job.precision or "bf16").startswith("bf16") and not job.qlora and job.weights != "float32"
     usual = {

@@ -8,11 +8,14 @@ parameters of the same shapes and dtypes, of which the same ones are an earlier 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 
 import msgspec
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from loadgauge.core.base.errors import NotModelled
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -33,10 +36,31 @@ class Stack(msgspec.Struct, frozen=True):
         return tuple(self.pattern.index(kind) for kind in range(max(self.pattern) + 1))
 
 
+class Unordered(NotModelled):
+    """Blocks without a place in an order: they run more than once in a step, or not at all.
+
+    path: of one, or of their list; "" where they are all those of a module
+    """
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path or 'forward'} {why}")
+        self.path = path
+
+
 class Blocks(msgspec.Struct, frozen=True):
     """All lists of blocks of a module, none inside another; what is in no block lies around them."""
 
     stacks: tuple[Stack, ...]
+
+    def without(self, paths: Collection[str]) -> Blocks:
+        """Leave out the lists of which some paths are, or in which they lie; "" leaves out all."""
+        return Blocks(
+            tuple(
+                one
+                for one in self.stacks
+                if not any(not path or f"{path}.".startswith(f"{one.path}.") for path in paths)
+            )
+        )
 
     def place(self, path: str) -> tuple[int, int] | None:
         """Return the stack, and the child in it, that a module's path lies in; None: around them.
@@ -89,6 +113,8 @@ def _plain(name: str, value: Any) -> bool:
 
 def _stacks(module: nn.Module, path: str, entries: list[tuple[Hashable, ...]]) -> Iterator[Stack]:
     children = list(module.named_children())
+    if isinstance(module, ParametrizationList):  # its weights run as those of the module that has them
+        return
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 0:
         below = [stack for name, child in children for stack in _stacks(child, _join(path, name), entries)]
         pattern = _pattern([child for _, child in children], entries)

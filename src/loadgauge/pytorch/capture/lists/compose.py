@@ -20,7 +20,7 @@ from torch import nn
 
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.capture.inputs.small import DEPTHS
-from loadgauge.pytorch.capture.lists.blocks import Blocks, Stack, blocks
+from loadgauge.pytorch.capture.lists.blocks import Blocks, Stack, Unordered, blocks
 from loadgauge.pytorch.capture.lists.listed import Listing
 from loadgauge.pytorch.capture.record import Recorded
 from loadgauge.pytorch.record.allocations import op_name
@@ -313,13 +313,13 @@ class Shown:
 def in_order(listing: Listing, likes: Mapping[str, Sequence[str]]) -> tuple[int, ...]:
     """For each block of a module, in the order in which they run, the place of its like in a list. likes: their paths, by list
 
-    Raises NotModelled where a list of blocks does not run.
+    Raises Unordered where a list of blocks does not run.
     """
     order = list(dict.fromkeys(path.rpartition(".")[0] for path in listing.places))
     missing = [path for path in likes if path not in order]
     if missing:
-        raise NotModelled(f"{missing[0]} does not run in a training step")
-    return tuple(listing.places.index(like) for path in order for like in likes[path])
+        raise Unordered(missing[0], "does not run in a training step")
+    return tuple(listing.places.index(like) for path in order for like in likes.get(path, listing.places))
 
 
 def _numbered(of: Blocks) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from loadgauge.core.base.by_key import lists
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.layers.operations.profile import Row
-from loadgauge.pytorch.capture.lists.blocks import Blocks
+from loadgauge.pytorch.capture.lists.blocks import Blocks, Unordered
 from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Segment, pack
 from loadgauge.pytorch.capture.lists.segment_writer import (
     PRODUCTS,
@@ -30,10 +30,6 @@ from loadgauge.pytorch.capture.symbols.symbolic import Symbols
 from loadgauge.pytorch.record.allocations import GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS
 from loadgauge.pytorch.record.observe import BACKWARD, FORWARD, STEP
 from loadgauge.pytorch.record.recording import Op
-
-
-class Repeated(NotModelled):
-    """A block that runs more than once in a forward or in a step, so that it has no place in an order of blocks."""
 
 
 class Lister:
@@ -70,7 +66,7 @@ class Lister:
         self.several = any(first < index < last for index, _ in self.forward)
         """Of a step with several backward passes, as of two networks, or of a gradient in the loss."""
         if self.several and blocks.stacks:
-            raise Repeated("forward runs again between two backward passes")
+            raise Unordered("", "runs again between two backward passes")
         self.forward = [(index, op) for index, op in self.forward if self.several or index < first]
         self._segments()
         self._storages()
@@ -98,7 +94,7 @@ class Lister:
                 path = self.blocks.stacks[block[0]].paths[block[1]]
                 if not self.order or path != self.order[-1]:
                     if path in self.order:
-                        raise Repeated(f"{path} runs more than once in a forward")
+                        raise Unordered(path, "runs more than once in a forward")
                     self.order.append(path)
             of.append(len(self.order))
         last = max((at for at, (_, op) in enumerate(self.forward) if self.blocks.place(op.module)), default=-1)

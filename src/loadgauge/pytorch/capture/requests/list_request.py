@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,10 @@ from loadgauge.core.definitions.training.training import training
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import APART, PLACED, ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
-from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
+from loadgauge.pytorch.capture.inputs.heads import contrasts, head_class
+from loadgauge.pytorch.capture.inputs.kinds import PATCHED, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
+from loadgauge.pytorch.capture.inputs.pretrained import without_weights
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import (
     LENGTH,
@@ -37,10 +39,10 @@ from loadgauge.pytorch.capture.inputs.target import (
     sized,
     usual_of_heads,
 )
-from loadgauge.pytorch.capture.lists.blocks import Blocks, blocks
+from loadgauge.pytorch.capture.lists.blocks import Blocks, Unordered, blocks
 from loadgauge.pytorch.capture.lists.compose import Shown, in_order
 from loadgauge.pytorch.capture.lists.listed import Listing
-from loadgauge.pytorch.capture.lists.listing import Lister, Repeated, guards_of
+from loadgauge.pytorch.capture.lists.listing import Lister, guards_of
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, elements
 from loadgauge.pytorch.capture.lists.store import reading, seals, version_of
 from loadgauge.pytorch.capture.recognise import recognised
@@ -50,7 +52,6 @@ from loadgauge.pytorch.capture.requests.sharding import mark_experts, shard, spl
 from loadgauge.pytorch.capture.requests.tuning import cast_by_fsdp, tuned
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.capture.symbols.symbolic import Symbols
-from loadgauge.pytorch.device.patches import default_dtype
 from loadgauge.pytorch.trace.programs import own_loops
 from loadgauge.pytorch.trace.programs.script import function
 from loadgauge.pytorch.trace.programs.target import config_object
@@ -63,6 +64,8 @@ DEEPEST = 16
 TUNED = "adapters, or a part of the model that is trained, are captured with all experts on each rank"
 
 
+ALONE = "text"
+"""The head of a model that is called with one text."""
 FOUR = "matrices in 4 bits are packed as they lie, and no plan splits them"
 
 
@@ -86,17 +89,37 @@ def list_request(
     if is_library(keys):
         return _of_library(keys, request.job.model, run, regime, inputs, rows, sizes)
     if is_script(request.job.model):
-        with reading() as paths:
+        with reading() as paths, without_weights(request.job.model.rpartition(":")[0]):
             document = _of_script(request.job.model, inputs, run, sizes, regime, rows)
         document.files = seals(paths)
         return document
-    whole = config_object(keys, request.job.model)
-    full = _blocks_of(whole)
-    config, stacks = whole, full
-    for layers in range(2, 0 if regime.tuned.by_layer else DEEPEST + 1):
+    left_out: set[str] = set()
+    while True:
         try:
-            cut = shallow(config_object(keys, request.job.model), layers)
-            less = _blocks_of(cut)
+            return _of_transformers(keys, request.job.model, run, regime, sizes, pairs or {}, left_out)
+        except Unordered as error:
+            if error.path in left_out:
+                raise
+            left_out.add(error.path)
+
+
+def _of_transformers(
+    keys: dict[str, Any],
+    target: str,
+    run: TorchRun,
+    regime: Regime,
+    sizes: Mapping[str, int],
+    pairs: dict[str, str],
+    left_out: Collection[str],
+) -> Document:
+    """The list of a model from its configuration; of all its layers where lists of them are left out. Raises Unordered."""
+    whole = config_object(keys, target)
+    full = _blocks_of(whole, run).without(left_out)
+    config, stacks = whole, full
+    for layers in range(2, 0 if regime.tuned.by_layer or left_out else DEEPEST + 1):
+        try:
+            cut = shallow(config_object(keys, target), layers)
+            less = _blocks_of(cut, run)
         except Exception as error:  # not every configuration can be cut so, which its own code says
             if not stopped_at(error):
                 raise
@@ -107,13 +130,13 @@ def list_request(
             config, stacks = cut, less
             break
     job = _of_config(config, run, regime)
-    job = _split(tuned(job, regime), regime, pairs or {})
+    job = _split(tuned(job, regime), regime, pairs)
     learnt: dict[str, str] = {}
     if regime.tuned.by_layer:
-        shown, listings = _by_layer(job, request.job.model, regime, sizes)
+        shown, listings = _by_layer(job, target, regime, sizes)
         pattern = shown.pattern(listings[0])
     else:
-        listings, learnt = _listings(job, request.job.model, stacks, regime, sizes)
+        listings, learnt = _listings(job, target, stacks, regime, sizes)
         pattern = _pattern(stacks, full, listings[0])
     text = _text(whole)
     model = tuned(_of_config(whole, run, regime), regime).build("meta")
@@ -132,6 +155,7 @@ def list_request(
         dtype=str(keys.get("dtype") or keys.get("torch_dtype") or ""),
         splits=_splits(model, regime, pairs or learnt),
         given=_given(job, model, sizes),
+        sample=_samples(job, model, sizes),
     )
 
 
@@ -173,7 +197,7 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
 
 
 def _of_config(config: Any, run: TorchRun, regime: Regime) -> Sized:
-    job = of_config(config, run)
+    job = _trained(config, run)
     usual = {name: size for name, size in usual_of_heads().items() if name in job.names}
     names = tuple(name for name in job.names if name not in usual)
     job = msgspec.structs.replace(job, inputs=partial(job.inputs, **usual), names=names) if usual else job
@@ -429,7 +453,7 @@ def _lister(run: Recorded, target: str, stacks: Blocks, symbols: Symbols | None,
     """Read a recording; a module of one's own that runs blocks more than once is one block."""
     try:
         return Lister(run, stacks, symbols, regime.weight, regime.wide)
-    except Repeated:
+    except Unordered:
         if not (is_script(target) or of_library(target)):
             raise
         return Lister(run, Blocks(()), symbols, regime.weight, regime.wide)
@@ -460,11 +484,15 @@ def _splits(model: Any, regime: Regime, pairs: dict[str, str]) -> Splits:
     return msgspec.structs.replace(splits, tp_closed=splits.tp_closed or unsplit(model), ep_closed=TUNED)
 
 
-def _blocks_of(config: Any) -> Blocks:
-    """The blocks of a model, built without memory."""
-    kind = model_class(config)
-    with default_dtype(), torch.device("meta"):
-        return blocks(kind._from_config(config), config)
+def _blocks_of(config: Any, run: TorchRun) -> Blocks:
+    """The blocks of what is trained for a configuration, built without memory."""
+    return blocks(_trained(config, run).build("meta"), config)
+
+
+def _trained(config: Any, run: TorchRun) -> Sized:
+    """The training of a model; of one text where two would be compared, whose blocks would run twice."""
+    named = head_class(config, "")
+    return of_config(config, run, head=ALONE if named is not None and contrasts(named[0]) else "")
 
 
 def _smaller(less: Blocks, full: Blocks) -> bool:
