@@ -81,30 +81,21 @@ def adapted_layers(key: str, last: str = "") -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         layers = facts.get("lora_layers")
-        off: dict[str, Any] = {last: None} if last else {}
-        if layers is None:
-            return {key: None} | off
-        words = [word.strip() for word in layers.split(",")]
-        if last and (match := re.fullmatch(r"-(\d+):", layers)):
-            return {key: None, last: int(match[1])}
-        return off | {key: [int(word) for word in words]} if all(map(str.isdecimal, words)) else {}
+        words, upper = (layers or "").split(","), re.fullmatch(r"-(\d+):", layers or "") if last else None
+        numbers = [int(word) for word in words if word.strip().isdecimal()]
+        if layers is not None and upper is None and len(numbers) < len(words):
+            return {}
+        return ({last: int(upper[1]) if upper else None} if last else {}) | {key: numbers or None}
 
     return Idea(keys=(key, last) if last else (key,), facts=("lora_layers",), read=read, write=write)
 
 
 def _frozen_share_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    trained = facts.get("train")
-    if trained is None:
-        return dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
-    if trained.startswith("frozen:"):
-        return {
-            at.share: float(trained.removeprefix("frozen:")),
-            at.names: None,
-            at.pattern: None,
-            at.frozen: None,
-            at.frozen_pattern: None,
-        }
-    return {}
+    kind, _, share = (facts.get("train") or "").partition(":")
+    values: dict[str, Any] = dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
+    if kind == "frozen" and share:
+        values[at.share] = float(share)
+    return values if kind in ("", "frozen") else {}
 
 
 @reads(

@@ -35,6 +35,8 @@ class Missing:
 
 
 MISSING = Missing()
+STAYS: Any = Missing()
+"""Said by what is written of a key that is left as the file has it, or as it does not."""
 
 
 class Document(Protocol):

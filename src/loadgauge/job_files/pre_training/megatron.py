@@ -13,6 +13,7 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.optimizers import MOMENTS
 from loadgauge.job_files.ideas import (
     NEAREST,
+    STAYS,
     TRANSFORMER_ENGINE,
     Dialect,
     Facts,
@@ -86,10 +87,8 @@ def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") ->
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         shared = bool(facts.get("sequence_parallel"))
-        values: dict[str, Any] = {tp: facts.get("tp") or 1}
-        if shared != default or keys.has(sp):
-            values[sp] = shared if shared or default or keys.document.syntax != "argv" else None
-        return values
+        switch = {sp: shared if shared or default or keys.document.syntax != "argv" else None}
+        return {tp: facts.get("tp") or 1} | (switch if shared != default or keys.has(sp) else {})
 
     return Idea(keys=(tp, sp, older) if older else (tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
@@ -152,22 +151,20 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stages = facts.get("pp") or 1
-        values: dict[str, Any] = dict.fromkeys((chunks, layers, first, last, layout)) | {pp: stages}
-        values |= {} if also is None else {also: None}
-        virtual = facts.get("vpp") or 1
-        if stages > 1 and virtual > 1:
-            total = keys.whole(count)
-            if keys.has(layers) and total and total % (stages * virtual) == 0:
-                values[layers] = total // (stages * virtual)
-            else:
-                values[chunks] = virtual
-        if facts.get("stage_layers") and stages > 2:
-            counts = [int(word) for word in facts["stage_layers"].split(",")]
-            if len(counts) == stages and len(set(counts[1:-1])) == 1:
-                values[first] = counts[0] if counts[0] != counts[1] else None
-                values[last] = counts[-1] if counts[-1] != counts[1] else None
-        return values
+        stages, virtual, total = facts.get("pp") or 1, facts.get("vpp") or 1, keys.whole(count) or 0
+        chunked = stages > 1 and virtual > 1
+        whole = chunked and keys.has(layers) and total and total % (stages * virtual) == 0
+        counts = [int(word) for word in (facts.get("stage_layers") or "").split(",") if word]
+        uneven = stages > 2 and len(counts) == stages and len(set(counts[1:-1])) == 1
+        return {
+            chunks: virtual if chunked and not whole else None,
+            layers: total // (stages * virtual) if whole else None,
+            first: counts[0] if uneven and counts[0] != counts[1] else None,
+            last: counts[-1] if uneven and counts[-1] != counts[1] else None,
+            layout: None,
+            pp: stages,
+            **dict.fromkeys([] if also is None else [also]),
+        }
 
     return Idea(
         keys=(pp, chunks, layers, first, last, layout, *([also] if also is not None else []), *accounted),
@@ -235,19 +232,16 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        word = facts.get("recompute") or "none"
-        values: dict[str, Any] = dict.fromkeys(owned)
-        kind, _, option = word.partition(":")
-        if kind == "none":
-            return values
-        if kind == "selective":
-            return values | {granularity: "selective"}
-        if kind == "modules":
-            return values | {granularity: "selective", modules: option.split(",")}
+        kind, _, option = (facts.get("recompute") or "none").partition(":")
         key, _, number = option.partition("=")
-        if kind != "full" or key == "every":
-            return {}
-        return values | {granularity: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
+        way = "block" if key == "layers" else "uniform"
+        values: dict[str, Any] = {
+            "none": {},
+            "selective": {granularity: "selective"},
+            "modules": {granularity: "selective", modules: option.split(",")},
+            "full": {granularity: "full", how: way, count: int(number or 1)} if key != "every" else None,
+        }
+        return {} if values.get(kind) is None else dict.fromkeys(owned) | values[kind]
 
     return Idea(keys=owned, facts=("recompute",), read=read, write=write)
 
@@ -380,13 +374,14 @@ def zero(prefix: str = "", *also: str) -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
-        values: dict[str, Any] = dict.fromkeys(owned)
-        if stage:
-            values |= {shared: True, instances: replicas if replicas > 1 else None}
-        if stage > 1:
-            word = {number: name for name, number in STRATEGIES.items()}[stage]
-            values |= {fsdp: True, strategy: word}
-        return values | {key: stage > least for least, key in enumerate(also) if keys.has(key)}
+        return {
+            **dict.fromkeys(owned),
+            shared: True if stage else None,
+            instances: replicas if stage and replicas > 1 else None,
+            fsdp: True if stage > 1 else None,
+            strategy: {number: name for name, number in STRATEGIES.items()}[stage] if stage > 1 else None,
+            **{key: stage > least for least, key in enumerate(also) if keys.has(key)},
+        }
 
     return Idea(keys=(*owned, *also), facts=("zero", "replicas"), read=read, write=write)
 
@@ -419,12 +414,10 @@ def overlap(sections: Mapping[str, str] | None = None) -> Idea:
         if not hidden >= {"cp", "prefetch"} or hidden & {"launch"}:
             return {}
         on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
-        values: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
-        if keys.document.syntax == "argv" and switched_off:
-            return {key: value or None for key, value in values.items()} | {
-                switched_off[0]: None if "pp" in hidden else True
-            }
-        return {key: value or None for key, value in values.items()} | {stages: None if "pp" in hidden else False}
+        values: dict[str, Any] = {key: value or None for key, value in {**on, experts_too: "ep" in hidden}.items()}
+        by_option = keys.document.syntax == "argv" and switched_off
+        whether = {switched_off[0]: True} if by_option else {stages: False}
+        return values | {stages: None} | (dict.fromkeys(whether) if "pp" in hidden else whether)
 
     return Idea(keys=owned, facts=("overlap",), read=read, write=write)
 
@@ -447,12 +440,14 @@ def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
     if theirs is None or moments not in ("", *MOMENTS):
         return {}
-    values: dict[str, Any] = {"optimizer": theirs}
-    if moments:
-        values |= {AWARE: True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
-    if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
-        values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
-    return values
+    stated = theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum"))
+    return {
+        "optimizer": theirs,
+        AWARE: True if moments else STAYS,
+        "exp_avg_dtype": moments or STAYS,
+        "exp_avg_sq_dtype": moments or STAYS,
+        "sgd_momentum": (0.0 if name == "sgd" else 0.9) if stated else STAYS,
+    }
 
 
 @reads(
@@ -491,11 +486,8 @@ def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -
         return {"loss": (keys.choice(kind, forms) or "jit") if keys.flag(switch, usual(keys)) else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["loss"]
-        backward = {ours: theirs for theirs, ours in forms.items()}
-        if wanted in backward:
-            return {switch: True, kind: backward[wanted]}
-        return {switch: None, kind: None} if wanted in ("auto", "inplace") else {}
+        word = {ours: theirs for theirs, ours in forms.items()}.get(facts["loss"])
+        return {switch: bool(word) or None, kind: word} if word or facts["loss"] in ("auto", "inplace") else {}
 
     return Idea(keys=(switch, kind), facts=("loss",), read=read, write=write)
 
