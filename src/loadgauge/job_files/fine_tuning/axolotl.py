@@ -12,6 +12,7 @@ from loadgauge.job_files.ideas import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
     CUT_LOSS,
+    STAYS,
     TORCH_OPTIMIZERS,
     Dialect,
     Facts,
@@ -61,11 +62,13 @@ WORDS = ATTENTION | {"xformers": "fa1", "sage": "flash", "flash_attention_torch"
 
 def _attention_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     wanted = facts["attention"]
-    off: dict[str, Any] = {key: None for key in SWITCHES if keys.has(key)}
-    switch = next((key for key, kind in SWITCHES.items() if kind == wanted), None)
-    switch = "flash_attention" if wanted == "fa2" else "sdp_attention" if wanted == "flash" else switch
-    if off and switch and not keys.has(at.word):
-        return off | {switch: True}
+    off: dict[str, Any] = dict.fromkeys(filter(keys.has, SWITCHES))
+    switches = {kind: key for key, kind in reversed(SWITCHES.items())} | {
+        "fa2": "flash_attention",
+        "flash": "sdp_attention",
+    }
+    if off and wanted in switches and not keys.has(at.word):
+        return off | {switches[wanted]: True}
     named = next((theirs for theirs, ours in WORDS.items() if ours == wanted), None)
     return off | {at.word: named} if named else {}
 
@@ -145,9 +148,9 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(name)
     if key is None:
         return {}
-    values: dict[str, Any] = {other: None for other in at.switches if keys.has(other) or other in keys.left}
-    values |= {"bf16": False} if key == "float32" else {}
-    return values | {key: "full" if name == "bf16-pure" else True, "fp8": None, at.recipe: None}
+    present: dict[str, Any] = {other: None for other in at.switches if keys.has(other) or other in keys.left}
+    wide = {"bf16": False} if key == "float32" else {}
+    return present | wide | {key: "full" if name == "bf16-pure" else True, "fp8": None, at.recipe: None}
 
 
 @reads(
@@ -248,34 +251,27 @@ def _kernels(keys: Keys) -> bool:
 
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, number = (facts.get("loss") or "auto").partition(":")
-    word = facts.get("kernels") or "native"
+    word, listed = facts.get("kernels") or "native", _plugins(keys)
     on, cutting = word.startswith("liger"), facts.get("loss") == CUT_LOSS
     if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
         return {}
-    functions = word.endswith("lora") if facts.get("lora_rank") else None
-    values: dict[str, Any] = {
-        at.key: None,
-        at.count: None,
-        at.fused: None,
+    wanted = {CUT: cutting, LIGER: on or kind == "liger"}
+    plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
+    plugins += [_module(name) for name, needed in wanted.items() if needed and not _plugged(keys, name)]
+    # One of them alone, which is bounded, stays.
+    gated = (NORM, next(filter(keys.has, GATED), GATED[0])) if on or _kernels(keys) else ()
+    fused = kind == "liger" or (kind == "auto" and on)
+    pieces = kind == "chunked" and not cutting and not fused
+    return {
+        at.key: True if pieces else None,
+        at.count: int(number) if pieces and number else None,
+        at.fused: True if fused else None,
         at.cut: True if cutting else None,
         TABLE: None,
+        **dict.fromkeys(FUNCTIONS, word.endswith("lora") if facts.get("lora_rank") else None),
+        **dict.fromkeys(gated, True if on else None),
+        "plugins": STAYS if plugins == listed else plugins or None,
     }
-    values |= dict.fromkeys(FUNCTIONS, functions)
-    # One of them alone, which is bounded, stays.
-    if on or _kernels(keys):
-        gated = next((name for name in GATED if keys.has(name)), GATED[0])
-        values |= {NORM: True if on else None, gated: True if on else None}
-    listed = _plugins(keys)
-    plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
-    wanted = {CUT: cutting, LIGER: on or kind == "liger"}
-    plugins += [_module(name) for name, needed in wanted.items() if needed and not _plugged(keys, name)]
-    if plugins != listed:
-        values["plugins"] = plugins or None
-    if kind == "liger" or (kind == "auto" and on):
-        return values | {at.fused: True}
-    return values | (
-        {at.key: True, at.count: int(number) if number else None} if kind == "chunked" and not cutting else {}
-    )
 
 
 @reads(
@@ -414,16 +410,15 @@ def _evaluation(keys: Keys, at: Named) -> Facts:
 
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values, replicas, whole = at.inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
-    experts = facts.get("ep") or 1
-    if whole is not None and whole // replicas < experts:  # they lie on other axes too, which axolotl's do not
-        values, experts = values | dict.fromkeys(at.inner.keys[-1:]), 1
+    replicas, whole, experts = facts.get("replicas") or 1, facts.get("dp"), facts.get("ep") or 1
+    aside = whole is not None and whole // replicas < experts  # they lie on other axes too, which axolotl's do not
+    values = at.inner.write(facts, keys) | (dict.fromkeys(at.inner.keys[-1:]) if aside else {})
     if not facts.get("zero"):
         return values | {at.copies: None, at.shards: None}
-    if replicas > 1 or keys.has(at.shards, at.copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
-        values[at.copies] = replicas if replicas > 1 or keys.has(at.copies) else None
-        values[at.shards] = whole // replicas // experts if whole is not None else None
-    return values
+    split = replicas > 1 or keys.has(at.shards, at.copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1
+    shards = None if whole is None else whole // replicas // (1 if aside else experts)
+    copies = replicas if replicas > 1 or keys.has(at.copies) else None
+    return values | ({at.copies: copies, at.shards: shards} if split else {})
 
 
 @reads(
@@ -486,10 +481,13 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
 
 
 def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values = {at.each: facts.get("micro_batch")}
-    if facts.get("accumulation") is not None:  # where it follows from GPUs that nobody says, the file's own stays
-        values |= {at.rounds: facts["accumulation"], at.whole: None}
-    return values | ({at.workers: facts.get("gpus")} if keys.flag(at.ray) else {})
+    number = facts.get("accumulation")  # where it follows from GPUs that nobody says, the file's own stays
+    return {
+        at.each: facts.get("micro_batch"),
+        at.rounds: number or STAYS,
+        at.whole: None if number else STAYS,
+        at.workers: facts.get("gpus") if keys.flag(at.ray) else STAYS,
+    }
 
 
 @reads(

@@ -91,15 +91,13 @@ GRADIENTS = 16
 def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage, moved = facts.get("zero") or 0, facts.get("offload") or "none"
     configuration = keys.raw("deepspeed")
-    if configuration is not None and not (isinstance(configuration, str) and configuration in ZERO):
+    if configuration is not None and configuration not in [*ZERO]:
         return at.inner.write(facts, keys)
+    names = {means: name for name, means in ZERO.items()}
     if facts.get("framework") == "deepspeed" or stage == 1 or moved == "optimizer":
-        name = next((name for name, means in ZERO.items() if means == (stage, moved)), None)
-        return {"deepspeed": name, "fsdp": None} if name is not None else {}
-    if not stage:
-        return {"deepspeed": None, "fsdp": None}
+        return {"deepspeed": names[stage, moved], "fsdp": None} if (stage, moved) in names else {}
     fits = stage == 3 and moved == "none" and facts.get("recompute") == "full"
-    return {"deepspeed": None, "fsdp": FSDP} if fits else {}
+    return {"deepspeed": None, "fsdp": FSDP if stage else None} if fits or not stage else {}
 
 
 @reads(write=_sharding_written, inner=sharding())
@@ -220,11 +218,10 @@ def adapters(usual: str = "lora") -> Idea:
         return beside.read(keys) | {"modules_to_save": ",".join(save) or None} | pruned
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        kind, rank = facts.get("adapter") or "lora", facts.get("lora_rank")
+        kind, rank, save = facts.get("adapter") or "lora", facts.get("lora_rank"), facts.get("modules_to_save")
         if kind not in ("lora", "adalora") or not sayable(facts, (*SAYABLE, "hqq", "gptq", "awq")):
             return {}
-        name, save = next((name for name in TUNER if keys.has(name)), TUNER[0]), facts.get("modules_to_save")
-        whole = inner.write(facts, keys)
+        name, whole = next(filter(keys.has, TUNER), TUNER[0]), inner.write(facts, keys)
         pruned = {name: "adalora", PRUNED: rank, "lora_rank": None} if facts.get("adapter") and rank else {PRUNED: None}
         own = {name: whole.pop(TUNER[0]), saved: save.split(",") if save and rank else None}
         return beside.write(facts, keys) | whole | own | pruned
@@ -368,15 +365,11 @@ def _rlhf_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     task = facts.get("task")
     if keys.document.syntax == "argv" and not _started(keys, at):
         return {}
-    if task == "ipo":
-        return {at.kind: "dpo", at.loss: "ipo"}
-    if task in (*GENERATING, "opd"):
-        return {at.kind: "gkd" if task == "opd" else task}
-    return (
-        {at.kind: task, at.loss: None if keys.words(at.loss) == ["ipo"] else keys.raw(at.loss)}
-        if task in PREFERENCES
-        else {}
-    )
+    loss = None if keys.words(at.loss) == ["ipo"] else keys.raw(at.loss)
+    if task in PREFERENCES:
+        return {at.kind: task, at.loss: loss}
+    words = {"opd": "gkd", **{name: name for name in GENERATING}}
+    return {at.kind: "dpo", at.loss: "ipo"} if task == "ipo" else {at.kind: words[task]} if task in words else {}
 
 
 @reads(facts="task loss", write=_rlhf_written, kind="rlhf_type", loss="loss_type", also=OF_PREFERENCES)

@@ -18,6 +18,7 @@ from loadgauge.job_files.ideas import (
     CUT_LOSS,
     MISSING,
     SPLITS,
+    STAYS,
     Dialect,
     Facts,
     Idea,
@@ -146,28 +147,23 @@ def _usual(keys: Keys, at: Named) -> int:
 
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    stage = facts.get("zero") or 0
+    stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
     if stage == 1:
         return {}
-    values: dict[str, Any] = {at.strategy: "fsdp2" if stage else "ddp"}
-    values[at.later] = False if facts.get("gradient_sync") == "each" else True if keys.has(at.later) else None
-    wide = (facts.get("ep") or 1) > 1 or (facts.get("pp") or 1) > 1
-    values[at.reshard] = stage == 3 if stage and (wide or stage == 2 or keys.has(at.reshard)) else None
+    sizes = {key: facts.get(axis) or 1 for key, axis in ((at.tp, "tp"), (at.cp, "cp"), (at.pp, "pp"), (at.ep, "ep"))}
+    wide, shared = sizes[at.ep] > 1 or sizes[at.pp] > 1, bool(facts.get("sequence_parallel"))
     target = "torch.distributed.fsdp.CPUOffloadPolicy" if facts.get("offload") == "all" else None
-    values |= {DEGREES_POLICY: target} if target or keys.has(DEGREES_POLICY) else {}
-    for key, axis in ((at.tp, "tp"), (at.cp, "cp"), (at.pp, "pp"), (at.ep, "ep")):
-        size = facts.get(axis) or 1
-        values[key] = size if size > 1 or keys.document.get(key) not in (None, 1) else None
-        if keys.has(key):
-            values[key] = size
-    replicas = facts.get("replicas") or 1
-    values[at.copies] = replicas if replicas > 1 else 1 if _size(keys, at.copies) else None
-    if _size(keys, at.whole) is not None:
-        values[at.whole] = facts.get("dp") if "gpus" in facts else None
-    values[at.shared] = (
-        bool(facts.get("sequence_parallel")) if keys.has(at.shared) or facts.get("sequence_parallel") else None
-    )
-    return values
+    said = {key: size > 1 or keys.has(key) or keys.document.get(key) not in (None, 1) for key, size in sizes.items()}
+    return {
+        at.strategy: "fsdp2" if stage else "ddp",
+        at.later: False if facts.get("gradient_sync") == "each" else True if keys.has(at.later) else None,
+        at.reshard: stage == 3 if stage and (wide or stage == 2 or keys.has(at.reshard)) else None,
+        DEGREES_POLICY: target if target or keys.has(DEGREES_POLICY) else STAYS,
+        **{key: size if said[key] else None for key, size in sizes.items()},
+        at.copies: replicas if replicas > 1 else 1 if _size(keys, at.copies) else None,
+        at.whole: STAYS if _size(keys, at.whole) is None else facts.get("dp") if "gpus" in facts else None,
+        at.shared: shared if shared or keys.has(at.shared) else None,
+    }
 
 
 @reads(
@@ -225,13 +221,16 @@ def _degrees(keys: Keys, at: Named) -> Facts:
 
 
 def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    sequences, stages = facts.get("micro_batch") or 1, facts.get("pp") or 1
-    values: dict[str, Any] = {at.whole: facts["global_batch"]} if facts.get("global_batch") else {}
-    if stages == 1:
-        return values | {at.local: sequences, at.micro: None, at.schedule: None, at.layers: None, at.rounded: None}
+    sequences, one = facts.get("micro_batch") or 1, (facts.get("pp") or 1) == 1
     spelled = {ours: theirs for theirs, ours in reversed(SCHEDULES.items())}.get(facts.get("schedule") or "1f1b")
-    accumulation = facts.get("accumulation") or 1
-    return values | {at.local: sequences * accumulation, at.micro: sequences, at.schedule: spelled}
+    return {
+        at.whole: facts.get("global_batch") or STAYS,
+        at.local: sequences if one else sequences * (facts.get("accumulation") or 1),
+        at.micro: None if one else sequences,
+        at.schedule: None if one else spelled,
+        at.layers: None if one else STAYS,
+        at.rounded: None if one else STAYS,
+    }
 
 
 @reads(
@@ -354,15 +353,16 @@ PRECISION_NARROW = dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), True) |
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     asked = facts.get("precision")
-    if asked not in ("bf16-pure", "bf16-autocast", "fp32") and not (asked == "bf16-mixed-16" and _main_weights(keys)):
+    narrow = asked == "bf16-pure" or (asked == "bf16-mixed-16" and _main_weights(keys))
+    if not narrow and asked not in ("bf16-autocast", "fp32"):
         return {}
-    present = [name for name in at.names if keys.document.get(name) is not MISSING]
-    values: dict[str, Any] = {
-        (present or at.names)[0]: "bf16" if asked in ("bf16-pure", "bf16-mixed-16") else "float32"
+    first, *others = [name for name in at.names if keys.document.get(name) is not MISSING] or at.names[:1]
+    cast = asked == "fp32" or keys.choice(at.cast, PRECISION_NARROW) is False
+    return {
+        first: "bf16" if narrow else "float32",
+        at.cast: ("float32" if asked == "fp32" else "bfloat16") if cast else STAYS,
+        **dict.fromkeys(others),
     }
-    if asked == "fp32" or keys.choice(at.cast, PRECISION_NARROW) is False:
-        values[at.cast] = "float32" if asked == "fp32" else "bfloat16"
-    return values | dict.fromkeys(present[1:])
 
 
 @reads(

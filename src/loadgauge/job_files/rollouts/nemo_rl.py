@@ -444,9 +444,10 @@ def _batch(keys: Keys, at: Named) -> Facts:
 def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if not generates(keys):
         return {at.whole: facts["seq_len"]} if facts.get("seq_len") else {}
-    longest, first = str(facts.get("answers") or ""), facts.get("prompt_len")
-    said = longest.isdecimal() and first is not None
-    return {at.whole: first + int(longest), at.answer: int(longest)} if said else {}
+    longest = str(facts.get("answers") or "")
+    if not longest.isdecimal() or facts.get("prompt_len") is None:
+        return {}
+    return {at.whole: facts["prompt_len"] + int(longest), at.answer: int(longest)}
 
 
 @reads(

@@ -16,6 +16,7 @@ from loadgauge.job_files.hugging_face.huggingface import dropout, processes
 from loadgauge.job_files.ideas import (
     ATTENTION,
     IDLE,
+    STAYS,
     Dialect,
     Facts,
     Idea,
@@ -124,11 +125,11 @@ def _apart(keys: Keys, trainer: int, at: Named) -> dict[str, int]:
     for role in (role for role in there if there[role]):
         where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
         count = (where[0] or 1) * (where[1] or 8)
-        if not (keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair))):
-            word = "critic+reward" if pair and role != "ref" else {"ref": "reference"}.get(role, role)
-            alone[word] = max(count, alone.get(word, 0))
-        elif count != trainer and any(item is not None for item in where):
-            keys.refuse(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs", when=True)
+        with_actor = keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair))
+        why, odd = f"is read where it is the actor's {trainer} GPUs", count != trainer and where != [None, None]
+        keys.refuse(f"{role}.num_gpus_per_node", why, when=with_actor and odd)
+        word = "critic+reward" if pair and role != "ref" else {"ref": "reference"}.get(role, role)
+        alone |= {} if with_actor else {word: max(count, alone.get(word, 0))}
     return alone
 
 
@@ -270,10 +271,11 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         return {at.teacher: facts.get("teacher"), at.hidden: away}
     if trainer != "ppo_ray" or task not in KINDS:
         return {}
-    kind, present, score = KINDS[task], keys.word(at.estimator), facts.get("reward_model")
+    present, score = keys.word(at.estimator), facts.get("reward_model")
     script = keys.word(TASK_REMOTE) or (None if keys.has(*SCRIPTED) else "reward_func.py")
+    alike = present and ESTIMATORS.get(present) == ESTIMATORS[KINDS[task]]
     return {
-        at.estimator: present if present and ESTIMATORS.get(present) == ESTIMATORS[kind] else kind,
+        at.estimator: present if alike else KINDS[task],
         at.kl: (keys.real(at.kl) or 0.01) if refers(facts) else 0,
         at.reward: score,
         at.critic: facts.get("critic") or (facts.get("model") if score and task == "ppo" else None),
@@ -378,9 +380,12 @@ def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     length, first = str(facts.get("answers") or ""), facts.get("prompt_len")
     if not length.isdecimal() or first is None:
         return {}
-    if keys.has(at.prompt, at.older):
-        return {at.prompt: first, at.older: int(length)}
-    return {at.longest: first + int(length), at.answer: int(length)}
+    older = keys.has(at.prompt, at.older)
+    return (
+        {at.prompt: first, at.older: int(length)}
+        if older
+        else {at.longest: first + int(length), at.answer: int(length)}
+    )
 
 
 @reads(
@@ -438,16 +443,17 @@ BATCH_OWNED = dict.fromkeys(
 
 
 def _batch_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    values: dict[str, Any] = {MICRO: facts.get("micro_batch") or 1}
-    if facts.get("global_batch"):
-        values[WHOLE] = facts["global_batch"]
-    if not _generates(keys):
-        return values
-    if keys.flag(DYNAMIC) is not None:
-        values |= {DYNAMIC: False, MOST: None, SCORED_MOST: None}
-    if not facts.get("global_batch") and facts.get("prompts"):
-        values[WHOLE] = facts["prompts"] * (facts.get("samples") or 1)
-    return values | BATCH_GENERATED.write(facts, keys)
+    generates, prompts = _generates(keys), facts.get("prompts")
+    of_answers = prompts * (facts.get("samples") or 1) if generates and prompts else STAYS
+    stated = generates and keys.flag(DYNAMIC) is not None
+    return {
+        MICRO: facts.get("micro_batch") or 1,
+        WHOLE: facts.get("global_batch") or of_answers,
+        DYNAMIC: False if stated else STAYS,
+        MOST: None if stated else STAYS,
+        SCORED_MOST: None if stated else STAYS,
+        **(BATCH_GENERATED.write(facts, keys) if generates else {}),
+    }
 
 
 @reads(*tuple(BATCH_OWNED), facts=(*BATCH_ALWAYS.facts, *BATCH_GENERATED.facts, "logprob_tokens"), write=_batch_written)
@@ -474,10 +480,11 @@ def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name, out = (facts.get("precision") or "bf16")[:4], facts.get("offload") or "none"
     if wide or out == "all" or name not in ("bf16", "fp16"):
         return {}
-    wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
-    packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
-    hidden = {at.overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
-    return at.inner.write(wanted, keys) | packed | hidden
+    return {
+        **at.inner.write(facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}, keys),
+        "ds.packing_samples": True if (facts.get("cp") or 1) > 1 else STAYS,
+        at.overlap: "dp" in facts["overlap"].split(",") if facts.get("overlap") else STAYS,
+    }
 
 
 @reads(

@@ -11,6 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.ideas import (
     ATTENTION,
+    STAYS,
     Dialect,
     Document,
     Facts,
@@ -19,6 +20,7 @@ from loadgauge.job_files.ideas import (
     fitted,
     lengths,
     names_in,
+    product,
     reads,
     row,
     served,
@@ -37,7 +39,7 @@ A, G, REF = "actor_train.", "actor_infer.", "reference."
 S, E = f"{A}strategy_args.strategy_config.", f"{G}strategy_args.strategy_config."
 ROLES = {"sft_train.": A, "student_train.": A, "student.": A, "student_infer.": G, "student_pretrain": "pretrain"}
 RANGE = re.compile(r"(?:list\()?range\(\s*(?:(\d{1,6})\s*,\s*)?(\d{1,6})\s*(?:,\s*(\d{1,6})\s*)?\)\)?|\[([\d\s,]*)\]")
-MEGATRON = (
+MEGATRON = product(
     tensor_parallel(f"{S}tensor_model_parallel_size", f"{S}sequence_parallel"),
     pipeline({
         "pp": f"{S}pipeline_model_parallel_size", "chunks": f"{S}virtual_pipeline_model_parallel_size", "layers": f"{S}num_layers",
@@ -149,11 +151,9 @@ LAYOUT_FACTS = names_in("framework precision zero shards replicas offload gradie
 
 
 def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values: dict[str, Any] = {}
     if facts.get("framework") == "megatron":
-        for idea in MEGATRON:
-            values |= idea.write({**dict.fromkeys(idea.facts), "offload": "none", **facts}, keys)
-        return values | {at.strategy: "megatron_train", at.distributed: bool(facts.get("zero"))}
+        wanted = {**dict.fromkeys(MEGATRON.facts), "offload": "none", **facts}
+        return {**MEGATRON.write(wanted, keys), at.strategy: "megatron_train", at.distributed: bool(facts.get("zero"))}
     return {
         at.strategy: "fsdp2_train",
         at.reshard: (facts.get("zero") or 0) == 3,
@@ -162,7 +162,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 @reads(
-    facts=(*LAYOUT_FACTS, *tuple(name for idea in MEGATRON for name in idea.facts)),
+    facts=(*LAYOUT_FACTS, *MEGATRON.facts),
     write=_layout_written,
     strategy=f"{A}strategy_args.strategy_name",
     distributed=f"{S}use_distributed_optimizer",
@@ -176,7 +176,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     off=f"{A}model_args.disable_gradient_checkpointing",
     stage=f"{S}zero_optimization.stage",
     dtype=f"{A}model_args.dtype",
-    also=(key for idea in MEGATRON for key in idea.keys),
+    also=MEGATRON.keys,
 )
 def _layout(keys: Keys, at: Named) -> Facts:
     """Megatron-Core's arguments, or FSDP2 with Ulysses (`roll/distributed/strategy`), whose groups are of one GPU by default."""
@@ -185,10 +185,8 @@ def _layout(keys: Keys, at: Named) -> Facts:
     )
     word = {"fp32": "fp32", "fp16": "fp16"}.get(keys.word(at.dtype) or "", "bf16")
     if engine == "megatron":
-        facts: Facts = {"framework": engine, "precision": word, "zero": 1 if keys.flag(at.distributed) else 0}
-        for idea in MEGATRON:
-            facts |= idea.read(keys)
-        return facts
+        shared = 1 if keys.flag(at.distributed) else 0
+        return {"framework": engine, "precision": word, "zero": shared, **MEGATRON.read(keys)}
     full = "none" if keys.flag(at.off) else "full"
     if engine == "deepspeed":
         return {"framework": engine, "zero": keys.whole(at.stage, minimum=0), "recompute": full, "precision": word}
@@ -212,15 +210,13 @@ def _layout(keys: Keys, at: Named) -> Facts:
 
 
 def _sequences_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values = {at.micro: facts.get("micro_batch") or 1, at.steps: facts.get("accumulation") or 1}
-    if "prompts" in facts:
-        values |= {
-            at.prompts: facts["prompts"],
-            at.count: facts.get("samples"),
-            at.epochs: facts.get("epochs"),
-            at.first: facts["prompt_len"],
-        }
-    return values | ({at.longest: facts["seq_len"]} if facts.get("seq_len") else {})
+    generated = {at.prompts: "prompts", at.count: "samples", at.epochs: "epochs", at.first: "prompt_len"}
+    return {
+        at.micro: facts.get("micro_batch") or 1,
+        at.steps: facts.get("accumulation") or 1,
+        **{key: facts.get(name) for key, name in generated.items() if "prompts" in facts},
+        at.longest: facts.get("seq_len") or STAYS,
+    }
 
 
 @reads(

@@ -12,6 +12,7 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.fine_tuning.started import variable
 from loadgauge.job_files.ideas import (
+    STAYS,
     Dialect,
     Facts,
     Idea,
@@ -23,6 +24,7 @@ from loadgauge.job_files.ideas import (
     fixed,
     lengths,
     reads,
+    refers,
     row,
     split_of,
     writes,
@@ -72,10 +74,8 @@ def _model(keys: Keys, at: Named) -> Facts:
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     split = split_of(facts.get("placement"))
-    trainer = facts["gpus"] if split is None else split[0]
-    whole = "nodes" in facts and split is None
-    sizes = machines(facts if whole else {"gpus": trainer}, facts.get("gpus_per_node"))
-    return {at.each: sizes[0], at.nodes: sizes[1]}
+    own = facts if "nodes" in facts and split is None else {"gpus": split[0] if split else facts["gpus"]}
+    return dict(zip((at.each, at.nodes), machines(own, facts.get("gpus_per_node")), strict=True))
 
 
 @reads(
@@ -114,13 +114,13 @@ def _every(keys: Keys) -> int | None:
 
 def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
+    moved = facts.get("rollout_offload")
     if bool(facts.get("staleness")) != ("train_async.py" in program):
         return {}
-    if facts.get("rollout_offload") in ("weights", "optimizer"):
-        return {at.together: split is None, at.count: None if split is None else split[1]}
-    stays = split is None and facts.get("rollout_offload") in (None, "none")
+    stays = split is None and moved in (None, "none")
     off = {f"no_{at.train}": True} if stays else {at.train: None, f"no_{at.train}": None}
-    return {at.together: split is None, at.count: None if split is None else split[1]} | off
+    own = {} if moved in ("weights", "optimizer") else off
+    return {at.together: split is None, at.count: None if split is None else split[1]} | own
 
 
 @reads(
@@ -146,14 +146,15 @@ def _placement(keys: Keys, at: Named) -> Facts:
 
 
 def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    task = facts["task"]
-    name = keys.word(at.kind)
+    task, name = facts["task"], keys.word(at.kind)
     same = name is not None and ESTIMATORS.get(name) == task
-    refers = facts.get("reference") not in (None, "none", "precomputed")
     already = bool(keys.flag(at.switch) or keys.real(at.weight))
-    kept = {} if refers == already else {at.switch: refers, at.weight: None}
-    old_logprobs = {at.engine_s: facts.get("old_logprobs") == "none"}
-    return {at.kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | old_logprobs
+    return {
+        at.kind: name if same else {"dapo": "grpo"}.get(task, task),
+        at.switch: STAYS if refers(facts) == already else refers(facts),
+        at.weight: STAYS if refers(facts) == already else None,
+        at.engine_s: facts.get("old_logprobs") == "none",
+    }
 
 
 @reads(
@@ -188,10 +189,12 @@ def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if "prompt_len" not in facts:
         return {LENGTHS_PACKED: facts["seq_len"] // (facts.get("cp") or 1)} if facts.get("seq_len") else {}
     longest = str(facts.get("answers") or "")
-    if not longest.isdecimal():
-        return {at.prompt: facts["prompt_len"]}
-    total = facts["prompt_len"] + int(longest)
-    return {at.prompt: facts["prompt_len"], at.answer: int(longest), at.both: total if keys.has(at.both) else None}
+    total = facts["prompt_len"] + int(longest) if longest.isdecimal() else None
+    return {
+        at.prompt: facts["prompt_len"],
+        at.answer: STAYS if total is None else int(longest),
+        at.both: STAYS if total is None else total if keys.has(at.both) else None,
+    }
 
 
 @reads(
@@ -232,22 +235,23 @@ def _own_batch(keys: Keys, batch: int) -> int:
 
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    number = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
-    batch = facts.get("global_batch") or number or None
-    values: dict[str, Any] = {at.whole: batch, at.steps: None}
-    if "prompts" in facts:
-        values |= {at.prompts: facts["prompts"], at.samples: facts.get("samples")}
-    elif batch:
-        values |= {at.prompts: batch, at.samples: None}
-    tokens, longest = facts.get("logprob_tokens"), str(facts.get("answers") or "")
+    prompts, samples = facts.get("prompts") or 0, facts.get("samples")
+    batch = facts.get("global_batch") or prompts * (samples or 1) or None
+    micro, tokens, longest = facts.get("micro_batch") or 1, facts.get("logprob_tokens"), str(facts.get("answers") or "")
+    values: dict[str, Any] = {
+        at.whole: batch,
+        at.steps: None,
+        at.prompts: facts.get("prompts", batch or STAYS),
+        at.samples: samples if "prompts" in facts else None if batch else STAYS,
+    }
     if tokens is not None and longest.isdecimal() and facts.get("prompt_len"):
-        ranks, length = facts.get("cp") or 1, facts["prompt_len"] + int(longest)
-        both = (facts.get("micro_batch") or 1) * length, tokens
-        if all(rows % ranks == 0 for rows in both):
-            return values | {at.dynamic: True, at.most: both[0] // ranks, at.scored: both[1] // ranks, at.micro: None}
-    if "prompts" not in facts and (facts.get("micro_batch") or 1) == 1:
+        ranks = facts.get("cp") or 1
+        trained = micro * (facts["prompt_len"] + int(longest))
+        if trained % ranks == tokens % ranks == 0:
+            return values | {at.dynamic: True, at.most: trained // ranks, at.scored: tokens // ranks, at.micro: None}
+    if "prompts" not in facts and micro == 1:
         return values | {at.dynamic: True}
-    return values | {at.dynamic: False, at.most: None, at.scored: None, at.micro: facts.get("micro_batch") or 1}
+    return values | {at.dynamic: False, at.most: None, at.scored: None, at.micro: micro}
 
 
 @reads(
@@ -395,11 +399,9 @@ def _rollout(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    asked = facts.get("precision") or "bf16"
-    name, _, kind = asked.partition("-")
-    if name in ("bf16", "fp16") and kind in ("", "mixed-18"):
-        return {at.half: name == "fp16", at.wide: True, **dict.fromkeys(at.eight)}
-    return {}
+    name, _, kind = (facts.get("precision") or "bf16").partition("-")
+    sayable = name in ("bf16", "fp16") and kind in ("", "mixed-18")
+    return {at.half: name == "fp16", at.wide: True, **dict.fromkeys(at.eight)} if sayable else {}
 
 
 ROUNDED = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"
