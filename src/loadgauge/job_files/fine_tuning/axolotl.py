@@ -182,8 +182,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
 def _plugins(keys: Keys) -> list[str]:
     """The plugins that are listed. Raises ConfigError where `plugins` is not a list."""
     listed = keys.raw("plugins") or []
-    if not isinstance(listed, list):
-        raise keys.wrong("plugins", f"must be a list of names, not {listed!r}")
+    keys.refuse("plugins", f"must be a list of names, not {listed!r}", when=not isinstance(listed, list))
     return [str(plugin) for plugin in listed]
 
 
@@ -291,8 +290,12 @@ def _loss(keys: Keys, at: Named) -> Facts:
     _doubted(keys)
     for plugin, names in ((CUT, (at.cut,)), (LIGER, (NORM, *GATED, at.fused))):
         for name in names:
-            if keys.flag(name) and not _plugged(keys, plugin):
-                keys.note(name, f"does nothing in axolotl unless plugins lists {_module(plugin)}", "")
+            keys.note(
+                name,
+                f"does nothing in axolotl unless plugins lists {_module(plugin)}",
+                "",
+                when=keys.flag(name) and not _plugged(keys, plugin),
+            )
     running = ["liger"] * _kernels(keys) + ["lora"] * _fuses_adapters(keys)
     facts: Facts = {"kernels": "-".join(running) or "native"}
     if keys.flag(at.key):

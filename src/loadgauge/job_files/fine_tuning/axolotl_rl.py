@@ -98,10 +98,11 @@ def _served(keys: Keys) -> Facts:
     """Of `axolotl vllm-serve` with the same file, beside the trainer's GPUs."""
     own = (keys.whole(WIDTH) or 1) * (keys.whole(COPIES) or 1)
     everything = keys.given.get("gpus") or own + 1
-    if everything <= own:
-        raise keys.wrong(
-            MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more"
-        )
+    keys.refuse(
+        MODE if keys.has(MODE) else SWITCH,
+        f"'server' has {own} of the GPUs, so --gpus {own + 1} or more",
+        when=everything <= own,
+    )
     options = {
         "tp": keys.whole(WIDTH) or 1,
         "utilization": keys.real(SHARE, 0.9),

@@ -206,8 +206,11 @@ def adapters(usual: str = "lora") -> Idea:
 
     def read(keys: Keys) -> Facts:
         kind = tuner(keys, usual)
-        if kind == "full" and any(keys.whole(name, minimum=0) for name in bits):
-            raise keys.wrong(bits[0], "needs tuner_type lora, not full")
+        keys.refuse(
+            bits[0],
+            "needs tuner_type lora, not full",
+            when=kind == "full" and any(keys.whole(name, minimum=0) for name in bits),
+        )
         if kind == "full":
             return {"lora_rank": 0, "qlora": False}
         save = [EMBEDDINGS.get(name, name) for name in keys.words(saved) or []]

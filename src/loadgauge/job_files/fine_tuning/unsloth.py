@@ -9,6 +9,7 @@ from typing import Any
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.programs import kind_of
 from loadgauge.job_files.ideas import (
+    STAYS,
     TORCH_OPTIMIZERS,
     Dialect,
     Facts,
@@ -132,12 +133,11 @@ def _adapter(keys: Keys, at: Named) -> Facts:
 
 
 def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    word = facts.get("recompute") or "none"
-    moved = facts.get("activation_offload") or "none"
+    word, moved = facts.get("recompute") or "none", facts.get("activation_offload") or "none"
     if moved == "all" or (moved == "checkpoints" and word == "none"):
         return {}
-    values: dict[str, Any] = {at.key: "unsloth" if moved == "checkpoints" else word == "full"}
-    return values | ({at.trainers: word == "full"} if keys.has(at.trainers) else {})
+    own = "unsloth" if moved == "checkpoints" else word == "full"
+    return {at.key: own, at.trainers: word == "full" if keys.has(at.trainers) else STAYS}
 
 
 @reads(

@@ -116,10 +116,11 @@ def frozen_share(keys: Keys, at: Named) -> Facts:
     # Prefixes of parameters' names, and a pattern that is looked for anywhere in them.
     apart = [f"but:{re.escape(name)}" for name in _listed(keys, at.frozen)]
     apart += [f"but:.*(?:{word})" for word in _listed(keys, at.frozen_pattern)]
-    if apart and (part or trained):
-        raise keys.wrong(
-            at.frozen if keys.has(at.frozen) else at.frozen_pattern, f"is read without {at.share} and {at.names}"
-        )
+    keys.refuse(
+        at.frozen if keys.has(at.frozen) else at.frozen_pattern,
+        f"is read without {at.share} and {at.names}",
+        when=apart and (part or trained),
+    )
     if apart:
         return {"train": ",".join(apart)}
     if not part:
@@ -210,6 +211,5 @@ def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str,
 def _listed(keys: Keys, key: str) -> list[str]:
     value = keys.raw(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(word, str) for word in values):
-        raise keys.wrong(key, "must be a list of names")
+    keys.refuse(key, "must be a list of names", when=not all(isinstance(word, str) for word in values))
     return [str(word).strip() for word in values if str(word).strip()]

@@ -105,12 +105,23 @@ class Keys:
         return Untrained(message, key=self.document.shown(key), file=self.file)
 
     def note(
-        self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0, *, when: object = True
+        self,
+        key: str,
+        why: str,
+        effect: str = "either",
+        parts: str = "",
+        share: float = 1.0,
+        *,
+        when: object = True,
+        bare: bool = False,
     ) -> None:
-        """Adds what of a key is not counted, where `when` holds: its effect, and the share of which parts, as in `Stop`."""
+        """Adds what of a key is not counted, where `when` holds: its effect, and the share of which parts, as in `Stop`.
+
+        bare: whether its value is left out of the words
+        """
         if when:
             value, shown = self.plain(key), self.document.shown(key)
-            note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
+            note = f"{shown}: {why}" if bare or value in (None, True) else f"{shown} = {short(value)}: {why}"
             self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
 
     def add(self, item: Uncounted) -> None:

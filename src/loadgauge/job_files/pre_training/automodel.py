@@ -437,8 +437,7 @@ def _task(keys: Keys, at: Named) -> Facts:
     """Distillation where a teacher is beside the model; recipes of other models than those that write text are not read."""
     recipe, name = str(keys.raw("recipe") or keys.raw("recipe._target_")).lower(), keys.word(at.teacher)
     other = next((task for part, task in OTHER_RECIPES.items() if part in recipe), None)
-    if other is not None:
-        raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
+    keys.refuse("recipe", f"{keys.raw('recipe')} {other}, which is not modelled", when=other is not None)
     keys.note(
         "recipe",
         "fills in masked tokens, all of which see each other; counted as SFT",

@@ -177,10 +177,11 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
     ends = [end for end in (first, last) if end is not None]
     per_stage, left = divmod(total - sum(ends), max(1, stages - len(ends)))
-    if left or per_stage < 0:
-        raise keys.wrong(
-            "num_layers", f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest"
-        )
+    keys.refuse(
+        "num_layers",
+        f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest",
+        when=left or per_stage < 0,
+    )
     middle = [per_stage] * (stages - len(ends))
     counts = ([first] if first is not None else []) + middle + ([last] if last is not None else [])
     return ",".join(str(count) for count in counts)
@@ -466,9 +467,8 @@ def optimizer(keys: Keys) -> Facts:
     if len(moments) == 1 and name == "adamw" and moments <= {*MOMENTS}:
         name += f":moments={moments.pop()}".removesuffix(":moments=fp32")
     elif moments != {"fp32"}:
-        shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")
-        note = f"{shown}: moments in fewer bits than the 32 that are counted"
-        keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
+        key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
+        keys.note(key, "moments in fewer bits than the 32 that are counted", "saves", "optimizer", 0.5, bare=True)
     if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
         name = "sgd"
     if keys.flag(AWARE):
@@ -531,10 +531,8 @@ def vision(keys: Keys, at: Named) -> Facts:
     note = f"{shown}: shows images to the model, whose encoder is not counted"
     parts = ("transient",) if keys.flag(at.frozen) else ("activations", "transient")
     keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
-    if keys.flag(at.body):
-        shown = keys.document.shown(at.body)
-        note = f"{shown}: the language model is not trained, and is counted as if it were"
-        keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+    why = "the language model is not trained, and is counted as if it were"
+    keys.note(at.body, why, "saves", "gradients optimizer", when=keys.flag(at.body), bare=True)
     return {}
 
 

@@ -270,16 +270,22 @@ def _gpus(keys: Keys, at: Named) -> Facts:
             per_node -= keys.whole(at.scores[0]) or 0
         else:
             count -= keys.whole(at.scores[1]) or 1
-        if per_node < 1 or count < 1:
-            raise keys.wrong(at.scores[0 if count == 1 else 1], "leaves no GPUs for the model that is trained")
+        keys.refuse(
+            at.scores[0 if count == 1 else 1],
+            "leaves no GPUs for the model that is trained",
+            when=per_node < 1 or count < 1,
+        )
     facts: Facts = {"gpus_per_node": per_node, "nodes": count}
     if not generates(keys):
         return facts
     names = at.of_ppo if algorithm_of(keys) == "ppo" else (at.late, at.age)
     waits = not keys.flag(names[0])
     if keys.flag(at.together) is not False:
-        if not waits and backend_of(keys) != "megatron":
-            raise keys.wrong(names[0], f"needs GPUs for generation of its own ({at.together}: false)")
+        keys.refuse(
+            names[0],
+            f"needs GPUs for generation of its own ({at.together}: false)",
+            when=not waits and backend_of(keys) != "megatron",
+        )
         return facts | {"placement": "colocated"}
     total = per_node * count
     own = (

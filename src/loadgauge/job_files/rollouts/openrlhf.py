@@ -402,11 +402,11 @@ def _lengths(keys: Keys, at: Named) -> Facts:
     if not _generates(keys):
         return {"seq_len": whole}
     stated = keys.whole(at.older) if keys.has(at.prompt, at.older) else keys.whole(at.answer)
-    if stated is not None and stated >= whole:
-        raise keys.wrong(
-            at.older if keys.has(at.older) else at.answer,
-            f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
-        )
+    keys.refuse(
+        at.older if keys.has(at.older) else at.answer,
+        f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
+        when=stated is not None and stated >= whole,
+    )
     each = stated or (1024 if keys.has(at.prompt, at.older) else whole // 2)
     return lengths(keys, whole - each, each, taken=not stated and not keys.has(at.prompt, at.older))
 
@@ -506,8 +506,7 @@ def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _deepspeed(keys: Keys, at: Named) -> Facts:
     """DeepSpeed: the ZeRO stage, the optimizer's states on the host, tensor parallelism, ring attention, and 16 bits."""
     facts = {"framework": "deepspeed", **at.inner.read(keys)}
-    if facts["zero"] > 3:
-        raise keys.wrong(DEEPSPEED_STAGE, f"must be 0, 1, 2 or 3, got {facts['zero']}")
+    keys.refuse(DEEPSPEED_STAGE, f"must be 0, 1, 2 or 3, got {facts['zero']}", when=facts["zero"] > 3)
     beside = {"overlap": "cp,dp,pp,prefetch" if keys.flag(at.overlap) else None}
     return facts | {"cp_comm": "ring" if facts["cp"] > 1 else None} | beside
 

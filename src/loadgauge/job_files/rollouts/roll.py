@@ -89,8 +89,11 @@ def devices(keys: Keys, key: str) -> set[int] | None:
         start, end, step, listed = match.groups()
         words = [word for word in (listed or "").replace(" ", "").split(",") if word]
         numbers |= set(map(int, words)) if end is None else set(range(int(start or 0), int(end), int(step or 1) or 1))
-    if RANGE.sub("", text).strip(" +") or not numbers:
-        raise keys.wrong(key, f"{text[:40]!r} is read where it is list(range(0, 8)), or a list of numbers")
+    keys.refuse(
+        key,
+        f"{text[:40]!r} is read where it is list(range(0, 8)), or a list of numbers",
+        when=RANGE.sub("", text).strip(" +") or not numbers,
+    )
     return numbers
 
 

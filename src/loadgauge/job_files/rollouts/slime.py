@@ -210,12 +210,14 @@ def _lengths(keys: Keys, at: Named) -> Facts:
         tokens = keys.whole(LENGTHS_PACKED) or keys.whole("seq_length")
         return {"seq_len": None if tokens is None else tokens * (keys.whole("context_parallel_size") or 1)}
     most, whole, first = keys.whole(at.answer), keys.whole(at.both), keys.whole(at.prompt)
-    if most is None and whole is None:
-        raise keys.wrong(at.answer, "says how many tokens an answer has at most")
+    keys.refuse(at.answer, "says how many tokens an answer has at most", when=most is None and whole is None)
     if most is None:
         most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
-    if whole is not None and most >= whole:
-        raise keys.wrong(at.answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
+    keys.refuse(
+        at.answer,
+        f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer",
+        when=whole is not None and most >= whole,
+    )
     unsaid = not first and (whole is None or keys.whole(at.answer) is None)
     first = first or (PROMPT if whole is None else max(1, whole - most))
     return lengths(keys, first, most, taken=unsaid)
@@ -276,10 +278,11 @@ def _batch(keys: Keys, at: Named) -> Facts:
     count, batch = keys.whole(at.steps), keys.whole(at.whole)
     if count is not None:
         sequences, left = divmod(first * each, count)
-        if left or (batch is not None and batch != sequences):
-            raise keys.wrong(
-                at.steps, f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
-            )
+        keys.refuse(
+            at.steps,
+            f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each",
+            when=left or (batch is not None and batch != sequences),
+        )
         batch = sequences
     facts: Facts = {"global_batch": batch, "micro_batch": keys.whole(at.micro) or 1}
     if _supervised(keys):
@@ -343,8 +346,7 @@ def _ranks(keys: Keys) -> Facts:
     stages, ranks, groups = (keys.agreed((key, OLDER[key]), keys.whole) or 1 for key in (STAGES, EXPERTS, GROUPS))
     keys.refuse(STAGES, f"{stages} stages do not divide {gpus} GPUs of an engine", when=gpus % stages)
     tp = gpus // stages
-    if groups > 1 and not keys.flag(JOINED):
-        raise keys.wrong(GROUPS, f"is read with {keys.document.shown(JOINED)}")
+    keys.refuse(GROUPS, f"is read with {keys.document.shown(JOINED)}", when=groups > 1 and not keys.flag(JOINED))
     keys.refuse(GROUPS, f"{groups} does not divide {tp} ranks of an engine", when=tp % groups)
     most = {name: size and max(1, size // groups) for name, key in MOST.items() for size in [keys.whole(key)]}
     # Experts are on all ranks, whole ones or parts of each.

@@ -149,8 +149,11 @@ def _of_megatron(keys: Keys) -> Facts:
         zero = 3
     facts["etp"] = keys.whole(LAYOUT_ETP) or (facts["tp"] if facts["ep"] > 1 else 1)
     for axis, key in LAYOUT_AGAIN.items():  # what is overridden goes to the model after its own section
-        if keys.has(key) and (keys.whole(key) or 1) != facts[axis]:
-            raise keys.wrong(key, f"contradicts {LAYOUT_SIZES.get(axis, LAYOUT_ETP)} = {facts[axis]}")
+        keys.refuse(
+            key,
+            f"contradicts {LAYOUT_SIZES.get(axis, LAYOUT_ETP)} = {facts[axis]}",
+            when=keys.has(key) and (keys.whole(key) or 1) != facts[axis],
+        )
     overridden = keys.flag(f"{T}sequence_parallel")
     return facts | {
         "framework": "megatron",

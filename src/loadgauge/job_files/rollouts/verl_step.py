@@ -244,8 +244,11 @@ def engine(keys: Keys, at: Named) -> Facts:
         "either",
         when=word.lower() not in ("fp8", "none", "null"),
     )
-    if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
-        raise keys.wrong(RANKS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
+    keys.refuse(
+        RANKS.keys[2],
+        f"{options['ep']} is not tensor x data parallel ranks of the engine",
+        when=options["ep"] > 1 and options["ep"] != options["tp"] * ranks,
+    )
     keys.note(
         at.data, "ranks of one engine, counted as engines of their own", "either", when=ranks > 1 and options["ep"] == 1
     )
