@@ -361,25 +361,20 @@ def _adapter_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     write=_adapter_written,
 )
 def _adapter(keys: Keys) -> Facts:
-    kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
-    keys.refuse(
-        ADAPTER_FOUR,
-        "says a base in 4 bits, and no adapter trains on it",
-        when=kind is None and keys.flag(ADAPTER_FOUR),
-    )
+    kind, four = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"}), keys.flag(ADAPTER_FOUR)
+    keys.refuse(ADAPTER_FOUR, "says a base in 4 bits, and no adapter trains on it", when=kind is None and four)
     if kind is None:
         return {"lora_rank": 0, "qlora": False}
-    if kind == "mora":
-        why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
-        keys.note("adapter", why, parts=RUNS, share=0.2)
+    why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
+    keys.note("adapter", why, parts=RUNS, share=0.2, when=kind == "mora")
     facts, named = ADAPTER_INNER.read(keys) | ADAPTER_BESIDE.read(keys), keys.raw(ADAPTER_MODULES)
     if isinstance(named, str) and named != "all-linear":
         facts["lora_targets"] = named  # one regular expression on the whole name
     if keys.flag(ADAPTER_LINEAR):
         ends = [name for name in keys.words(ADAPTER_MODULES) or [] if name in ("embed_tokens", "lm_head")]
         facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
-    if keys.flag(ADAPTER_FOUR) and kind != "qlora":  # (`_set_quantization_config`)
-        keys.note(ADAPTER_FOUR, f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits", "")
+    why = f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits"
+    keys.note(ADAPTER_FOUR, why, "", when=four and kind != "qlora")  # (`_set_quantization_config`)
     if keys.flag(ADAPTER_MOE) and facts["base"] in ("nf4", "int8"):
         facts["base"] += "-experts"
     return facts

@@ -200,22 +200,21 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _gpus(keys: Keys, at: Named) -> Facts:
     """Several GPUs run FSDP with every layer checkpointed; one runs the model as it is."""
-    if str(keys.raw(at.devices)).lower() == "auto":
-        per_node = keys.given.get("gpus", 1)
-    else:
-        per_node = keys.whole(at.devices) or 1
+    auto, whole = str(keys.raw(at.devices)).lower() == "auto", _pretrains(keys)
+    per_node = keys.given.get("gpus", 1) if auto else keys.whole(at.devices) or 1
     hosts = keys.whole(at.nodes) or 1
     several = keys.given.get("gpus", per_node * hosts) > 1
     keys.refuse("quantize", "needs one GPU; LitGPT does not run it on several", when=several and keys.has("quantize"))
-    unsaid = str(keys.raw(at.devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
-    facts: Facts = {
+    unsaid = auto and "gpus" not in keys.given  # as many as a node has
+    return {
         "gpus": None if unsaid and hosts == 1 else per_node * hosts,
         "zero": 3 if several else 0,
-        "recompute": "full" if several and not _pretrains(keys) else "none",
+        "recompute": "full" if several and not whole else "none",
+        "compile": True if whole else None,
+        "replicas": hosts if whole and hosts > 1 else None,
+        "gpus_per_node": per_node if hosts > 1 else None,
+        "nodes": hosts if hosts > 1 else None,
     }
-    if _pretrains(keys):
-        facts |= {"compile": True, "replicas": hosts if hosts > 1 else None}
-    return facts | ({"gpus_per_node": per_node, "nodes": hosts} if hosts > 1 else {})
 
 
 def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

@@ -171,17 +171,12 @@ PRUNED = "adalora_init_r"
 def tuner(keys: Keys, usual: str = "lora") -> str:
     tuners = {name: name for name in ("full", *ADAPTERS)}
     kind = keys.agreed(TUNER, lambda name: keys.choice(name, tuners)) or usual
-    name = next((name for name in TUNER if keys.has(name)), TUNER[0])
-    if kind in ALIKE:
-        why, effect, parts = ALIKE[kind]
-        keys.note(name, why, effect, parts)
-        return "lora"
-    if kind not in ("lora", "adalora", "full"):
-        keys.note(
-            name, "has adapters of another kind, which are counted as LoRA's", parts="gradients optimizer activations"
-        )
-        return "lora"
-    return str(kind)
+    if kind in ("lora", "adalora", "full"):
+        return str(kind)
+    other = "has adapters of another kind, which are counted as LoRA's"
+    why, effect, parts = ALIKE.get(kind, (other, "either", "gradients optimizer activations"))
+    keys.note(next(filter(keys.has, TUNER), TUNER[0]), why, effect, parts)
+    return "lora"
 
 
 def adapters(usual: str = "lora") -> Idea:

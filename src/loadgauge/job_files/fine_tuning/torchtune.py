@@ -121,8 +121,8 @@ def _task(keys: Keys, at: Named) -> Facts:
 
 def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     model = str(facts.get("model") or "").rpartition("/")[2].lower()
-    known, current = next((key for key, name in MODELS.items() if name == model), None), _builder(keys)[0]
-    builder = current if current and known in (None, _plain(current)) else known
+    listed, current = next((key for key, name in MODELS.items() if name == model), None), _builder(keys)[0]
+    builder = current if current and listed in (None, _plain(current)) else listed
     words, attention = facts.get("lora_targets") or "all", list(ATTENTION.values())
     wanted = [*attention, *MLP] if words == "all" else attention if words == "attention" else words.split(",")
     rest, lora = {*wanted} - {*attention}, bool(facts.get("lora_rank"))
@@ -232,19 +232,16 @@ def _sharding(keys: Keys, at: Named) -> Facts:
     """FSDP2 in the distributed recipes, which are those that can start on several GPUs."""
     facts, shards = SHARDING_INNER.read(keys), keys.whole(at.parts, minimum=-1) or -1
     away, replicas = facts["offload"] == "all", facts["replicas"]
-    several = {name: facts[name] if facts[name] > 1 else None for name in ("replicas", "cp")}
-    # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
-    along = facts["tp"] > 1 and "llama4" in (keys.word(at.plan) or "")
-    return (
-        facts
-        | several
-        | {
-            "zero": 0 if keys.given.get("gpus") == 1 and not away else facts["zero"],
-            "dp": replicas * shards if shards > 0 else None,
-            "offload": "all" if away else "optimizer" if keys.word("optimizer._component_") in ON_HOST else "none",
-            "sequence_parallel": along,
-        }
-    )
+    on_host = keys.word("optimizer._component_") in ON_HOST
+    return {
+        **facts,
+        **{name: facts[name] if facts[name] > 1 else None for name in ("replicas", "cp")},
+        "zero": 0 if keys.given.get("gpus") == 1 and not away else facts["zero"],
+        "dp": replicas * shards if shards > 0 else None,
+        "offload": "all" if away else "optimizer" if on_host else "none",
+        # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
+        "sequence_parallel": facts["tp"] > 1 and "llama4" in (keys.word(at.plan) or ""),
+    }
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

@@ -118,22 +118,20 @@ ENGINE_OWNED = (
 
 
 def _of_fsdp(keys: Keys) -> Facts:
-    number = keys.whole(ENGINE_VERSION) or 1
-    keys.refuse(
-        ENGINE_STRATEGY,
-        f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}",
-        when=number == 2 and keys.has(ENGINE_STRATEGY),
-    )
-    zero = keys.choice(
-        ENGINE_STRATEGY if keys.has(ENGINE_STRATEGY) else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING
-    )
-    zero = 3 if zero is None else zero
-    facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(ENGINE_OFFLOAD) else "none"}
+    number, strategy = keys.whole(ENGINE_VERSION) or 1, keys.has(ENGINE_STRATEGY)
+    why = f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
+    keys.refuse(ENGINE_STRATEGY, why, when=number == 2 and strategy)
+    zero = keys.choice(ENGINE_STRATEGY if strategy else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING)
     word = str(keys.raw(ENGINE_STRATEGY) or keys.raw(ENGINE_RESHARD) or "").upper()
-    if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
+    within = number == 1 and (word.startswith("HYBRID") or word in ("4", "5"))
+    return {
+        "framework": "huggingface",
+        "zero": 3 if zero is None else zero,
+        "offload": "all" if keys.flag(ENGINE_OFFLOAD) else "none",
         # Sharded within a machine, and as many replicas as machines.
-        facts["replicas"] = keys.whole("num_machines") or 1
-    return facts | {"recompute": "full" if keys.flag(ENGINE_AGAIN) else None}
+        "replicas": keys.whole("num_machines") or 1 if within else None,
+        "recompute": "full" if keys.flag(ENGINE_AGAIN) else None,
+    }
 
 
 def _engine_written(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -164,22 +162,15 @@ def _engine(keys: Keys) -> Facts:
     kind = _kind(keys)
     if kind == "fsdp":
         return _of_fsdp(keys)
-    if kind == "deepspeed":
-        if keys.has(f"{D}deepspeed_config_file"):
-            return {"framework": "deepspeed"}
-        moved = (
-            "all"
-            if keys.choice(ENGINE_PARAM, SPELLED)
-            else "optimizer"
-            if keys.choice(ENGINE_STATE, SPELLED)
-            else "none"
-        )
-        number = keys.whole(ENGINE_STAGE, minimum=0)
-        return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
     if kind == "megatron":
-        full = "selective" if keys.flag(ENGINE_WHAT) else "none"
-        return {"framework": "megatron", "zero": 1 if keys.flag(ENGINE_DISTRIBUTED) else 0, "recompute": full}
-    return {"framework": "huggingface", "zero": 0}
+        again = "selective" if keys.flag(ENGINE_WHAT) else "none"
+        return {"framework": "megatron", "zero": 1 if keys.flag(ENGINE_DISTRIBUTED) else 0, "recompute": again}
+    if kind != "deepspeed" or keys.has(f"{D}deepspeed_config_file"):
+        return {"framework": "deepspeed"} if kind == "deepspeed" else {"framework": "huggingface", "zero": 0}
+    states = "optimizer" if keys.choice(ENGINE_STATE, SPELLED) else "none"
+    moved = "all" if keys.choice(ENGINE_PARAM, SPELLED) else states
+    number = keys.whole(ENGINE_STAGE, minimum=0)
+    return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
 
 
 def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from loadgauge.job_files.ideas.table import NEAREST, Facts, Idea, Keys
 LOW_RANK = {"rank": "rank", "update_proj_gap": "every"}
 """Arguments of GaLore and APOLLO that decide memory or time, and ours."""
 HARMLESS = ("scale", "scale_type", "proj", "proj_type")
-DEFAULTS = {"rank": 128, "every": 200}
 
 
 def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys], str] = "adamw") -> Idea:

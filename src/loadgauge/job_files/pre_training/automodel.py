@@ -153,13 +153,13 @@ def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     sizes = {key: facts.get(axis) or 1 for key, axis in ((at.tp, "tp"), (at.cp, "cp"), (at.pp, "pp"), (at.ep, "ep"))}
     wide, shared = sizes[at.ep] > 1 or sizes[at.pp] > 1, bool(facts.get("sequence_parallel"))
     target = "torch.distributed.fsdp.CPUOffloadPolicy" if facts.get("offload") == "all" else None
-    said = {key: size > 1 or keys.has(key) or keys.document.get(key) not in (None, 1) for key, size in sizes.items()}
+    stated = {key: size > 1 or keys.has(key) or keys.document.get(key) not in (None, 1) for key, size in sizes.items()}
     return {
         at.strategy: "fsdp2" if stage else "ddp",
         at.later: False if facts.get("gradient_sync") == "each" else True if keys.has(at.later) else None,
         at.reshard: stage == 3 if stage and (wide or stage == 2 or keys.has(at.reshard)) else None,
         DEGREES_POLICY: target if target or keys.has(DEGREES_POLICY) else STAYS,
-        **{key: size if said[key] else None for key, size in sizes.items()},
+        **{key: size if stated[key] else None for key, size in sizes.items()},
         at.copies: replicas if replicas > 1 else 1 if _size(keys, at.copies) else None,
         at.whole: STAYS if _size(keys, at.whole) is None else facts.get("dp") if "gpus" in facts else None,
         at.shared: shared if shared or keys.has(at.shared) else None,
@@ -191,45 +191,36 @@ def _degrees(keys: Keys, at: Named) -> Facts:
         kind = 3 if number is None else number
     elif kind is None or kind == 3:
         kind = _usual(keys, at) if keys.flag(at.reshard) is None else 3 if keys.flag(at.reshard) else 2
-        if kind == 3 and keys.flag(at.kept):
-            kind = 2
-            keys.note(at.kept, LEFT, "saves", "gathered")
-    ranks = _size(keys, at.tp) or 1
-    facts: Facts = {
+        stays = kind == 3 and keys.flag(at.kept)
+        keys.note(at.kept, LEFT, "saves", "gathered", when=stays)
+        kind = 2 if stays else kind
+    size = {axis: _size(keys, getattr(at, axis)) or 1 for axis in ("tp", "cp", "pp", "ep")}
+    replicas, ranks_of_data, inner = _size(keys, at.copies), _size(keys, at.whole), size["tp"] * size["cp"]
+    if ranks_of_data is None and size["ep"] > 1 and not keys.given.get("gpus") and not _machines.read(keys):
+        # As few GPUs as the experts need; how many there are is said to the launcher.
+        ranks_of_data = (replicas or 1) * math.lcm(inner, size["ep"]) // inner
+    return {
         "offload": "all" if "CPUOffloadPolicy" in (keys.word(DEGREES_POLICY) or "") else "none",
-        "tp": ranks,
-        "cp": _size(keys, at.cp) or 1,
-        "pp": _size(keys, at.pp) or 1,
-        "ep": _size(keys, at.ep) or 1,
-        "zero": kind,
-        "sequence_parallel": bool(keys.flag(at.shared)) and ranks > 1,
+        **size,
+        "zero": 0 if keys.given.get("gpus") == 1 else kind,
+        "sequence_parallel": bool(keys.flag(at.shared)) and size["tp"] > 1,
         # As `FSDP2Config` has it, unless it is told otherwise (`components/distributed/utils.py`, `get_sync_ctx`).
         "gradient_sync": "each" if keys.flag(at.later) is False else "last",
+        "replicas": replicas,
+        "dp": ranks_of_data,
     }
-    if keys.given.get("gpus") == 1:
-        facts["zero"] = 0
-    replicas, ranks_of_data = _size(keys, at.copies), _size(keys, at.whole)
-    if replicas is not None:
-        facts["replicas"] = replicas
-    if ranks_of_data is not None:
-        facts["dp"] = ranks_of_data
-    elif facts["ep"] > 1 and not keys.given.get("gpus") and not _machines.read(keys):
-        # As few GPUs as the experts need; how many there are is said to the launcher.
-        inner = facts["tp"] * facts["cp"]
-        facts["dp"] = (replicas or 1) * math.lcm(inner, facts["ep"]) // inner
-    return facts
 
 
 def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    sequences, one = facts.get("micro_batch") or 1, (facts.get("pp") or 1) == 1
+    sequences, unsplit = facts.get("micro_batch") or 1, (facts.get("pp") or 1) == 1
     spelled = {ours: theirs for theirs, ours in reversed(SCHEDULES.items())}.get(facts.get("schedule") or "1f1b")
     return {
         at.whole: facts.get("global_batch") or STAYS,
-        at.local: sequences if one else sequences * (facts.get("accumulation") or 1),
-        at.micro: None if one else sequences,
-        at.schedule: None if one else spelled,
-        at.layers: None if one else STAYS,
-        at.rounded: None if one else STAYS,
+        at.local: sequences if unsplit else sequences * (facts.get("accumulation") or 1),
+        at.micro: None if unsplit else sequences,
+        at.schedule: None if unsplit else spelled,
+        at.layers: None if unsplit else STAYS,
+        at.rounded: None if unsplit else STAYS,
     }
 
 

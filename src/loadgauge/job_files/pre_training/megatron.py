@@ -207,28 +207,22 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         if older and keys.flag(older[0]):
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
-        routed = not prefix and bool(keys.flag("moe_layer_recompute")) and kind != "full"
-        if routed or (switch and keys.flag(switch)):
-            kind = "selective"
-        method, number = how, count
-        if older and keys.has(named[0]):
-            kind, (method, number) = "full", named
-        if kind == "selective":
-            chosen = [*dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])]
-            for name in chosen:
-                keys.note(
-                    modules,
-                    f"{name} is recomputed too, and is not read",
-                    "saves",
-                    "activations",
-                    when=name not in MODULES,
-                )
-            chosen = [name for name in chosen if name in MODULES]
-            return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
+        routed, by_method = (
+            not prefix and bool(keys.flag("moe_layer_recompute")) and kind != "full",
+            older and keys.has(named[0]),
+        )
+        method, number = named if by_method else (how, count)
+        kind = "full" if by_method else "selective" if routed or (switch and keys.flag(switch)) else kind
         if kind == "none":
             return {"recompute": "none"}
-        way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
-        each = keys.whole(number) or 1
+        if kind == "selective":
+            asked = dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])
+            chosen = [name for name in asked if name in MODULES]
+            for name in asked:
+                why = f"{name} is recomputed too, and is not read"
+                keys.note(modules, why, "saves", "activations", when=name not in MODULES)
+            return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
+        way, each = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual, keys.whole(number) or 1
         keys.refuse(granularity, f"full needs {keys.document.shown(how)}", when=way is None)
         return {"recompute": "full" if (way, each) == ("group", 1) else f"full:{way}={each}"}
 
@@ -251,11 +245,9 @@ def experts(ep: str, etp: str, tp: str, count: str = "num_experts") -> Idea:
     """The idea of expert parallelism; an expert is split over tp ranks unless etp is given."""
 
     def read(keys: Keys) -> Facts:
-        ranks = keys.whole(ep) or 1
-        within = keys.whole(etp)
-        if within is None:
-            within = (keys.whole(tp) or 1) if ranks > 1 or keys.has(count) else 1
-        return {"ep": ranks, "etp": within}
+        ranks, within = keys.whole(ep) or 1, keys.whole(etp)
+        split = (keys.whole(tp) or 1) if ranks > 1 or keys.has(count) else 1
+        return {"ep": ranks, "etp": split if within is None else within}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         ranks, within = facts.get("ep") or 1, facts.get("etp") or 1
@@ -367,10 +359,9 @@ def zero(prefix: str = "", *also: str) -> Idea:
         keys.refuse(torch, f"contradicts {keys.document.shown(fsdp)}", when=keys.flag(torch) and shards)
         if keys.flag(torch):
             return {"zero": 2 if keys.flag(kept) else 3, "replicas": replicas}
-        if shards:
-            stage = keys.choice(strategy, STRATEGIES)
-            return {"zero": 3 if stage is None else stage, "replicas": replicas if stage != 0 else 1}
-        stage = 1 if any(keys.flag(key) for key in (shared, *also[:1])) else 0
+        stated = keys.choice(strategy, STRATEGIES) if shards else None
+        alone = 1 if any(keys.flag(key) for key in (shared, *also[:1])) else 0
+        stage = (3 if stated is None else stated) if shards else alone
         return {"zero": stage, "replicas": replicas if stage else 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:

@@ -130,9 +130,9 @@ def _recompute(keys: Keys, at: Named) -> Facts:
 
 def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage, replicas, dp = (facts.get("zero") or 0), facts.get("replicas") or 1, facts.get("dp") or 1
-    one = (facts.get("cp") or 1) == 1
+    unsplit = (facts.get("cp") or 1) == 1
     if stage == 0:
-        return {at.copies: dp, at.shards: 1, at.old: None} if one else {}
+        return {at.copies: dp, at.shards: 1, at.old: None} if unsplit else {}
     usual = 3 if (facts.get("pp") or 1) == 1 else 2
     word = None if stage == usual and not keys.has(at.reshard) else "always" if stage == 3 else "never"
     sharded = {
@@ -141,7 +141,7 @@ def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.reshard: word,
         at.old: None,
     }
-    return {} if stage == 1 or (dp // replicas == 1 and one) else sharded
+    return {} if stage == 1 or (dp // replicas == 1 and unsplit) else sharded
 
 
 @reads(

@@ -262,42 +262,27 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         keys.refuse(at.nodes, "leaves no nodes beside the teachers'", when=taught >= count)
         count -= taught
     # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
-    whole = count > 1 and generates(keys) and keys.flag(at.together) is False
-    per_node = (keys.whole(at.own_each) if whole else None) or keys.whole(at.each) or 1
+    single, apart = count == 1, generates(keys) and keys.flag(at.together) is False
+    per_node = (keys.whole(at.own_each) if apart and not single else None) or keys.whole(at.each) or 1
     if keys.flag("env.reward_model.enabled"):
         # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
-        if count == 1:
-            per_node -= keys.whole(at.scores[0]) or 0
-        else:
-            count -= keys.whole(at.scores[1]) or 1
-        keys.refuse(
-            at.scores[0 if count == 1 else 1],
-            "leaves no GPUs for the model that is trained",
-            when=per_node < 1 or count < 1,
-        )
+        per_node -= (keys.whole(at.scores[0]) or 0) if single else 0
+        count -= 0 if single else keys.whole(at.scores[1]) or 1
+        why = "leaves no GPUs for the model that is trained"
+        keys.refuse(at.scores[0 if single else 1], why, when=per_node < 1 or count < 1)
     facts: Facts = {"gpus_per_node": per_node, "nodes": count}
     if not generates(keys):
         return facts
     names = at.of_ppo if algorithm_of(keys) == "ppo" else (at.late, at.age)
-    waits = not keys.flag(names[0])
-    if keys.flag(at.together) is not False:
-        keys.refuse(
-            names[0],
-            f"needs GPUs for generation of its own ({at.together}: false)",
-            when=not waits and backend_of(keys) != "megatron",
-        )
+    waits, within = not keys.flag(names[0]), f"needs GPUs for generation of its own ({at.together}: false)"
+    if not apart:
+        keys.refuse(names[0], within, when=not waits and backend_of(keys) != "megatron")
         return facts | {"placement": "colocated"}
-    total = per_node * count
-    own = (
-        keys.whole(at.own_each)
-        if count == 1
-        else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
-    )
+    single, total = count == 1, per_node * count
+    own = keys.whole(at.own_each) if single else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
     if own is None or own >= total:
-        where = at.own_each if count == 1 else at.own_nodes
-        raise keys.wrong(
-            where, f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
-        )
+        why = f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
+        raise keys.wrong(at.own_each if single else at.own_nodes, why)
     return facts | {
         "placement": f"split:{total - own}+{own}",
         "staleness": None if waits else keys.whole(names[1]) or 1,
@@ -425,26 +410,29 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _batch(keys: Keys, at: Named) -> Facts:
     """Sequences (of DPO pairs) of an update; packed or dynamic, a micro-batch has so many tokens."""
-    facts: Facts = {"global_batch": keys.whole(at.whole) or 512, "micro_batch": keys.whole(at.micro) or 1}
-    length = keys.whole(BATCH_LONGEST) or 512
+    batch, rows, length = keys.whole(at.whole) or 512, keys.whole(at.micro) or 1, keys.whole(BATCH_LONGEST) or 512
     on = next((names for names in BATCH_JOINED.values() if keys.flag(names[0])), None)
     if on is not None and keys.raw(on[1]) is not None:
         tokens = keys.whole(on[1]) or 1
         rows = max(1, round(tokens / length))
         whole = f"a pack of so many tokens is no whole number of sequences of {length}, and counted as {rows}"
         keys.note(on[1], whole, parts="activations loss transient", when=tokens != rows * length)
-        facts["micro_batch"] = rows
     if not generates(keys):
-        return facts
+        return {"global_batch": batch, "micro_batch": rows}
     name = algorithm_of(keys)
-    facts |= {"prompts": keys.whole(at.prompts[name]) or 32, "samples": keys.whole(at.samples[name]) or 1}
-    if getattr(keys.document, "absent", {}):  # of which the batch may be that of another recipe
-        facts["global_batch"] = min(facts["global_batch"], facts["prompts"] * facts["samples"])
-    if name == "ppo":
-        facts |= {"epochs": keys.whole(at.passes) or 4, "critic_batch": keys.whole(at.of_critic)}
-    if on is not None and keys.raw(on[2]) is not None:
-        return facts | {"logprob_tokens": max(keys.whole(on[2]) or 1, length)}
-    return facts | {"logprob_batch": keys.whole(at.scored)}
+    prompts, samples = keys.whole(at.prompts[name]) or 32, keys.whole(at.samples[name]) or 1
+    guessed = bool(getattr(keys.document, "absent", {}))  # of which the batch may be that of another recipe
+    packed, ppo = on is not None and keys.raw(on[2]) is not None, name == "ppo"
+    return {
+        "global_batch": min(batch, prompts * samples) if guessed else batch,
+        "micro_batch": rows,
+        "prompts": prompts,
+        "samples": samples,
+        "epochs": keys.whole(at.passes) or 4 if ppo else None,
+        "critic_batch": keys.whole(at.of_critic) if ppo else None,
+        "logprob_tokens": max(keys.whole(on[2]) or 1, length) if on is not None and packed else None,
+        "logprob_batch": None if packed else keys.whole(at.scored),
+    }
 
 
 def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

@@ -125,11 +125,11 @@ def _apart(keys: Keys, trainer: int, at: Named) -> dict[str, int]:
     for role in (role for role in there if there[role]):
         where = [keys.whole(f"{role}.num_{meaning}") for meaning in ("nodes", "gpus_per_node")]
         count = (where[0] or 1) * (where[1] or 8)
-        with_actor = keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair))
-        why, odd = f"is read where it is the actor's {trainer} GPUs", count != trainer and where != [None, None]
-        keys.refuse(f"{role}.num_gpus_per_node", why, when=with_actor and odd)
-        word = "critic+reward" if pair and role != "ref" else {"ref": "reference"}.get(role, role)
-        alone |= {} if with_actor else {word: max(count, alone.get(word, 0))}
+        if not (keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair))):
+            word = "critic+reward" if pair and role != "ref" else {"ref": "reference"}.get(role, role)
+            alone[word] = max(count, alone.get(word, 0))
+        elif count != trainer and where != [None, None]:
+            keys.refuse(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs", when=True)
     return alone
 
 
@@ -380,12 +380,9 @@ def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     length, first = str(facts.get("answers") or ""), facts.get("prompt_len")
     if not length.isdecimal() or first is None:
         return {}
-    older = keys.has(at.prompt, at.older)
-    return (
-        {at.prompt: first, at.older: int(length)}
-        if older
-        else {at.longest: first + int(length), at.answer: int(length)}
-    )
+    if keys.has(at.prompt, at.older):
+        return {at.prompt: first, at.older: int(length)}
+    return {at.longest: first + int(length), at.answer: int(length)}
 
 
 @reads(

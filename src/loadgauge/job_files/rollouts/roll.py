@@ -132,9 +132,9 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     trains, generates = devices(keys, at.own), devices(keys, at.theirs)
     if trains is None:
         return {"gpus_per_node": keys.whole(at.each)}
-    facts: Facts = {"gpus": len(trains)}
+    gpus, placement = len(trains), None
     if generates is not None and not trains & generates:
-        facts = {"gpus": len(trains | generates), "placement": f"split:{len(trains)}+{len(generates)}"}
+        gpus, placement = len(trains | generates), f"split:{len(trains)}+{len(generates)}"
     elif generates is not None and len(generates) != len(trains):
         keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
     busy, used = trains | (generates or set()), _kind(keys) == "rl"
@@ -142,12 +142,14 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     for (name, present), key in zip(there.items(), at.others, strict=True):
         own = devices(keys, key) if present else None
         if own is not None and not own & busy:
-            before = facts.get("placement") or "colocated"
-            facts |= {"gpus": facts["gpus"] + len(own), "placement": f"{before},{name}={len(own)}"}
-    if keys.real(at.late):
-        facts["staleness"] = math.ceil(keys.real(at.late) or 0) if _split(facts) else None
-    per_node = keys.whole(at.each) or 8
-    return facts | {"gpus_per_node": per_node if facts["gpus"] % per_node == 0 else None}
+            gpus, placement = gpus + len(own), f"{placement or 'colocated'},{name}={len(own)}"
+    late, per_node = keys.real(at.late) or 0, keys.whole(at.each) or 8
+    return {
+        "gpus": gpus,
+        "placement": placement,
+        "staleness": math.ceil(late) if late and str(placement).startswith("split") else None,
+        "gpus_per_node": per_node if gpus % per_node == 0 else None,
+    }
 
 
 LAYOUT_FACTS = names_in("framework precision zero shards replicas offload gradient_sync")

@@ -278,30 +278,26 @@ def _batch(keys: Keys, at: Named) -> Facts:
     count, batch = keys.whole(at.steps), keys.whole(at.whole)
     if count is not None:
         sequences, left = divmod(first * each, count)
-        keys.refuse(
-            at.steps,
-            f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each",
-            when=left or (batch is not None and batch != sequences),
-        )
+        why = f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
+        keys.refuse(at.steps, why, when=left or batch not in (None, sequences))
         batch = sequences
-    facts: Facts = {"global_batch": batch, "micro_batch": keys.whole(at.micro) or 1}
+    micro, dynamic = keys.whole(at.micro) or 1, keys.flag(at.dynamic)
     if _supervised(keys):
-        return facts | ({"micro_batch": 1} if keys.flag(at.dynamic) else {})
-    facts |= {"prompts": first, "samples": each}
-    if not keys.flag(at.dynamic):
+        return {"global_batch": batch, "micro_batch": 1 if dynamic else micro}
+    facts: Facts = {"global_batch": batch, "micro_batch": micro, "prompts": first, "samples": each}
+    if not dynamic:
         return facts
     tokens = keys.whole(at.most)
     if tokens is None:
         raise keys.wrong(at.most, "says how many tokens a dynamic micro-batch has")
-    ranks = keys.whole("context_parallel_size") or 1
-    both = _lengths.read(keys)
-    longest = both["prompt_len"] + int(both["answers"])
-    # A sequence that is longer makes a micro-batch of its own.
-    facts["logprob_tokens"] = max((keys.whole(at.scored) or tokens) * ranks, longest)
-    remark = f"{tokens * ranks} tokens of a micro-batch"
-    own = _own_batch(keys, batch or first * each)
-    facts["micro_batch"] = fitted(keys, at.most, max(1.0, tokens * ranks / longest), own, longest, remark)
-    return facts
+    ranks, both = keys.whole("context_parallel_size") or 1, _lengths.read(keys)
+    longest, own = both["prompt_len"] + int(both["answers"]), _own_batch(keys, batch or first * each)
+    filled = max(1.0, tokens * ranks / longest)
+    return facts | {
+        # A sequence that is longer makes a micro-batch of its own.
+        "logprob_tokens": max((keys.whole(at.scored) or tokens) * ranks, longest),
+        "micro_batch": fitted(keys, at.most, filled, own, longest, f"{tokens * ranks} tokens of a micro-batch"),
+    }
 
 
 WIDTH, STAGES, EXPERTS = "rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size"

@@ -139,14 +139,11 @@ LAYOUT_FACTS = names_in(
 def _of_megatron(keys: Keys) -> Facts:
     facts: Facts = {name: keys.whole(key) or 1 for name, key in LAYOUT_SIZES.items()}
     stages = facts["pp"] > 1
-    zero = 0 if keys.flag(LAYOUT_DISTRIBUTED) is False else 1
-    if keys.flag(LAYOUT_SHARDS):
-        stated = keys.choice(LAYOUT_HOW, STRATEGIES)
-        zero = 3 if stated is None else stated
-    if keys.word(LAYOUT_LITE) == "fsdp2":
-        keys.note(LAYOUT_LITE, "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP", "either",
-                  "weights gradients optimizer gathered", 0.5)  # fmt: skip
-        zero = 3
+    alone, sharded = 0 if keys.flag(LAYOUT_DISTRIBUTED) is False else 1, keys.flag(LAYOUT_SHARDS)
+    stated = keys.choice(LAYOUT_HOW, STRATEGIES) if sharded else None
+    lite = keys.word(LAYOUT_LITE) == "fsdp2"
+    why = "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP"
+    keys.note(LAYOUT_LITE, why, "either", "weights gradients optimizer gathered", 0.5, when=lite)
     facts["etp"] = keys.whole(LAYOUT_ETP) or (facts["tp"] if facts["ep"] > 1 else 1)
     for axis, key in LAYOUT_AGAIN.items():  # what is overridden goes to the model after its own section
         keys.refuse(
@@ -161,7 +158,7 @@ def _of_megatron(keys: Keys) -> Facts:
         and facts["tp"] > 1,
         "vpp": facts["vpp"] if stages else 1,
         "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
-        "zero": zero,
+        "zero": 3 if lite or (sharded and stated is None) else stated if sharded else alone,
         **uneven(keys, T, facts["pp"], facts["vpp"]),
     }
 
