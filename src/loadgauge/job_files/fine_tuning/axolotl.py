@@ -250,7 +250,8 @@ def _kernels(keys: Keys) -> bool:
 
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, number = (facts.get("loss") or "auto").partition(":")
-    word, listed = facts.get("kernels") or "native", _plugins(keys)
+    word = facts.get("kernels") or "native"
+    listed = _plugins(keys)
     on, cutting = word.startswith("liger"), facts.get("loss") == CUT_LOSS
     if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
         return {}
@@ -361,8 +362,12 @@ def _adapter_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     write=_adapter_written,
 )
 def _adapter(keys: Keys) -> Facts:
-    kind, four = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"}), keys.flag(ADAPTER_FOUR)
-    keys.refuse(ADAPTER_FOUR, "says a base in 4 bits, and no adapter trains on it", when=kind is None and four)
+    kind = keys.choice("adapter", {"lora": "lora", "qlora": "qlora", "mora": "mora"})
+    keys.refuse(
+        ADAPTER_FOUR,
+        "says a base in 4 bits, and no adapter trains on it",
+        when=kind is None and keys.flag(ADAPTER_FOUR),
+    )
     if kind is None:
         return {"lora_rank": 0, "qlora": False}
     why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
@@ -374,7 +379,7 @@ def _adapter(keys: Keys) -> Facts:
         ends = [name for name in keys.words(ADAPTER_MODULES) or [] if name in ("embed_tokens", "lm_head")]
         facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
     why = f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits"
-    keys.note(ADAPTER_FOUR, why, "", when=four and kind != "qlora")  # (`_set_quantization_config`)
+    keys.note(ADAPTER_FOUR, why, "", when=keys.flag(ADAPTER_FOUR) and kind != "qlora")  # (`_set_quantization_config`)
     if keys.flag(ADAPTER_MOE) and facts["base"] in ("nf4", "int8"):
         facts["base"] += "-experts"
     return facts

@@ -141,7 +141,8 @@ def _trains_adapters(keys: Keys) -> bool:
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if not facts.get("lora_rank"):
         return dict.fromkeys((at.rank, at.quantised, at.dropped, *SWITCHES))
-    groups, chosen = {"all": EVERY, "attention": EVERY[:4]}, (facts.get("lora_targets") or "all").split(",")
+    groups = {"all": EVERY, "attention": EVERY[:4]}
+    chosen = (facts.get("lora_targets") or "all").split(",")
     wanted = {name for word in chosen for name in groups.get(word, [word])}
     switches = {switch: set(layers) <= wanted for switch, (layers, _) in SWITCHES.items()}
     spelled = next((theirs for theirs, ours in BASES.items() if ours == (facts.get("base") or "nf4")), None)
@@ -186,7 +187,8 @@ def _adapter(keys: Keys, at: Named) -> Facts:
 
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    gpus, hosts = facts.get("gpus") or 1, facts.get("nodes") or 1
+    gpus = facts.get("gpus") or 1
+    hosts = facts.get("nodes") or 1
     if (facts.get("zero") or 0) != (3 if gpus > 1 else 0):
         return {}
     return {at.devices: gpus // hosts, at.nodes: hosts if hosts > 1 or keys.has(at.nodes) else None}
@@ -200,7 +202,8 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _gpus(keys: Keys, at: Named) -> Facts:
     """Several GPUs run FSDP with every layer checkpointed; one runs the model as it is."""
-    auto, whole = str(keys.raw(at.devices)).lower() == "auto", _pretrains(keys)
+    auto = str(keys.raw(at.devices)).lower() == "auto"
+    whole = _pretrains(keys)
     per_node = keys.given.get("gpus", 1) if auto else keys.whole(at.devices) or 1
     hosts = keys.whole(at.nodes) or 1
     several = keys.given.get("gpus", per_node * hosts) > 1

@@ -295,7 +295,9 @@ def _answers(keys: Keys, at: Named) -> Facts:
 
 
 def _stage_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    task, named, stated = facts.get("task") or "sft", facts.get("reward_model"), keys.raw(at.stage)
+    task = facts.get("task") or "sft"
+    named = facts.get("reward_model")
+    stated = keys.raw(at.stage)
     if task in PREFERENCES:
         usual = task == "dpo" and not keys.has(at.loss)
         return {at.stage: "dpo", at.loss: None if usual else "sigmoid" if task == "dpo" else task}

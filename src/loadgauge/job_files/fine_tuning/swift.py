@@ -219,7 +219,8 @@ def adapters(usual: str = "lora") -> Idea:
         kind, rank, save = facts.get("adapter") or "lora", facts.get("lora_rank"), facts.get("modules_to_save")
         if kind not in ("lora", "adalora") or not sayable(facts, (*SAYABLE, "hqq", "gptq", "awq")):
             return {}
-        name, whole = next(filter(keys.has, TUNER), TUNER[0]), inner.write(facts, keys)
+        name = next(filter(keys.has, TUNER), TUNER[0])
+        whole = inner.write(facts, keys)
         pruned = {name: "adalora", PRUNED: rank, "lora_rank": None} if facts.get("adapter") and rank else {PRUNED: None}
         own = {name: whole.pop(TUNER[0]), saved: save.split(",") if save and rank else None}
         return beside.write(facts, keys) | whole | own | pruned

@@ -172,7 +172,8 @@ def _engines(facts: Facts, at: Named) -> dict[str, Any]:
 
 
 def _answers_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    task, together = facts.get("task"), (facts.get("micro_batch") or 1) * (facts.get("dp") or 1)
+    task = facts.get("task")
+    together = (facts.get("micro_batch") or 1) * (facts.get("dp") or 1)
     if task in ("gkd", "opd"):
         top = facts.get("loss_terms") == "top-k"
         return {

@@ -121,9 +121,11 @@ def _task(keys: Keys, at: Named) -> Facts:
 
 def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     model = str(facts.get("model") or "").rpartition("/")[2].lower()
-    listed, current = next((key for key, name in MODELS.items() if name == model), None), _builder(keys)[0]
+    listed = next((key for key, name in MODELS.items() if name == model), None)
+    current = _builder(keys)[0]
     builder = current if current and listed in (None, _plain(current)) else listed
-    words, attention = facts.get("lora_targets") or "all", list(ATTENTION.values())
+    words = facts.get("lora_targets") or "all"
+    attention = list(ATTENTION.values())
     wanted = [*attention, *MLP] if words == "all" else attention if words == "attention" else words.split(",")
     rest, lora = {*wanted} - {*attention}, bool(facts.get("lora_rank"))
     if builder is None or (lora and rest and rest != {*MLP}):
@@ -318,7 +320,8 @@ def _validation(keys: Keys, at: Named) -> Facts:
 
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     word, _, number = str(facts.get("loss") or "auto").partition(":")
-    wanted, own = int(number or PIECES), keys.word(at.kind)
+    wanted = int(number or PIECES)
+    own = keys.word(at.kind)
     if word not in ("auto", "float32") or own in PAIRS:
         return {}
     if wanted == 1:

@@ -133,7 +133,8 @@ def _adapter(keys: Keys, at: Named) -> Facts:
 
 
 def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    word, moved = facts.get("recompute") or "none", facts.get("activation_offload") or "none"
+    word = facts.get("recompute") or "none"
+    moved = facts.get("activation_offload") or "none"
     if moved == "all" or (moved == "checkpoints" and word == "none"):
         return {}
     own = "unsloth" if moved == "checkpoints" else word == "full"

@@ -118,7 +118,8 @@ ENGINE_OWNED = (
 
 
 def _of_fsdp(keys: Keys) -> Facts:
-    number, strategy = keys.whole(ENGINE_VERSION) or 1, keys.has(ENGINE_STRATEGY)
+    number = keys.whole(ENGINE_VERSION) or 1
+    strategy = keys.has(ENGINE_STRATEGY)
     why = f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
     keys.refuse(ENGINE_STRATEGY, why, when=number == 2 and strategy)
     zero = keys.choice(ENGINE_STRATEGY if strategy else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING)

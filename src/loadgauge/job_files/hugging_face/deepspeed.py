@@ -112,8 +112,10 @@ def _beside(keys: Keys, at: Named) -> Facts:
 
 def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     moved, _, part = (facts.get("offload") or "none").partition(":")
-    device, hidden = "nvme" if facts.get("offload_to") == "nvme" else "cpu", facts.get("overlap")
-    locked, away = facts.get("pin_memory") is not False, {at.param: moved == "all", at.state: moved != "none"}
+    device = "nvme" if facts.get("offload_to") == "nvme" else "cpu"
+    hidden = facts.get("overlap")
+    locked = facts.get("pin_memory") is not False
+    away = {at.param: moved == "all", at.state: moved != "none"}
     pinned = [key for key in at.pins if moved != "none" and (keys.has(key) or (not locked and key == at.pins[1]))]
     return {
         at.stage: facts.get("zero") or 0,

@@ -125,8 +125,11 @@ def sharding(switched: bool = True) -> Idea:
         return {"framework": "huggingface", "zero": 0, "offload": "none"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        zero, moved, engine = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("framework")
-        configuration, spelled = keys.raw("deepspeed"), keys.raw("fsdp")
+        zero = facts.get("zero") or 0
+        moved = facts.get("offload") or "none"
+        engine = facts.get("framework")
+        configuration = keys.raw("deepspeed")
+        spelled = keys.raw("fsdp")
         if isinstance(configuration, str) and configuration:
             return {}
         values: dict[str, Any] = dict.fromkeys(owned)
@@ -389,7 +392,8 @@ def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
 
 def _of_task(keys: Keys, trainer: str, at: Named) -> Facts:
     """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
-    fused, pieces = bool(keys.flag(at.liger) or keys.flag(at.old)), trainer in ("orpo", "cpo", "reward", "gkd")
+    fused = bool(keys.flag(at.liger) or keys.flag(at.old))
+    pieces = trainer in ("orpo", "cpo", "reward", "gkd")
     own = f"takes TRL's {trainer} loss in pieces, or not at all"
     why = own if pieces else "takes the loss in pieces, with the head"
     keys.note(at.liger, why, "saves", "loss transient", when=fused and (pieces or not keys.since(1, 16)))

@@ -39,7 +39,8 @@ def method_of(keys: Keys) -> str:
 
 def _targets(keys: Keys, method: str) -> str | None:
     """The linear layers that are named, as `--lora-targets` has them."""
-    value, tuner = keys.raw(TARGETS), TUNERS.get(method)
+    value = keys.raw(TARGETS)
+    tuner = TUNERS.get(method)
     if tuner is not None and (tuner.virtual or (value is None and tuner.targets is not None)):
         return None
     experts = keys.words(PARAMETERS) or [] if method == "lora" else []

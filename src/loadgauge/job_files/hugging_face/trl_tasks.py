@@ -275,10 +275,8 @@ def _passes_twice(keys: Keys, trainer: str) -> bool:
 
 def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
     refers, weight = facts.get("reference") != "none", keys.real(TASK_BETA)
-    at_once, engine = (
-        (facts.get("prompts") or 0) * (facts.get("samples") or 1),
-        Engine.parse(facts.get("rollout") or "hf"),
-    )
+    at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
+    engine = Engine.parse(facts.get("rollout") or "hf")
     count, left = divmod(at_once, (facts.get("micro_batch") or 1) * (facts.get("dp") or 1))
     values: dict[str, Any] = {
         "num_generations": facts.get("samples"),
@@ -321,7 +319,8 @@ def _distilled(keys: Keys) -> Facts:
 
 
 def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    wanted, objective = facts.get("task"), facts.get("loss_terms")
+    wanted = facts.get("task")
+    objective = facts.get("loss_terms")
     trainer = TASKS.get(wanted or "")
     if trainer is None or trainer not in UNIQUE:
         return {}

@@ -69,8 +69,10 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
             return {}
         if OPTIMIZERS[name].low_rank is None:
             return {key: backward[name]} | dict.fromkeys(filter(keys.has, (arguments_key, targets)))
-        theirs, words = {ours: argument for argument, ours in LOW_RANK.items()}, options.split(",")
-        pairs, present = dict(word.split("=") for word in words if "=" in word), keys.words(targets) or []
+        theirs = {ours: argument for argument, ours in LOW_RANK.items()}
+        words = options.split(",")
+        pairs = dict(word.split("=") for word in words if "=" in word)
+        present = keys.words(targets) or []
         blocks = "'.*(attn|mlp).*'" if keys.document.syntax == "argv" else ["attn", "mlp"]  # a flag takes one word
         listed = present if len(present) > 1 and _blocks(present) else blocks
         return {
@@ -126,7 +128,8 @@ def instantiated(
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         name, _, options = (facts.get("optimizer") or "adamw").partition(":")
         plain = OPTIMIZERS[name].variant_of or name if name in OPTIMIZERS else name
-        wanted, present = {"sgd-momentum": "sgd"}.get(plain, plain), keys.word(component)
+        wanted = {"sgd-momentum": "sgd"}.get(plain, plain)
+        present = keys.word(component)
         if wanted not in backward or options not in ("", "in-backward") or (options and not in_backward):
             return {}
         switch = {in_backward: True if options else False if keys.has(in_backward) else None} if in_backward else {}

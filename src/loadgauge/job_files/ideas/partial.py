@@ -81,7 +81,8 @@ def adapted_layers(key: str, last: str = "") -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         layers = facts.get("lora_layers")
-        words, upper = (layers or "").split(","), re.fullmatch(r"-(\d+):", layers or "") if last else None
+        words = (layers or "").split(",")
+        upper = re.fullmatch(r"-(\d+):", layers or "") if last else None
         numbers = [int(word) for word in words if word.strip().isdecimal()]
         if layers is not None and upper is None and len(numbers) < len(words):
             return {}

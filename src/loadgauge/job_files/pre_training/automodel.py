@@ -147,11 +147,13 @@ def _usual(keys: Keys, at: Named) -> int:
 
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
+    stage = facts.get("zero") or 0
+    replicas = facts.get("replicas") or 1
     if stage == 1:
         return {}
     sizes = {key: facts.get(axis) or 1 for key, axis in ((at.tp, "tp"), (at.cp, "cp"), (at.pp, "pp"), (at.ep, "ep"))}
-    wide, shared = sizes[at.ep] > 1 or sizes[at.pp] > 1, bool(facts.get("sequence_parallel"))
+    wide = sizes[at.ep] > 1 or sizes[at.pp] > 1
+    shared = bool(facts.get("sequence_parallel"))
     target = "torch.distributed.fsdp.CPUOffloadPolicy" if facts.get("offload") == "all" else None
     stated = {key: size > 1 or keys.has(key) or keys.document.get(key) not in (None, 1) for key, size in sizes.items()}
     return {
@@ -195,7 +197,9 @@ def _degrees(keys: Keys, at: Named) -> Facts:
         keys.note(at.kept, LEFT, "saves", "gathered", when=stays)
         kind = 2 if stays else kind
     size = {axis: _size(keys, getattr(at, axis)) or 1 for axis in ("tp", "cp", "pp", "ep")}
-    replicas, ranks_of_data, inner = _size(keys, at.copies), _size(keys, at.whole), size["tp"] * size["cp"]
+    replicas = _size(keys, at.copies)
+    ranks_of_data = _size(keys, at.whole)
+    inner = size["tp"] * size["cp"]
     if ranks_of_data is None and size["ep"] > 1 and not keys.given.get("gpus") and not _machines.read(keys):
         # As few GPUs as the experts need; how many there are is said to the launcher.
         ranks_of_data = (replicas or 1) * math.lcm(inner, size["ep"]) // inner

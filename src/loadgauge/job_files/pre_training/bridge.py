@@ -159,7 +159,8 @@ def _recipe(keys: Keys) -> Facts:
             when=keys.document.get(narrow) is not MISSING and narrow not in keys.document.names(),
         )
     for key, tower in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
-        why, frozen = f"{tower} is not trained, and is counted as if it were", keys.flag(f"model.{key}")
+        why = f"{tower} is not trained, and is counted as if it were"
+        frozen = keys.flag(f"model.{key}")
         keys.note(f"model.{key}", why, "saves", "gradients optimizer", when=frozen, bare=True)
     return {}
 

@@ -151,7 +151,9 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        stages, virtual, total = facts.get("pp") or 1, facts.get("vpp") or 1, keys.whole(count) or 0
+        stages = facts.get("pp") or 1
+        virtual = facts.get("vpp") or 1
+        total = keys.whole(count) or 0
         chunked = stages > 1 and virtual > 1
         whole = chunked and keys.has(layers) and total and total % (stages * virtual) == 0
         counts = [int(word) for word in (facts.get("stage_layers") or "").split(",") if word]
@@ -245,7 +247,8 @@ def experts(ep: str, etp: str, tp: str, count: str = "num_experts") -> Idea:
     """The idea of expert parallelism; an expert is split over tp ranks unless etp is given."""
 
     def read(keys: Keys) -> Facts:
-        ranks, within = keys.whole(ep) or 1, keys.whole(etp)
+        ranks = keys.whole(ep) or 1
+        within = keys.whole(etp)
         split = (keys.whole(tp) or 1) if ranks > 1 or keys.has(count) else 1
         return {"ep": ranks, "etp": split if within is None else within}
 

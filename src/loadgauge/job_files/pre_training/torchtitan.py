@@ -199,7 +199,8 @@ def _batch(keys: Keys, at: Named) -> Facts:
 
 
 def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    stages, looped = facts.get("pp") or 1, (facts.get("vpp") or 1) > 1
+    stages = facts.get("pp") or 1
+    looped = (facts.get("vpp") or 1) > 1
     name = facts.get("schedule") or ("interleaved" if looped else "1f1b")
     spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
     return {

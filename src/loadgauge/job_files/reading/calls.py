@@ -275,7 +275,8 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) or owner in names.parsed else UNKNOWN
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left, right = inner(node.left), inner(node.right)
+        left = inner(node.left)
+        right = inner(node.right)
         numbers = all(type(side) in (int, float) and abs(side) < LARGEST for side in (left, right))
         if not numbers or (isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod) and right == 0):
             return UNKNOWN
@@ -289,7 +290,8 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
         value = inner(node.operand)
         return UNKNOWN if value is UNKNOWN else not value
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
-        left, right = inner(node.left), inner(node.comparators[0])
+        left = inner(node.left)
+        right = inner(node.comparators[0])
         listed = (
             left is not UNKNOWN
             and right is not UNKNOWN

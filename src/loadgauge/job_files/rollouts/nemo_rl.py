@@ -5,10 +5,8 @@ A recipe names those that it is built on as `defaults:`; of NeMo-RL's own, `data
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas import (
     STAYS,
     TRANSFORMER_ENGINE,
@@ -36,6 +34,7 @@ from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     P,
     algorithm_of,
     backend_of,
+    by_name,
     generates,
     megatron_trains,
     rollout,
@@ -59,21 +58,10 @@ def _assumed(keys: Keys, key: str) -> bool | None:
     return None if getattr(document, "absent", None) and key not in document.own.names() else False
 
 
-def _by_name(file: str) -> str | None:
-    """Return the model in the name of one of NeMo-RL's recipes, which are called after algorithm, model, GPUs and layout.
-
-    >>> _by_name("recipes/vlm_grpo-qwen2.5-vl-3b-instruct-clevr-1n8g-dtensor2tp1.v1.yaml"), _by_name("run.yaml")
-    ('qwen2.5-vl-3b', None)
-    """
-    words = Path(file).stem.split("-")[1:]
-    words = [] if "to" in words else words  # a teacher and its student
-    return next((name for end in range(1, len(words) + 1) if of_text(name := "-".join(words[:end]))), None)
-
-
 @reads(inner=row("model", f"{P}model_name", kind="word"))
 def _model(keys: Keys, at: Named) -> Facts:
     """The model; that of a recipe in a missing one's place is not this file's, whose name may say its own."""
-    name = _by_name(keys.file) if _assumed(keys, f"{P}model_name") is None else None
+    name = by_name(keys.file) if _assumed(keys, f"{P}model_name") is None else None
     if name is not None:
         keys.remarks[f"its model is {name}, as the name of the file says"] = None
     return {"model": name} if name else at.inner.read(keys)
@@ -96,8 +84,10 @@ def _recomputed(keys: Keys, megatron: bool, at: Named) -> str:
 
 def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage, word, out = facts.get("zero") or 0, facts.get("recompute") or "none", facts.get("offload") or "none"
-    (kind, _, option), (moved, _, some) = word.partition(":"), out.partition(":")
-    wide, split = (facts.get("pp") or 1, facts.get("vpp") or 1) != (1, 1), (facts.get("ep") or 1) > 1
+    kind, _, option = word.partition(":")
+    moved, _, some = out.partition(":")
+    wide = (facts.get("pp") or 1, facts.get("vpp") or 1) != (1, 1)
+    split = (facts.get("ep") or 1) > 1
     megatron = facts.get("framework") == "megatron" or wide or (megatron_trains(keys) and stage < 2)
     sayable = word in ("none", "full") or (megatron and kind in ("selective", "modules"))
     values: dict[str, Any] = {
@@ -227,10 +217,13 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     values: dict[str, Any] = dict(zip((at.each, at.nodes), sizes, strict=True))
     if not generates(keys):
         return values
-    split, behind, of_grpo = split_of(facts.get("placement")), facts.get("staleness"), algorithm_of(keys) == "grpo"
+    split = split_of(facts.get("placement"))
+    behind = facts.get("staleness")
+    of_grpo = algorithm_of(keys) == "grpo"
     each, nodes = (None, None) if split is None else (split[1], None) if sizes[1] == 1 else (STAYS, STAYS)
     if split is not None and sizes[1] != 1 and split[1] % sizes[0] == 0:
-        each, nodes = sizes[0], split[1] // sizes[0]
+        each = sizes[0]
+        nodes = split[1] // sizes[0]
     return values | {
         at.together: split is None,
         at.late: bool(behind) if of_grpo else STAYS,
@@ -262,7 +255,8 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         keys.refuse(at.nodes, "leaves no nodes beside the teachers'", when=taught >= count)
         count -= taught
     # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
-    single, apart = count == 1, generates(keys) and keys.flag(at.together) is False
+    single = count == 1
+    apart = generates(keys) and keys.flag(at.together) is False
     per_node = (keys.whole(at.own_each) if apart and not single else None) or keys.whole(at.each) or 1
     if keys.flag("env.reward_model.enabled"):
         # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
@@ -274,11 +268,13 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     if not generates(keys):
         return facts
     names = at.of_ppo if algorithm_of(keys) == "ppo" else (at.late, at.age)
-    waits, within = not keys.flag(names[0]), f"needs GPUs for generation of its own ({at.together}: false)"
+    waits = not keys.flag(names[0])
+    within = f"needs GPUs for generation of its own ({at.together}: false)"
     if not apart:
         keys.refuse(names[0], within, when=not waits and backend_of(keys) != "megatron")
         return facts | {"placement": "colocated"}
-    single, total = count == 1, per_node * count
+    single = count == 1
+    total = per_node * count
     own = keys.whole(at.own_each) if single else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
     if own is None or own >= total:
         why = f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
@@ -369,11 +365,17 @@ BATCH_JOINED = {
 
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    micro, samples, name = facts.get("micro_batch") or 1, facts.get("samples") or 1, algorithm_of(keys)
-    prompts, batch, longest = facts.get("prompts"), facts.get("global_batch"), str(facts.get("answers") or "")
+    micro = facts.get("micro_batch") or 1
+    samples = facts.get("samples") or 1
+    name = algorithm_of(keys)
+    prompts = facts.get("prompts")
+    batch = facts.get("global_batch")
+    longest = str(facts.get("answers") or "")
     length = (facts.get("prompt_len") or 0) + int(longest) if longest.isdecimal() else 0
     length = length or facts.get("seq_len") or keys.whole(BATCH_LONGEST) or 512
-    rows, tokens, answers = facts.get("logprob_batch"), facts.get("logprob_tokens"), generates(keys)
+    rows = facts.get("logprob_batch")
+    tokens = facts.get("logprob_tokens")
+    answers = generates(keys)
     on = [names for names in BATCH_JOINED.values() if keys.flag(names[0])]
     scored = tokens or (rows or micro) * length if answers else STAYS
     values: dict[str, Any] = {at.micro: micro, at.whole: batch or STAYS}
@@ -410,7 +412,9 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _batch(keys: Keys, at: Named) -> Facts:
     """Sequences (of DPO pairs) of an update; packed or dynamic, a micro-batch has so many tokens."""
-    batch, rows, length = keys.whole(at.whole) or 512, keys.whole(at.micro) or 1, keys.whole(BATCH_LONGEST) or 512
+    batch = keys.whole(at.whole) or 512
+    rows = keys.whole(at.micro) or 1
+    length = keys.whole(BATCH_LONGEST) or 512
     on = next((names for names in BATCH_JOINED.values() if keys.flag(names[0])), None)
     if on is not None and keys.raw(on[1]) is not None:
         tokens = keys.whole(on[1]) or 1
@@ -420,9 +424,11 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if not generates(keys):
         return {"global_batch": batch, "micro_batch": rows}
     name = algorithm_of(keys)
-    prompts, samples = keys.whole(at.prompts[name]) or 32, keys.whole(at.samples[name]) or 1
+    prompts = keys.whole(at.prompts[name]) or 32
+    samples = keys.whole(at.samples[name]) or 1
     guessed = bool(getattr(keys.document, "absent", {}))  # of which the batch may be that of another recipe
-    packed, ppo = on is not None and keys.raw(on[2]) is not None, name == "ppo"
+    packed = on is not None and keys.raw(on[2]) is not None
+    ppo = name == "ppo"
     return {
         "global_batch": min(batch, prompts * samples) if guessed else batch,
         "micro_batch": rows,

@@ -440,12 +440,12 @@ BATCH_OWNED = dict.fromkeys(
 
 
 def _batch_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    generates, prompts = _generates(keys), facts.get("prompts")
-    of_answers = prompts * (facts.get("samples") or 1) if generates and prompts else STAYS
+    generates = _generates(keys)
+    prompts = (facts.get("prompts") or 0) if generates else 0
     stated = generates and keys.flag(DYNAMIC) is not None
     return {
         MICRO: facts.get("micro_batch") or 1,
-        WHOLE: facts.get("global_batch") or of_answers,
+        WHOLE: facts.get("global_batch") or prompts * (facts.get("samples") or 1) or STAYS,
         DYNAMIC: False if stated else STAYS,
         MOST: None if stated else STAYS,
         SCORED_MOST: None if stated else STAYS,

@@ -190,7 +190,9 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
             at.micro: facts.get("micro_batch") or 1,
             at.length: facts.get("seq_len") or 2048,
         }
-    prompts, samples, most = facts.get("prompts"), facts.get("samples") or 1, str(facts.get("answers") or "")
+    prompts = facts.get("prompts")
+    samples = facts.get("samples") or 1
+    most = str(facts.get("answers") or "")
     total = facts["prompt_len"] + int(most) if most.isdecimal() and facts.get("prompt_len") else STAYS
     return {
         at.whole: prompts * samples if prompts else STAYS,
@@ -334,7 +336,8 @@ def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if (facts.get("tp") or 1, facts.get("pp") or 1) != (1, 1) or kind not in ("none", "full"):
         return {}
     spelled = next((word for word, ours in ATTENTION.items() if ours == facts.get("attention")), None)
-    off, hosted = kind == "none", facts.get("activation_offload") == "checkpoints"
+    off = kind == "none"
+    hosted = facts.get("activation_offload") == "checkpoints"
     return {
         at.cp: size if size > 1 else None,
         at.style: {"all_to_all": "ulysses"}.get(facts.get("cp_comm") or "") if size > 1 else None,
@@ -444,7 +447,8 @@ ADAPTER_EVERY = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    rank, kept = facts.get("lora_rank"), facts.get("modules_to_save")
+    rank = facts.get("lora_rank")
+    kept = facts.get("modules_to_save")
     names = (ADAPTER_RANK, ADAPTER_MODULES, ADAPTER_DROPPED, ADAPTER_SAVED, ADAPTER_SECTION)
     if not rank:
         there = keys.document.get(_of(keys, ADAPTER_SECTION)) is not MISSING

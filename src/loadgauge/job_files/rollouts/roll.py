@@ -132,9 +132,11 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     trains, generates = devices(keys, at.own), devices(keys, at.theirs)
     if trains is None:
         return {"gpus_per_node": keys.whole(at.each)}
-    gpus, placement = len(trains), None
+    gpus = len(trains)
+    placement = None
     if generates is not None and not trains & generates:
-        gpus, placement = len(trains | generates), f"split:{len(trains)}+{len(generates)}"
+        gpus = len(trains | generates)
+        placement = f"split:{len(trains)}+{len(generates)}"
     elif generates is not None and len(generates) != len(trains):
         keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
     busy, used = trains | (generates or set()), _kind(keys) == "rl"
@@ -143,7 +145,8 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         own = devices(keys, key) if present else None
         if own is not None and not own & busy:
             gpus, placement = gpus + len(own), f"{placement or 'colocated'},{name}={len(own)}"
-    late, per_node = keys.real(at.late) or 0, keys.whole(at.each) or 8
+    late = keys.real(at.late) or 0
+    per_node = keys.whole(at.each) or 8
     return {
         "gpus": gpus,
         "placement": placement,

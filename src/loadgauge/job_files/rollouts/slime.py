@@ -146,7 +146,8 @@ def _placement(keys: Keys, at: Named) -> Facts:
 
 
 def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    task, name = facts["task"], keys.word(at.kind)
+    task = facts["task"]
+    name = keys.word(at.kind)
     same = name is not None and ESTIMATORS.get(name) == task
     already = bool(keys.flag(at.switch) or keys.real(at.weight))
     return {
@@ -237,7 +238,8 @@ def _own_batch(keys: Keys, batch: int) -> int:
 
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    prompts, samples = facts.get("prompts") or 0, facts.get("samples")
+    prompts = facts.get("prompts") or 0
+    samples = facts.get("samples")
     batch = facts.get("global_batch") or prompts * (samples or 1) or None
     micro, tokens, longest = facts.get("micro_batch") or 1, facts.get("logprob_tokens"), str(facts.get("answers") or "")
     values: dict[str, Any] = {
@@ -281,7 +283,8 @@ def _batch(keys: Keys, at: Named) -> Facts:
         why = f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
         keys.refuse(at.steps, why, when=left or batch not in (None, sequences))
         batch = sequences
-    micro, dynamic = keys.whole(at.micro) or 1, keys.flag(at.dynamic)
+    micro = keys.whole(at.micro) or 1
+    dynamic = keys.flag(at.dynamic)
     if _supervised(keys):
         return {"global_batch": batch, "micro_batch": 1 if dynamic else micro}
     facts: Facts = {"global_batch": batch, "micro_batch": micro, "prompts": first, "samples": each}
@@ -290,8 +293,10 @@ def _batch(keys: Keys, at: Named) -> Facts:
     tokens = keys.whole(at.most)
     if tokens is None:
         raise keys.wrong(at.most, "says how many tokens a dynamic micro-batch has")
-    ranks, both = keys.whole("context_parallel_size") or 1, _lengths.read(keys)
-    longest, own = both["prompt_len"] + int(both["answers"]), _own_batch(keys, batch or first * each)
+    ranks = keys.whole("context_parallel_size") or 1
+    both = _lengths.read(keys)
+    longest = both["prompt_len"] + int(both["answers"])
+    own = _own_batch(keys, batch or first * each)
     filled = max(1.0, tokens * ranks / longest)
     return facts | {
         # A sequence that is longer makes a micro-batch of its own.

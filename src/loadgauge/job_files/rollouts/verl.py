@@ -139,7 +139,8 @@ LAYOUT_FACTS = names_in(
 def _of_megatron(keys: Keys) -> Facts:
     facts: Facts = {name: keys.whole(key) or 1 for name, key in LAYOUT_SIZES.items()}
     stages = facts["pp"] > 1
-    alone, sharded = 0 if keys.flag(LAYOUT_DISTRIBUTED) is False else 1, keys.flag(LAYOUT_SHARDS)
+    alone = 0 if keys.flag(LAYOUT_DISTRIBUTED) is False else 1
+    sharded = keys.flag(LAYOUT_SHARDS)
     stated = keys.choice(LAYOUT_HOW, STRATEGIES) if sharded else None
     lite = keys.word(LAYOUT_LITE) == "fsdp2"
     why = "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP"
