@@ -363,8 +363,8 @@ def zero(prefix: str = "", *also: str) -> Idea:
         if keys.flag(torch):
             return {"zero": 2 if keys.flag(kept) else 3, "replicas": replicas}
         stated = keys.choice(strategy, STRATEGIES) if shards else None
-        alone = 1 if any(keys.flag(key) for key in (shared, *also[:1])) else 0
-        stage = (3 if stated is None else stated) if shards else alone
+        alone = not shards and any(keys.flag(key) for key in (shared, *also[:1]))
+        stage = (3 if stated is None else stated) if shards else int(alone)
         return {"zero": stage, "replicas": replicas if stage else 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
