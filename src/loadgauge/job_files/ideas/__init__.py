@@ -58,7 +58,6 @@ from loadgauge.job_files.ideas.table import (
     Unknown,
     names_in,
     row,
-    short,
 )
 from loadgauge.job_files.ideas.unsaid import UNSAID, lengths, spec_of
 from loadgauge.job_files.ideas.words import (
@@ -73,6 +72,7 @@ from loadgauge.job_files.ideas.words import (
     SMALLER,
     TORCH_OPTIMIZERS,
     TRANSFORMER_ENGINE,
+    short,
     stored,
 )
 
