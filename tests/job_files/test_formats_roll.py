@@ -6,7 +6,7 @@ import pytest
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.job_files.exchange import read
+from loadgauge.job_files.exchange import read, write
 
 RLVR = """
 pretrain: Qwen/Qwen2.5-7B
@@ -89,3 +89,9 @@ def test_fine_tuning() -> None:
         2,
         64,
     )
+
+
+def test_a_task_without_the_length_of_its_prompts_is_written() -> None:
+    text = write(Job(model="qwen2.5-7b", task="grpo", prompts=64, samples=8, gpus=8), "roll").text
+    assert "rollout_batch_size: 64" in text
+    assert "prompt_length" not in text

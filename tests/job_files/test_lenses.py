@@ -27,7 +27,7 @@ from loadgauge.job_files.ideas.lenses import (
     whole_and_dora,
     writes,
 )
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, row
+from loadgauge.job_files.ideas.table import STAYS, Facts, Idea, Keys, row
 from loadgauge.job_files.reading.nested import json_document
 
 SWITCHED = quantised(four="four", eight="eight", kind="kind", nested="nested", double=False)
@@ -190,3 +190,21 @@ def test_an_idea_written_otherwise() -> None:
 def test_an_engine_by_its_options() -> None:
     assert served("hf", {"batch": None}) == "hf"
     assert served("sglang", {"tp": 2, "prefix": False}) == Engine.parse("sglang:tp=2,prefix=false").text()
+
+
+def test_a_key_that_stays_is_neither_written_nor_removed() -> None:
+    def written(facts: Facts, keys: Keys) -> dict[str, Any]:
+        return {"tp": facts["tp"], "sp": True if facts["tp"] > 1 else STAYS, "cp": None}
+
+    idea = reads("tp", "sp", "cp", facts="tp", write=written)(lambda keys: {"tp": keys.whole("tp")})
+    assert idea.write({"tp": 1}, keys_of({})) == {"tp": 1, "cp": None}
+    assert idea.write({"tp": 2}, keys_of({})) == {"tp": 2, "sp": True, "cp": None}
+    turned = writes(row("tp", "tp"))(lambda facts, keys, inner: inner.write(facts, keys) | {"cp": STAYS})
+    assert turned.write({"tp": 2}, keys_of({"cp": 4})) == {"tp": 2}
+
+
+def test_what_a_note_says_without_the_value() -> None:
+    keys = keys_of({"mode": "late"})
+    keys.note("mode", "is late", bare=True)
+    keys.note("mode", "is late")
+    assert list(keys.noted) == ["mode: is late", "mode = 'late': is late"]

@@ -12,6 +12,7 @@ from loadgauge.job_files.ideas import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
     CUT_LOSS,
+    STAYS,
     TORCH_OPTIMIZERS,
     Dialect,
     Facts,
@@ -61,11 +62,13 @@ WORDS = ATTENTION | {"xformers": "fa1", "sage": "flash", "flash_attention_torch"
 
 def _attention_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     wanted = facts["attention"]
-    off: dict[str, Any] = {key: None for key in SWITCHES if keys.has(key)}
-    switch = next((key for key, kind in SWITCHES.items() if kind == wanted), None)
-    switch = "flash_attention" if wanted == "fa2" else "sdp_attention" if wanted == "flash" else switch
-    if off and switch and not keys.has(at.word):
-        return off | {switch: True}
+    off: dict[str, Any] = dict.fromkeys(filter(keys.has, SWITCHES))
+    switches = {kind: key for key, kind in reversed(SWITCHES.items())} | {
+        "fa2": "flash_attention",
+        "flash": "sdp_attention",
+    }
+    if off and wanted in switches and not keys.has(at.word):
+        return off | {switches[wanted]: True}
     named = next((theirs for theirs, ours in WORDS.items() if ours == wanted), None)
     return off | {at.word: named} if named else {}
 
@@ -145,9 +148,9 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     key = {"bf16": "bf16", "fp16": "fp16", "bf16-pure": "bf16", "fp32": "float32", "bf16-autocast-8": "bf16"}.get(name)
     if key is None:
         return {}
-    values: dict[str, Any] = {other: None for other in at.switches if keys.has(other) or other in keys.left}
-    values |= {"bf16": False} if key == "float32" else {}
-    return values | {key: "full" if name == "bf16-pure" else True, "fp8": None, at.recipe: None}
+    present: dict[str, Any] = {other: None for other in at.switches if keys.has(other) or other in keys.left}
+    wide = {"bf16": False} if key == "float32" else {}
+    return present | wide | {key: "full" if name == "bf16-pure" else True, "fp8": None, at.recipe: None}
 
 
 @reads(
@@ -179,8 +182,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
 def _plugins(keys: Keys) -> list[str]:
     """The plugins that are listed. Raises ConfigError where `plugins` is not a list."""
     listed = keys.raw("plugins") or []
-    if not isinstance(listed, list):
-        raise keys.wrong("plugins", f"must be a list of names, not {listed!r}")
+    keys.refuse("plugins", f"must be a list of names, not {listed!r}", when=not isinstance(listed, list))
     return [str(plugin) for plugin in listed]
 
 
@@ -249,33 +251,27 @@ def _kernels(keys: Keys) -> bool:
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, number = (facts.get("loss") or "auto").partition(":")
     word = facts.get("kernels") or "native"
+    listed = _plugins(keys)
     on, cutting = word.startswith("liger"), facts.get("loss") == CUT_LOSS
     if kind not in ("auto", "chunked", "liger") and not (kind == "float32" and on):
         return {}
-    functions = word.endswith("lora") if facts.get("lora_rank") else None
-    values: dict[str, Any] = {
-        at.key: None,
-        at.count: None,
-        at.fused: None,
+    wanted = {CUT: cutting, LIGER: on or kind == "liger"}
+    plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
+    plugins += [_module(name) for name, needed in wanted.items() if needed and not _plugged(keys, name)]
+    # One of them alone, which is bounded, stays.
+    gated = (NORM, next(filter(keys.has, GATED), GATED[0])) if on or _kernels(keys) else ()
+    fused = kind == "liger" or (kind == "auto" and on)
+    pieces = kind == "chunked" and not cutting and not fused
+    return {
+        at.key: True if pieces else None,
+        at.count: int(number) if pieces and number else None,
+        at.fused: True if fused else None,
         at.cut: True if cutting else None,
         TABLE: None,
+        **dict.fromkeys(FUNCTIONS, word.endswith("lora") if facts.get("lora_rank") else None),
+        **dict.fromkeys(gated, True if on else None),
+        "plugins": STAYS if plugins == listed else plugins or None,
     }
-    values |= dict.fromkeys(FUNCTIONS, functions)
-    # One of them alone, which is bounded, stays.
-    if on or _kernels(keys):
-        gated = next((name for name in GATED if keys.has(name)), GATED[0])
-        values |= {NORM: True if on else None, gated: True if on else None}
-    listed = _plugins(keys)
-    plugins = [plugin for plugin in listed if cutting or CUT not in plugin]
-    wanted = {CUT: cutting, LIGER: on or kind == "liger"}
-    plugins += [_module(name) for name, needed in wanted.items() if needed and not _plugged(keys, name)]
-    if plugins != listed:
-        values["plugins"] = plugins or None
-    if kind == "liger" or (kind == "auto" and on):
-        return values | {at.fused: True}
-    return values | (
-        {at.key: True, at.count: int(number) if number else None} if kind == "chunked" and not cutting else {}
-    )
 
 
 @reads(
@@ -295,8 +291,12 @@ def _loss(keys: Keys, at: Named) -> Facts:
     _doubted(keys)
     for plugin, names in ((CUT, (at.cut,)), (LIGER, (NORM, *GATED, at.fused))):
         for name in names:
-            if keys.flag(name) and not _plugged(keys, plugin):
-                keys.note(name, f"does nothing in axolotl unless plugins lists {_module(plugin)}", "")
+            keys.note(
+                name,
+                f"does nothing in axolotl unless plugins lists {_module(plugin)}",
+                "",
+                when=keys.flag(name) and not _plugged(keys, plugin),
+            )
     running = ["liger"] * _kernels(keys) + ["lora"] * _fuses_adapters(keys)
     facts: Facts = {"kernels": "-".join(running) or "native"}
     if keys.flag(at.key):
@@ -370,17 +370,16 @@ def _adapter(keys: Keys) -> Facts:
     )
     if kind is None:
         return {"lora_rank": 0, "qlora": False}
-    if kind == "mora":
-        why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
-        keys.note("adapter", why, parts=RUNS, share=0.2)
+    why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
+    keys.note("adapter", why, parts=RUNS, share=0.2, when=kind == "mora")
     facts, named = ADAPTER_INNER.read(keys) | ADAPTER_BESIDE.read(keys), keys.raw(ADAPTER_MODULES)
     if isinstance(named, str) and named != "all-linear":
         facts["lora_targets"] = named  # one regular expression on the whole name
     if keys.flag(ADAPTER_LINEAR):
         ends = [name for name in keys.words(ADAPTER_MODULES) or [] if name in ("embed_tokens", "lm_head")]
         facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
-    if keys.flag(ADAPTER_FOUR) and kind != "qlora":  # (`_set_quantization_config`)
-        keys.note(ADAPTER_FOUR, f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits", "")
+    why = f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits"
+    keys.note(ADAPTER_FOUR, why, "", when=keys.flag(ADAPTER_FOUR) and kind != "qlora")  # (`_set_quantization_config`)
     if keys.flag(ADAPTER_MOE) and facts["base"] in ("nf4", "int8"):
         facts["base"] += "-experts"
     return facts
@@ -414,16 +413,15 @@ def _evaluation(keys: Keys, at: Named) -> Facts:
 
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values, replicas, whole = at.inner.write(facts, keys), facts.get("replicas") or 1, facts.get("dp")
-    experts = facts.get("ep") or 1
-    if whole is not None and whole // replicas < experts:  # they lie on other axes too, which axolotl's do not
-        values, experts = values | dict.fromkeys(at.inner.keys[-1:]), 1
+    replicas, whole, experts = facts.get("replicas") or 1, facts.get("dp"), facts.get("ep") or 1
+    aside = whole is not None and whole // replicas < experts  # they lie on other axes too, which axolotl's do not
+    values = at.inner.write(facts, keys) | (dict.fromkeys(at.inner.keys[-1:]) if aside else {})
     if not facts.get("zero"):
         return values | {at.copies: None, at.shards: None}
-    if replicas > 1 or keys.has(at.shards, at.copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1:
-        values[at.copies] = replicas if replicas > 1 or keys.has(at.copies) else None
-        values[at.shards] = whole // replicas // experts if whole is not None else None
-    return values
+    split = replicas > 1 or keys.has(at.shards, at.copies) or max(facts.get("cp") or 1, facts.get("tp") or 1) > 1
+    shards = None if whole is None else whole // replicas // (1 if aside else experts)
+    copies = replicas if replicas > 1 or keys.has(at.copies) else None
+    return values | ({at.copies: copies, at.shards: shards} if split else {})
 
 
 @reads(
@@ -486,10 +484,13 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
 
 
 def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values = {at.each: facts.get("micro_batch")}
-    if facts.get("accumulation") is not None:  # where it follows from GPUs that nobody says, the file's own stays
-        values |= {at.rounds: facts["accumulation"], at.whole: None}
-    return values | ({at.workers: facts.get("gpus")} if keys.flag(at.ray) else {})
+    number = facts.get("accumulation")  # where it follows from GPUs that nobody says, the file's own stays
+    return {
+        at.each: facts.get("micro_batch"),
+        at.rounds: number or STAYS,
+        at.whole: None if number else STAYS,
+        at.workers: facts.get("gpus") if keys.flag(at.ray) else STAYS,
+    }
 
 
 @reads(

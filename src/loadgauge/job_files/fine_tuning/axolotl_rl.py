@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.trl_tasks import colocated, old_logprobs
-from loadgauge.job_files.ideas import Facts, Keys, Named, answered, reads, served
+from loadgauge.job_files.ideas import STAYS, Facts, Keys, Named, answered, reads, served
 
 RUNS = "activations loss transient"
 SCORES, STEPS, LABELS = "reward_model", "process_reward_model", "num_labels"
@@ -98,10 +98,11 @@ def _served(keys: Keys) -> Facts:
     """Of `axolotl vllm-serve` with the same file, beside the trainer's GPUs."""
     own = (keys.whole(WIDTH) or 1) * (keys.whole(COPIES) or 1)
     everything = keys.given.get("gpus") or own + 1
-    if everything <= own:
-        raise keys.wrong(
-            MODE if keys.has(MODE) else SWITCH, f"'server' has {own} of the GPUs, so --gpus {own + 1} or more"
-        )
+    keys.refuse(
+        MODE if keys.has(MODE) else SWITCH,
+        f"'server' has {own} of the GPUs, so --gpus {own + 1} or more",
+        when=everything <= own,
+    )
     options = {
         "tp": keys.whole(WIDTH) or 1,
         "utilization": keys.real(SHARE, 0.9),
@@ -130,8 +131,8 @@ def _of_blocks(keys: Keys) -> Facts:
 
 
 def _preference_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    task = facts.get("task")
-    if keys.word("rl") == "ebft":
+    task, scores = facts.get("task"), facts.get("reward_model")
+    if keys.word("rl") == "ebft" or task not in ("rm", "grpo", *PREFERENCES):
         return {}
     if task == "rm":
         return {SCORES: True}
@@ -141,26 +142,18 @@ def _preference_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
             at.likelihood: 0.0 if facts.get("loss_terms") == "no-nll" else keys.real(at.likelihood) or None,
             at.chosen: True if facts.get("reference") == "precomputed" else None,
         }
-    if task != "grpo":
-        return {}
-    own, engine, scores = keys.real(BETA), Engine.parse(facts.get("rollout") or "hf"), facts.get("reward_model")
-    values: dict[str, Any] = {
+    engine = Engine.parse(facts.get("rollout") or "hf")
+    served = {SWITCH: True, MODE: "colocate", SHARE: engine.utilization, WIDTH: engine.tp}
+    served |= {ASLEEP: True if engine.sleep else None}
+    return {
         "rl": keys.word("rl") if keys.word("rl") in GROUPS else "grpo",
         COUNT: facts.get("samples"),
         TIMES: facts.get("epochs"),
         PROMPT: facts.get("prompt_len"),
-        BETA: 0.0 if facts.get("reference") == "none" else own or 0.04,
-        **({} if scores is None else {REWARDS: [scores]}),
+        BETA: 0.0 if facts.get("reference") == "none" else keys.real(BETA) or 0.04,
+        REWARDS: STAYS if scores is None else [scores],
         **answered(facts, LONGEST),
-    }
-    if engine.kind != "vllm":
-        return values | ({SWITCH: None} if engine.inside else {})
-    return values | {
-        SWITCH: True,
-        MODE: "colocate",
-        SHARE: engine.utilization,
-        WIDTH: engine.tp,
-        ASLEEP: True if engine.sleep else None,
+        **(served if engine.kind == "vllm" else {SWITCH: None} if engine.inside else {}),
     }
 
 

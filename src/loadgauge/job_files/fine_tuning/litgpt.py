@@ -141,15 +141,13 @@ def _trains_adapters(keys: Keys) -> bool:
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if not facts.get("lora_rank"):
         return dict.fromkeys((at.rank, at.quantised, at.dropped, *SWITCHES))
-    chosen = (facts.get("lora_targets") or "all").split(",")
     groups = {"all": EVERY, "attention": EVERY[:4]}
-    wanted = [name for word in chosen for name in groups.get(word, [word])]
-    switches = {switch: set(layers) <= set(wanted) for switch, (layers, _) in SWITCHES.items()}
-    base = facts.get("base") or "nf4"
-    spelled = next((theirs for theirs, ours in BASES.items() if ours == base), None)
-    if set(wanted) != {name for switch, on in switches.items() if on for name in SWITCHES[switch][0]}:
-        return {}
-    if facts.get("qlora") and spelled is None:
+    chosen = (facts.get("lora_targets") or "all").split(",")
+    wanted = {name for word in chosen for name in groups.get(word, [word])}
+    switches = {switch: set(layers) <= wanted for switch, (layers, _) in SWITCHES.items()}
+    spelled = next((theirs for theirs, ours in BASES.items() if ours == (facts.get("base") or "nf4")), None)
+    sayable = wanted == {name for switch, on in switches.items() if on for name in SWITCHES[switch][0]}
+    if not sayable or (facts.get("qlora") and spelled is None):
         return {}
     return {
         at.rank: facts["lora_rank"],
@@ -190,10 +188,9 @@ def _adapter(keys: Keys, at: Named) -> Facts:
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     gpus = facts.get("gpus") or 1
-    several = gpus > 1
-    if (facts.get("zero") or 0) not in ((0,) if not several else (3,)):
-        return {}
     hosts = facts.get("nodes") or 1
+    if (facts.get("zero") or 0) != (3 if gpus > 1 else 0):
+        return {}
     return {at.devices: gpus // hosts, at.nodes: hosts if hosts > 1 or keys.has(at.nodes) else None}
 
 
@@ -205,36 +202,33 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _gpus(keys: Keys, at: Named) -> Facts:
     """Several GPUs run FSDP with every layer checkpointed; one runs the model as it is."""
-    if str(keys.raw(at.devices)).lower() == "auto":
-        per_node = keys.given.get("gpus", 1)
-    else:
-        per_node = keys.whole(at.devices) or 1
+    auto = str(keys.raw(at.devices)).lower() == "auto"
+    whole = _pretrains(keys)
+    per_node = keys.given.get("gpus", 1) if auto else keys.whole(at.devices) or 1
     hosts = keys.whole(at.nodes) or 1
     several = keys.given.get("gpus", per_node * hosts) > 1
     keys.refuse("quantize", "needs one GPU; LitGPT does not run it on several", when=several and keys.has("quantize"))
-    unsaid = str(keys.raw(at.devices)).lower() == "auto" and "gpus" not in keys.given  # as many as a node has
-    facts: Facts = {
+    unsaid = auto and "gpus" not in keys.given  # as many as a node has
+    return {
         "gpus": None if unsaid and hosts == 1 else per_node * hosts,
         "zero": 3 if several else 0,
-        "recompute": "full" if several and not _pretrains(keys) else "none",
+        "recompute": "full" if several and not whole else "none",
+        "compile": True if whole else None,
+        "replicas": hosts if whole and hosts > 1 else None,
+        "gpus_per_node": per_node if hosts > 1 else None,
+        "nodes": hosts if hosts > 1 else None,
     }
-    if _pretrains(keys):
-        facts |= {"compile": True, "replicas": hosts if hosts > 1 else None}
-    return facts | ({"gpus_per_node": per_node, "nodes": hosts} if hosts > 1 else {})
 
 
 def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name = facts["optimizer"]
-    name = (
-        "adamw" if name in ("adamw-fused", "paged-adamw-32bit") and name == _optimizer.read(keys)["optimizer"] else name
-    )
-    spelled = {"adamw": "AdamW", "sgd": "SGD"}.get(name)
-    own = next((theirs for theirs, ours in BITSANDBYTES.items() if ours == name), None)
-    if own is not None:
-        return {at.path: own}
-    if spelled is None:
-        return {}
-    return {at.path: f"torch.optim.{spelled}", at.momentum: None} if keys.has(at.path) else {at.plain: spelled}
+    usual = name in ("adamw-fused", "paged-adamw-32bit") and name == _optimizer.read(keys)["optimizer"]
+    own = {ours: theirs for theirs, ours in reversed(BITSANDBYTES.items())}
+    spelled = {"adamw": "AdamW", "sgd": "SGD"}.get("adamw" if usual else name)
+    if not usual and name in own:
+        return {at.path: own[name]}
+    by_path = {at.path: f"torch.optim.{spelled}", at.momentum: None}
+    return {} if spelled is None else by_path if keys.has(at.path) else {at.plain: spelled}
 
 
 @reads(

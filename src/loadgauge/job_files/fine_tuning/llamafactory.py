@@ -89,16 +89,17 @@ ADAPTER_BESIDE = product(
 
 
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    other, rank = facts.get("adapter") or "lora", facts.get("lora_rank")
+    other = facts.get("adapter") or "lora"
     by_name = other == "oft" and facts.get("lora_targets") == "attention"
     if by_name or other not in ("lora", "oft") or not sayable(facts, (*SAYABLE, "hqq")):
         return {}
-    own = (
-        {at.kind: other} | (ADAPTER_OFT if other == "oft" else ADAPTER_LORA).write(facts, keys)
-        if rank or other == "oft"
-        else {}
-    )
-    return {**dict.fromkeys((*ADAPTER_LORA.keys, *OFT)), at.kind: "full", **own, **ADAPTER_BESIDE.write(facts, keys)}
+    there, inner = facts.get("lora_rank") or other == "oft", ADAPTER_OFT if other == "oft" else ADAPTER_LORA
+    return {
+        **dict.fromkeys((*ADAPTER_LORA.keys, *OFT)),
+        at.kind: other if there else "full",
+        **(inner.write(facts, keys) if there else {}),
+        **ADAPTER_BESIDE.write(facts, keys),
+    }
 
 
 @reads(
@@ -258,11 +259,11 @@ def _answers(keys: Keys, at: Named) -> Facts:
     named, kind = keys.word(at.scores), keys.word(at.how) or "lora"
     keys.refuse(at.stage, f"'ppo' needs a reward model ({at.scores})", when=named is None)
     keys.refuse(at.how, f"{kind!r} is not read; lora, full and api are", when=kind not in ("lora", "full", "api"))
-    if kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora":
-        raise keys.wrong(
-            at.how if keys.has(at.how) else at.scores,
-            "scores by adapters (reward_model_type: lora), which need finetuning_type lora",
-        )
+    keys.refuse(
+        at.how if keys.has(at.how) else at.scores,
+        "scores by adapters (reward_model_type: lora), which need finetuning_type lora",
+        when=kind == "lora" and (keys.choice("finetuning_type", METHODS) or "lora") != "lora",
+    )
     keys.note(
         at.bits,
         "quantises the reward model, which is counted whole",
@@ -294,23 +295,20 @@ def _answers(keys: Keys, at: Named) -> Facts:
 
 
 def _stage_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    task = facts.get("task")
+    task = facts.get("task") or "sft"
+    named = facts.get("reward_model")
+    stated = keys.raw(at.stage)
     if task in PREFERENCES:
         usual = task == "dpo" and not keys.has(at.loss)
         return {at.stage: "dpo", at.loss: None if usual else "sigmoid" if task == "dpo" else task}
     if task == "ppo":
-        named, own = facts.get("reward_model"), keys.word(at.how)
-        values = {at.stage: "ppo", at.loss: None, at.epochs: facts.get("epochs"), **answered(facts, at.longest)}
+        scores = {at.how: keys.word(at.how) or "api"} if named is None else {at.scores: named, at.how: "full"}
         if named == ADAPTERS:
-            return values | {at.scores: keys.word(at.scores), at.how: "lora" if keys.has(at.how) else None}
-        return values | ({at.scores: named, at.how: "full"} if named is not None else {at.how: own or "api"})
-    if task not in (None, "sft", *STAGES):
-        return {}
-    own = keys.raw(at.stage)
-    return {
-        at.stage: task if task is not None and task != "sft" else own if own in ("sft", "pt") else "sft",
-        at.loss: None,
-    }
+            scores = {at.scores: keys.word(at.scores), at.how: "lora" if keys.has(at.how) else None}
+        own = {at.epochs: facts.get("epochs"), **answered(facts, at.longest)}
+        return {at.stage: "ppo", at.loss: None, **own, **scores}
+    kept = stated if task == "sft" and stated in ("sft", "pt") else task
+    return {at.stage: kept, at.loss: None} if task in STAGES else {}
 
 
 @reads(

@@ -91,15 +91,13 @@ GRADIENTS = 16
 def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage, moved = facts.get("zero") or 0, facts.get("offload") or "none"
     configuration = keys.raw("deepspeed")
-    if configuration is not None and not (isinstance(configuration, str) and configuration in ZERO):
+    if configuration is not None and configuration not in [*ZERO]:
         return at.inner.write(facts, keys)
+    names = {means: name for name, means in ZERO.items()}
     if facts.get("framework") == "deepspeed" or stage == 1 or moved == "optimizer":
-        name = next((name for name, means in ZERO.items() if means == (stage, moved)), None)
-        return {"deepspeed": name, "fsdp": None} if name is not None else {}
-    if not stage:
-        return {"deepspeed": None, "fsdp": None}
+        return {"deepspeed": names[stage, moved], "fsdp": None} if (stage, moved) in names else {}
     fits = stage == 3 and moved == "none" and facts.get("recompute") == "full"
-    return {"deepspeed": None, "fsdp": FSDP} if fits else {}
+    return {"deepspeed": None, "fsdp": FSDP if stage else None} if fits or not stage else {}
 
 
 @reads(write=_sharding_written, inner=sharding())
@@ -173,17 +171,12 @@ PRUNED = "adalora_init_r"
 def tuner(keys: Keys, usual: str = "lora") -> str:
     tuners = {name: name for name in ("full", *ADAPTERS)}
     kind = keys.agreed(TUNER, lambda name: keys.choice(name, tuners)) or usual
-    name = next((name for name in TUNER if keys.has(name)), TUNER[0])
-    if kind in ALIKE:
-        why, effect, parts = ALIKE[kind]
-        keys.note(name, why, effect, parts)
-        return "lora"
-    if kind not in ("lora", "adalora", "full"):
-        keys.note(
-            name, "has adapters of another kind, which are counted as LoRA's", parts="gradients optimizer activations"
-        )
-        return "lora"
-    return str(kind)
+    if kind in ("lora", "adalora", "full"):
+        return str(kind)
+    other = "has adapters of another kind, which are counted as LoRA's"
+    why, effect, parts = ALIKE.get(kind, (other, "either", "gradients optimizer activations"))
+    keys.note(next(filter(keys.has, TUNER), TUNER[0]), why, effect, parts)
+    return "lora"
 
 
 def adapters(usual: str = "lora") -> Idea:
@@ -208,8 +201,11 @@ def adapters(usual: str = "lora") -> Idea:
 
     def read(keys: Keys) -> Facts:
         kind = tuner(keys, usual)
-        if kind == "full" and any(keys.whole(name, minimum=0) for name in bits):
-            raise keys.wrong(bits[0], "needs tuner_type lora, not full")
+        keys.refuse(
+            bits[0],
+            "needs tuner_type lora, not full",
+            when=kind == "full" and any(keys.whole(name, minimum=0) for name in bits),
+        )
         if kind == "full":
             return {"lora_rank": 0, "qlora": False}
         save = [EMBEDDINGS.get(name, name) for name in keys.words(saved) or []]
@@ -220,10 +216,10 @@ def adapters(usual: str = "lora") -> Idea:
         return beside.read(keys) | {"modules_to_save": ",".join(save) or None} | pruned
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        kind, rank = facts.get("adapter") or "lora", facts.get("lora_rank")
+        kind, rank, save = facts.get("adapter") or "lora", facts.get("lora_rank"), facts.get("modules_to_save")
         if kind not in ("lora", "adalora") or not sayable(facts, (*SAYABLE, "hqq", "gptq", "awq")):
             return {}
-        name, save = next((name for name in TUNER if keys.has(name)), TUNER[0]), facts.get("modules_to_save")
+        name = next(filter(keys.has, TUNER), TUNER[0])
         whole = inner.write(facts, keys)
         pruned = {name: "adalora", PRUNED: rank, "lora_rank": None} if facts.get("adapter") and rank else {PRUNED: None}
         own = {name: whole.pop(TUNER[0]), saved: save.split(",") if save and rank else None}
@@ -368,15 +364,11 @@ def _rlhf_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     task = facts.get("task")
     if keys.document.syntax == "argv" and not _started(keys, at):
         return {}
-    if task == "ipo":
-        return {at.kind: "dpo", at.loss: "ipo"}
-    if task in (*GENERATING, "opd"):
-        return {at.kind: "gkd" if task == "opd" else task}
-    return (
-        {at.kind: task, at.loss: None if keys.words(at.loss) == ["ipo"] else keys.raw(at.loss)}
-        if task in PREFERENCES
-        else {}
-    )
+    loss = None if keys.words(at.loss) == ["ipo"] else keys.raw(at.loss)
+    if task in PREFERENCES:
+        return {at.kind: task, at.loss: loss}
+    words = {"opd": "gkd", **{name: name for name in GENERATING}}
+    return {at.kind: "dpo", at.loss: "ipo"} if task == "ipo" else {at.kind: words[task]} if task in words else {}
 
 
 @reads(facts="task loss", write=_rlhf_written, kind="rlhf_type", loss="loss_type", also=OF_PREFERENCES)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.fine_tuning.started import world
 from loadgauge.job_files.hugging_face.trl_tasks import DISTANCES, distance_written, on_policy
-from loadgauge.job_files.ideas import Facts, Idea, Keys, Named, answered, reads, served
+from loadgauge.job_files.ideas import STAYS, Facts, Idea, Keys, Named, answered, reads, served
 
 GENERATING = ("grpo", "ppo", "gkd")
 MICRO, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -173,11 +173,16 @@ def _engines(facts: Facts, at: Named) -> dict[str, Any]:
 
 def _answers_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     task = facts.get("task")
+    together = (facts.get("micro_batch") or 1) * (facts.get("dp") or 1)
     if task in ("gkd", "opd"):
-        values = {at.teacher: facts.get("teacher"), **distance_written(facts, keys, at.weight, at.share)}
-        values[at.away] = True if facts.get("frozen_offload") else None
-        values[at.likeliest] = keys.whole(at.likeliest) or LIKELIEST if facts.get("loss_terms") == "top-k" else None
-        return values | (_lengths(facts, at) | _engines(facts, at) if task == "opd" else {})
+        top = facts.get("loss_terms") == "top-k"
+        return {
+            at.teacher: facts.get("teacher"),
+            **distance_written(facts, keys, at.weight, at.share),
+            at.away: True if facts.get("frozen_offload") else None,
+            at.likeliest: keys.whole(at.likeliest) or LIKELIEST if top else None,
+            **(_lengths(facts, at) | _engines(facts, at) if task == "opd" else {}),
+        }
     if task == "ppo":
         return _lengths(facts, at) | {
             at.epochs: facts.get("epochs"),
@@ -186,22 +191,17 @@ def _answers_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         }
     if task != "grpo":
         return {}
-    factor = keys.real(at.weight)
-    together = (facts.get("micro_batch") or 1) * (facts.get("dp") or 1)
-    if at.batches is of_all:
-        together = facts.get("global_batch") or 16
+    together = facts.get("global_batch") or 16 if at.batches is of_all else together
     number, left = divmod((facts.get("prompts") or 0) * (facts.get("samples") or 1), together)
-    return (
-        _lengths(facts, at)
-        | _engines(facts, at)
-        | ({at.steps: number} if number and not left else {})
-        | {
-            at.samples_of: facts.get("samples"),
-            at.times: facts.get("epochs"),
-            at.reward: facts.get("reward_model"),
-            at.weight: 0.0 if facts.get("reference") == "none" else factor or None,
-        }
-    )
+    return {
+        **_lengths(facts, at),
+        **_engines(facts, at),
+        at.steps: number if number and not left else STAYS,
+        at.samples_of: facts.get("samples"),
+        at.times: facts.get("epochs"),
+        at.reward: facts.get("reward_model"),
+        at.weight: 0.0 if facts.get("reference") == "none" else keys.real(at.weight) or None,
+    }
 
 
 def _answers_read(keys: Keys, at: Named) -> Facts:

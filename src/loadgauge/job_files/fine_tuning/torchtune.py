@@ -121,32 +121,28 @@ def _task(keys: Keys, at: Named) -> Facts:
 
 def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     model = str(facts.get("model") or "").rpartition("/")[2].lower()
-    builder = next((key for key, name in MODELS.items() if name == model), None)
+    listed = next((key for key, name in MODELS.items() if name == model), None)
     current = _builder(keys)[0]
-    if current and (builder is None or _plain(current) == builder):
-        builder = current
-    if builder is None:
+    builder = current if current and listed in (None, _plain(current)) else listed
+    words = facts.get("lora_targets") or "all"
+    attention = list(ATTENTION.values())
+    wanted = [*attention, *MLP] if words == "all" else attention if words == "attention" else words.split(",")
+    rest, lora = {*wanted} - {*attention}, bool(facts.get("lora_rank"))
+    if builder is None or (lora and rest and rest != {*MLP}):
         return {}
     builder = f"{builder}_instruct" if builder in INSTRUCT_ONLY else builder
     family = max((name for name in (*SIZES, *FAMILIES) if builder.startswith(name)), key=len)
-    lora, four = bool(facts.get("lora_rank")), bool(facts.get("qlora"))
-    adapters: dict[str, Any] = dict.fromkeys((at.rank, at.modules, at.mlp, at.dropout, at.quantised))
-    if lora:
-        words = facts.get("lora_targets") or "all"
-        attention = list(ATTENTION.values())
-        wanted = [*attention, *MLP] if words == "all" else attention if words == "attention" else words.split(",")
-        rest = [word for word in wanted if word not in attention]
-        if rest and set(rest) != set(MLP):
-            return {}
-        adapters = {
-            at.rank: facts["lora_rank"],
-            at.modules: [key for key, ours in ATTENTION.items() if ours in wanted],
-            at.mlp: bool(rest),
-            at.quantised: True if four else None,
-            at.dropout: facts.get("lora_dropout") or (0.0 if keys.has(at.dropout) else None),
-        }
-    prefix = "lora_" if lora else ""
-    return {COMPONENT: f"torchtune.models.{family}.{prefix}{builder}"} | adapters
+    component = {COMPONENT: f"torchtune.models.{family}.{'lora_' if lora else ''}{builder}"}
+    if not lora:
+        return component | dict.fromkeys((at.rank, at.modules, at.mlp, at.dropout, at.quantised))
+    return {
+        **component,
+        at.rank: facts["lora_rank"],
+        at.modules: [key for key, ours in ATTENTION.items() if ours in wanted],
+        at.mlp: bool(rest),
+        at.quantised: True if facts.get("qlora") else None,
+        at.dropout: facts.get("lora_dropout") or (0.0 if keys.has(at.dropout) else None),
+    }
 
 
 @reads(
@@ -238,19 +234,16 @@ def _sharding(keys: Keys, at: Named) -> Facts:
     """FSDP2 in the distributed recipes, which are those that can start on several GPUs."""
     facts, shards = SHARDING_INNER.read(keys), keys.whole(at.parts, minimum=-1) or -1
     away, replicas = facts["offload"] == "all", facts["replicas"]
-    several = {name: facts[name] if facts[name] > 1 else None for name in ("replicas", "cp")}
-    # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
-    along = facts["tp"] > 1 and "llama4" in (keys.word(at.plan) or "")
-    return (
-        facts
-        | several
-        | {
-            "zero": 0 if keys.given.get("gpus") == 1 and not away else facts["zero"],
-            "dp": replicas * shards if shards > 0 else None,
-            "offload": "all" if away else "optimizer" if keys.word("optimizer._component_") in ON_HOST else "none",
-            "sequence_parallel": along,
-        }
-    )
+    on_host = keys.word("optimizer._component_") in ON_HOST
+    return {
+        **facts,
+        **{name: facts[name] if facts[name] > 1 else None for name in ("replicas", "cp")},
+        "zero": 0 if keys.given.get("gpus") == 1 and not away else facts["zero"],
+        "dp": replicas * shards if shards > 0 else None,
+        "offload": "all" if away else "optimizer" if on_host else "none",
+        # Of its plans for training those of Llama 4 split norms along the sequence (`models/llama4/_parallelism.py`).
+        "sequence_parallel": facts["tp"] > 1 and "llama4" in (keys.word(at.plan) or ""),
+    }
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -276,9 +269,7 @@ END_UNITS_BOTH = ["tok_embeddings", "output"]
 
 def _end_units_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     apart = facts.get("end_units") == "apart"
-    if apart and keys.has(at.key):
-        return {}
-    return {at.key: END_UNITS_BOTH if apart else None}
+    return {} if apart and keys.has(at.key) else {at.key: END_UNITS_BOTH if apart else None}
 
 
 @reads(facts="end_units", write=_end_units_written, key="custom_sharded_layers")
@@ -329,15 +320,14 @@ def _validation(keys: Keys, at: Named) -> Facts:
 
 def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     word, _, number = str(facts.get("loss") or "auto").partition(":")
-    if word not in ("auto", "float32"):
-        return {}
     wanted = int(number or PIECES)
-    if keys.word(at.kind) in PAIRS:
+    own = keys.word(at.kind)
+    if word not in ("auto", "float32") or own in PAIRS:
         return {}
     if wanted == 1:
         return {at.kind: AT_ONCE, at.pieces: None}
-    same = keys.word(at.kind) if keys.word(at.kind) in IN_PIECES else IN_PIECES[0]
-    return {at.kind: same, at.pieces: wanted if wanted != PIECES or keys.has(at.pieces) else None}
+    pieces = wanted if wanted != PIECES or keys.has(at.pieces) else None
+    return {at.kind: own if own in IN_PIECES else IN_PIECES[0], at.pieces: pieces}
 
 
 @reads(facts="loss", write=_loss_written, kind="loss._component_", pieces="loss.num_output_chunks")

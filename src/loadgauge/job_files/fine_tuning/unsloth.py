@@ -9,6 +9,7 @@ from typing import Any
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.programs import kind_of
 from loadgauge.job_files.ideas import (
+    STAYS,
     TORCH_OPTIMIZERS,
     Dialect,
     Facts,
@@ -136,8 +137,8 @@ def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any
     moved = facts.get("activation_offload") or "none"
     if moved == "all" or (moved == "checkpoints" and word == "none"):
         return {}
-    values: dict[str, Any] = {at.key: "unsloth" if moved == "checkpoints" else word == "full"}
-    return values | ({at.trainers: word == "full"} if keys.has(at.trainers) else {})
+    own = "unsloth" if moved == "checkpoints" else word == "full"
+    return {at.key: own, at.trainers: word == "full" if keys.has(at.trainers) else STAYS}
 
 
 @reads(

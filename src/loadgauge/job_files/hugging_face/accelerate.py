@@ -44,8 +44,8 @@ def _kind(keys: Keys) -> str:
 
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    ranks, context, replicas = (facts.get(name) or 1 for name in ("tp", "cp", "replicas"))
     if facts.get("framework") == "megatron" and _kind(keys) in ("megatron", ""):
-        ranks = facts.get("tp") or 1
         return {
             at.other["tp"]: ranks,
             at.other["pp"]: facts.get("pp") or 1,
@@ -54,17 +54,11 @@ def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         }
     if facts.get("zero") not in (2, 3) or facts.get("framework") == "deepspeed" or facts.get("offload") == "optimizer":
         return dict.fromkeys(("use_parallelism_config", at.tp, at.cp, at.copies, at.shards))
-    sizes: dict[str, Any] = {at.tp: facts.get("tp") or 1, at.cp: facts.get("cp") or 1}
-    replicas, whole = facts.get("replicas") or 1, facts.get("shards")
-    if (
-        all(size == 1 for size in sizes.values())
-        and not keys.has(at.copies, at.shards, at.tp, at.cp)
-        and (replicas == 1 or whole == 1)
-    ):
+    whole, plain = facts.get("shards"), ranks == context == 1 and not keys.has(at.copies, at.shards, at.tp, at.cp)
+    if plain and (replicas == 1 or whole == 1):
         return {}
-    if whole is not None and "gpus" in facts:
-        sizes |= {at.copies: replicas, at.shards: whole}
-    return sizes
+    split = {at.copies: replicas, at.shards: whole} if whole is not None and "gpus" in facts else {}
+    return {at.tp: ranks, at.cp: context, **split}
 
 
 @reads(
@@ -125,49 +119,43 @@ ENGINE_OWNED = (
 
 def _of_fsdp(keys: Keys) -> Facts:
     number = keys.whole(ENGINE_VERSION) or 1
-    keys.refuse(
-        ENGINE_STRATEGY,
-        f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}",
-        when=number == 2 and keys.has(ENGINE_STRATEGY),
-    )
-    zero = keys.choice(
-        ENGINE_STRATEGY if keys.has(ENGINE_STRATEGY) else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING
-    )
-    zero = 3 if zero is None else zero
-    facts: Facts = {"framework": "huggingface", "zero": zero, "offload": "all" if keys.flag(ENGINE_OFFLOAD) else "none"}
+    strategy = keys.has(ENGINE_STRATEGY)
+    why = f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
+    keys.refuse(ENGINE_STRATEGY, why, when=number == 2 and strategy)
+    zero = keys.choice(ENGINE_STRATEGY if strategy else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING)
     word = str(keys.raw(ENGINE_STRATEGY) or keys.raw(ENGINE_RESHARD) or "").upper()
-    if number == 1 and (word.startswith("HYBRID") or word in ("4", "5")):
+    within = number == 1 and (word.startswith("HYBRID") or word in ("4", "5"))
+    return {
+        "framework": "huggingface",
+        "zero": 3 if zero is None else zero,
+        "offload": "all" if keys.flag(ENGINE_OFFLOAD) else "none",
         # Sharded within a machine, and as many replicas as machines.
-        facts["replicas"] = keys.whole("num_machines") or 1
-    return facts | {"recompute": "full" if keys.flag(ENGINE_AGAIN) else None}
+        "replicas": keys.whole("num_machines") or 1 if within else None,
+        "recompute": "full" if keys.flag(ENGINE_AGAIN) else None,
+    }
 
 
 def _engine_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     zero, moved, word = facts.get("zero") or 0, facts.get("offload") or "none", facts.get("recompute") or "none"
-    framework = facts.get("framework")
     values: dict[str, Any] = dict.fromkeys(ENGINE_OWNED)
-    if framework == "megatron":
-        return values | {
-            "distributed_type": "MEGATRON_LM",
-            ENGINE_DISTRIBUTED: zero > 0,
-            ENGINE_WHAT: word == "selective",
-        }
-    if framework == "deepspeed" or zero == 1 or moved == "optimizer":
-        spelled = {
-            ENGINE_PARAM: "cpu" if moved == "all" else "none",
-            ENGINE_STATE: "none" if moved == "none" else "cpu",
-        }
-        return values | {"distributed_type": "DEEPSPEED", ENGINE_STAGE: zero} | (spelled if zero else {})
+    if facts.get("framework") == "megatron":
+        own = {ENGINE_DISTRIBUTED: zero > 0, ENGINE_WHAT: word == "selective"}
+        return values | {"distributed_type": "MEGATRON_LM", **own}
+    if facts.get("framework") == "deepspeed" or zero == 1 or moved == "optimizer":
+        devices = {ENGINE_PARAM: moved == "all", ENGINE_STATE: moved != "none"} if zero else {}
+        spelled = {key: "cpu" if away else "none" for key, away in devices.items()}
+        return values | {"distributed_type": "DEEPSPEED", ENGINE_STAGE: zero} | spelled
     if zero == 0:
         return values | {"distributed_type": "MULTI_GPU" if (facts.get("gpus") or 1) > 1 else "NO"}
-    old = keys.has(ENGINE_VERSION, ENGINE_STRATEGY) and (keys.whole(ENGINE_VERSION) or 1) == 1
-    values |= {"distributed_type": "FSDP", ENGINE_OFFLOAD: moved == "all", ENGINE_AGAIN: word == "full"}
-    if old:
-        return values | {
-            ENGINE_VERSION: keys.whole(ENGINE_VERSION),
-            ENGINE_STRATEGY: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP",
-        }
-    return values | {ENGINE_VERSION: 2, ENGINE_RESHARD: zero == 3}
+    number = keys.whole(ENGINE_VERSION)
+    old = keys.has(ENGINE_VERSION, ENGINE_STRATEGY) and (number or 1) == 1
+    return values | {
+        "distributed_type": "FSDP",
+        ENGINE_OFFLOAD: moved == "all",
+        ENGINE_AGAIN: word == "full",
+        ENGINE_VERSION: number if old else 2,
+        **({ENGINE_STRATEGY: "FULL_SHARD" if zero == 3 else "SHARD_GRAD_OP"} if old else {ENGINE_RESHARD: zero == 3}),
+    }
 
 
 @reads(*ENGINE_OWNED, facts="framework zero offload recompute replicas", write=_engine_written)
@@ -175,22 +163,15 @@ def _engine(keys: Keys) -> Facts:
     kind = _kind(keys)
     if kind == "fsdp":
         return _of_fsdp(keys)
-    if kind == "deepspeed":
-        if keys.has(f"{D}deepspeed_config_file"):
-            return {"framework": "deepspeed"}
-        moved = (
-            "all"
-            if keys.choice(ENGINE_PARAM, SPELLED)
-            else "optimizer"
-            if keys.choice(ENGINE_STATE, SPELLED)
-            else "none"
-        )
-        number = keys.whole(ENGINE_STAGE, minimum=0)
-        return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
     if kind == "megatron":
-        full = "selective" if keys.flag(ENGINE_WHAT) else "none"
-        return {"framework": "megatron", "zero": 1 if keys.flag(ENGINE_DISTRIBUTED) else 0, "recompute": full}
-    return {"framework": "huggingface", "zero": 0}
+        again = "selective" if keys.flag(ENGINE_WHAT) else "none"
+        return {"framework": "megatron", "zero": 1 if keys.flag(ENGINE_DISTRIBUTED) else 0, "recompute": again}
+    if kind != "deepspeed" or keys.has(f"{D}deepspeed_config_file"):
+        return {"framework": "deepspeed"} if kind == "deepspeed" else {"framework": "huggingface", "zero": 0}
+    states = "optimizer" if keys.choice(ENGINE_STATE, SPELLED) else "none"
+    moved = "all" if keys.choice(ENGINE_PARAM, SPELLED) else states
+    number = keys.whole(ENGINE_STAGE, minimum=0)
+    return {"framework": "deepspeed", "zero": 2 if number is None else number, "offload": moved}
 
 
 def _accumulation_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

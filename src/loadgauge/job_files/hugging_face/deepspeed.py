@@ -9,6 +9,7 @@ from loadgauge.job_files.ideas import (
     CPU,
     NEAREST,
     NOWHERE,
+    STAYS,
     Dialect,
     Document,
     Facts,
@@ -57,9 +58,8 @@ OVERLAPS = {True: "cp,dp,pp,prefetch", False: "cp,pp,prefetch"}
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     # What another file says of it, this one need not repeat.
     left = [key for key in (at.whole, at.micro, at.count) if keys.document.get(key) == "auto"]
-    values = {at.micro: facts.get("micro_batch") or 1, at.count: facts.get("accumulation") or 1}
-    if "global_batch" in facts and "gpus" in facts:
-        values[at.whole] = facts["global_batch"]
+    whole = {at.whole: facts["global_batch"]} if "global_batch" in facts and "gpus" in facts else {}
+    values = {at.micro: facts.get("micro_batch") or 1, at.count: facts.get("accumulation") or 1, **whole}
     return {key: value for key, value in values.items() if key not in left or len(left) < 3}
 
 
@@ -112,20 +112,19 @@ def _beside(keys: Keys, at: Named) -> Facts:
 
 def _zero_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     moved, _, part = (facts.get("offload") or "none").partition(":")
-    values: dict[str, Any] = {at.stage: facts.get("zero") or 0}
-    for key, on in ((at.param, moved == "all"), (at.state, moved != "none")):
-        if on or keys.has(key):
-            device = "nvme" if facts.get("offload_to") == "nvme" else "cpu"
-            values[key] = device if on else "none"
-    if moved != "none":
-        locked = facts.get("pin_memory") is not False
-        values |= {key: locked for key in at.pins if keys.has(key) or (not locked and key == at.pins[1])}
-    values |= {key: None for key in (at.old, at.older) if keys.has(key)}
-    if part or keys.has(at.share):
-        values[at.share] = float(part or 1)
-    if (hidden := facts.get("overlap")) in OVERLAPS.values():
-        values[at.comm] = hidden == OVERLAPS[True]
-    return values
+    device = "nvme" if facts.get("offload_to") == "nvme" else "cpu"
+    hidden = facts.get("overlap")
+    locked = facts.get("pin_memory") is not False
+    away = {at.param: moved == "all", at.state: moved != "none"}
+    pinned = [key for key in at.pins if moved != "none" and (keys.has(key) or (not locked and key == at.pins[1]))]
+    return {
+        at.stage: facts.get("zero") or 0,
+        **{key: device if on else "none" for key, on in away.items() if on or keys.has(key)},
+        **dict.fromkeys(pinned, locked),
+        **dict.fromkeys(filter(keys.has, (at.old, at.older))),
+        at.share: float(part or 1) if part or keys.has(at.share) else STAYS,
+        at.comm: hidden == OVERLAPS[True] if hidden in OVERLAPS.values() else STAYS,
+    }
 
 
 def _zero_read(keys: Keys, at: Named) -> Facts:
@@ -165,13 +164,9 @@ def _said(keys: Keys, key: str, at: Named) -> str | None:
 
 def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     told = dict(word.split("=") for word in filter(None, str(facts.get("engine") or "").split(",")))
-    values: dict[str, Any] = {}
-    for key, name in at.named.items():
-        value = told.get(name)
-        if value != _said(keys, key, at):
-            words = {"true": True, "false": False, "auto": "auto", None: None}
-            values[key] = words[value] if value in words else int(float(str(value)))
-    return values
+    changed = {key: told.get(name) for key, name in at.named.items() if told.get(name) != _said(keys, key, at)}
+    words = {"true": True, "false": False, "auto": "auto", None: None}
+    return {key: words[value] if value in words else int(float(str(value))) for key, value in changed.items()}
 
 
 def _engine_read(keys: Keys, at: Named) -> Facts:
@@ -194,11 +189,12 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name, _, recipe = facts["precision"].partition("-")
     if name not in ("bf16", "fp16", "fp32") or recipe not in ("", "mixed-16", "mixed-18"):
         return {}
-    values: dict[str, Any] = {at.grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe)}
-    for word, key in (("bf16", at.bf16), ("fp16", at.fp16)):
-        if name == word or keys.document.get(key) is True or keys.document.get(key) == "auto":
-            values[key] = name == word
-    return values
+    there = {key: keys.document.get(key) is True or keys.document.get(key) == "auto" for key in (at.bf16, at.fp16)}
+    return {
+        at.grads: {"mixed-18": "fp32", "mixed-16": name}.get(recipe),
+        at.bf16: name == "bf16" if name == "bf16" or there[at.bf16] else STAYS,
+        at.fp16: name == "fp16" if name == "fp16" or there[at.fp16] else STAYS,
+    }
 
 
 def _precision_read(keys: Keys, at: Named) -> Facts:

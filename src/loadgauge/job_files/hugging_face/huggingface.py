@@ -64,12 +64,10 @@ def checkpointing(default: Any = None, *, new: str = "activation_checkpointing")
         if kind not in ("none", "full") or not number.isdecimal():
             return {}
         present = [key for key in (*names, *own) if keys.has(key)] or [names[1] if keys.has(every[1]) else names[0]]
-        values: dict[str, Any] = dict.fromkeys(present, kind == "full")
-        if int(number) > 1:
-            values[every[1] if names[1] in present else every[0]] = int(number)
-        else:
-            values |= {key: 1 for key in every if keys.has(key)}
-        return values
+        nth = (
+            dict.fromkeys(filter(keys.has, every), 1) if int(number) == 1 else {every[names[1] in present]: int(number)}
+        )
+        return dict.fromkeys(present, kind == "full") | nth
 
     return Idea(keys=(*names, *every, *own), facts=("recompute",), read=read, write=write)
 
@@ -127,44 +125,31 @@ def sharding(switched: bool = True) -> Idea:
         return {"framework": "huggingface", "zero": 0, "offload": "none"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        zero, moved = facts.get("zero") or 0, facts.get("offload") or "none"
+        zero = facts.get("zero") or 0
+        moved = facts.get("offload") or "none"
+        engine = facts.get("framework")
         configuration = keys.raw("deepspeed")
+        spelled = keys.raw("fsdp")
         if isinstance(configuration, str) and configuration:
             return {}
         values: dict[str, Any] = dict.fromkeys(owned)
-        engine = facts.get("framework")
-        inside = isinstance(configuration, dict) and engine != "huggingface"
-        if engine == "deepspeed" or zero == 1 or moved == "optimizer" or inside:
-            values.pop("deepspeed")
-            auto = {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
-            if isinstance(configuration, dict):
-                auto = {}
-            return values | auto | inner.write(facts, keys) | sizes.write(facts, keys)
+        mapped = isinstance(configuration, dict)
+        if engine == "deepspeed" or zero == 1 or moved == "optimizer" or (mapped and engine != "huggingface"):
+            auto = {} if mapped else {f"{INLINE}{name}": "auto" for name in FILLED if not keys.has(f"{INLINE}{name}")}
+            values = {key: None for key in owned if key != "deepspeed"} | auto
+            return values | inner.write(facts, keys) | sizes.write(facts, keys)
         if not zero:
             return values
         present = {name: first(keys, name) or pair[0] for name, pair in keyed.items()}
-        legacy_words = isinstance(keys.raw("fsdp"), str | list) and str(keys.raw("fsdp")).lower() not in (
-            "true",
-            "false",
-        )
-        if legacy_words:
-            word = {3: "full_shard", 2: "shard_grad_op"}[zero]
-            text = [word, "auto_wrap", *(["offload"] if moved == "all" else [])]
-            return values | {"fsdp": text if isinstance(keys.raw("fsdp"), list) else " ".join(text)}
+        reshard = {present["reshard_after_forward"]: zero == 3}
+        if isinstance(spelled, str | list) and str(spelled).lower() not in ("true", "false"):
+            text = [{3: "full_shard", 2: "shard_grad_op"}[zero], "auto_wrap", *(["offload"] if moved == "all" else [])]
+            return values | {"fsdp": text if isinstance(spelled, list) else " ".join(text)}
         if not switched:
-            old = keys.has("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
-            moves = present["offload_params"]
-            return values | {
-                "fsdp_version": 2,
-                present["reshard_after_forward"]: zero == 3,
-                moves: moved == "all" if moved == "all" or old else None,
-            }
-        return values | {
-            "fsdp": True,
-            present["version"]: 2,
-            present["reshard_after_forward"]: zero == 3,
-            present["cpu_offload"]: True if moved == "all" else None,
-        }
+            old = moved == "all" or keys.has("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
+            return values | {"fsdp_version": 2} | reshard | {present["offload_params"]: moved == "all" if old else None}
+        moves = {present["cpu_offload"]: True if moved == "all" else None}
+        return values | {"fsdp": True, present["version"]: 2} | reshard | moves
 
     return Idea(
         keys=owned,
@@ -197,11 +182,9 @@ def half(default: Any = None, pure: str = "") -> Idea:
         if name not in ("bf16", "fp16", "fp32") and not (pure and name == "bf16-pure"):
             return {}
         usual = default(keys) if callable(default) else default
-        values: dict[str, Any] = {pure: True if name == "bf16-pure" else None} if pure else {}
-        for word in ("bf16", "fp16"):
-            off = False if keys.has(word) or word in keys.left or (usual == word and name == "fp32") else None
-            values[word] = True if name == word else off
-        return values
+        stated = {word: keys.has(word) or word in keys.left or (usual == word and name == "fp32") for word in owned[:2]}
+        switches = {word: True if name == word else False if stated[word] else None for word in stated}
+        return ({pure: True if name == "bf16-pure" else None} if pure else {}) | switches
 
     return Idea(keys=owned, facts=("precision",), read=read, write=write)
 
@@ -225,10 +208,10 @@ def weights(*names: str, default: Any = None, decides: bool = False) -> Idea:
         return {"weights": default(keys) if stated is None and default is not None else stated}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        present = [name for name in names if keys.has(name)] or names[:1]
+        first = next(filter(keys.has, names), names[0])
         if "weights" not in facts:
-            return {present[0]: "float32"} if facts.get("precision") == "fp32" else {}
-        return dict.fromkeys(names) | {present[0]: facts["weights"]}
+            return {first: "float32"} if facts.get("precision") == "fp32" else {}
+        return dict.fromkeys(names) | {first: facts["weights"]}
 
     return Idea(keys=names, facts=("weights", "precision") if decides else ("weights",), read=read, write=write)
 
@@ -238,13 +221,9 @@ def _without_autocast(keys: Keys) -> str | None:
     return None if keys.flag("bf16") or keys.flag("fp16") or "bf16" in keys.left else LOADED_DTYPE.at(Stack()).value
 
 
-def _dtype(keys: Keys, name: str) -> str | None:
+def _dtype(keys: Keys, name: str) -> Any:
     # `auto` is a value of its own here, and not one that another file has.
-    value = keys.document.get(name)
-    if isinstance(value, str) and value.lower() == "auto":
-        return "auto"
-    word: str | None = keys.choice(name, DTYPES)
-    return word
+    return "auto" if str(keys.document.get(name)).lower() == "auto" else keys.choice(name, DTYPES)
 
 
 def targets(
@@ -280,22 +259,22 @@ def targets(
         if not facts.get("lora_rank"):
             # Of an option with several words only the first is known to be its own, and goes with it.
             several = keys.document.syntax == "argv" and len(keys.words(modules) or ()) > 1
-            unused = [everything] if several else None
-            return {key: None if off is False or off is None else off, rank: None, modules: unused}
+            return {key: off or None, rank: None, modules: [everything] if several else None}
         words = facts.get("lora_targets") or ("all" if unnamed else None)
-        if words == unnamed and not keys.has(modules):
-            words = None
-        listed = [] if words is None else words.split(",")
-        experts = [word for word in listed if "experts." in word] if parameters else []
-        if experts:
-            words = ",".join(word for word in listed if word not in experts) or None
-        spelled = None if words is None else everything if words == "all" else words.split(",")
-        if words == "attention":
-            spelled = ["q_proj", "k_proj", "v_proj", "o_proj"]
-        if isinstance(spelled, str) and keys.document.syntax == "argv":
-            spelled = [spelled]  # in the place of all the words of a list
+        words = None if words == unnamed and not keys.has(modules) else words
+        listed = (
+            []
+            if words is None
+            else ["q_proj", "k_proj", "v_proj", "o_proj"]
+            if words == "attention"
+            else words.split(",")
+        )
+        experts = [word for word in listed if parameters and "experts." in word]
+        listed = [word for word in listed if word not in experts]
+        # In the place of all the words of a list.
+        whole = [everything] if keys.document.syntax == "argv" else everything
         more = {parameters: experts or None} if parameters else {}
-        return {key: on, rank: facts["lora_rank"], modules: spelled} | more
+        return {key: on, rank: facts["lora_rank"], modules: whole if listed == ["all"] else listed or None} | more
 
     return Idea(
         keys=(rank, modules, key, parameters) if parameters else (rank, modules, key),
@@ -413,24 +392,13 @@ def _trl_run(keys: Keys, *, eight: bool = False) -> Facts:
 
 def _of_task(keys: Keys, trainer: str, at: Named) -> Facts:
     """Log-probabilities of the trainers with a fused head; the others have the whole logits."""
-    kernels = "liger" if keys.flag(at.liger) or keys.flag(at.old) else "native"
-    if trainer in ("orpo", "cpo", "reward", "gkd"):
-        keys.note(
-            at.liger,
-            f"takes TRL's {trainer} loss in pieces, or not at all",
-            "saves",
-            "loss transient",
-            when=kernels == "liger",
-        )
-        return {"loss": "auto", "kernels": kernels}
-    keys.note(
-        at.liger,
-        "takes the loss in pieces, with the head",
-        "saves",
-        "loss transient",
-        when=kernels == "liger" and not keys.since(1, 16),
-    )
-    return {"loss": "tiled" if keys.since(1, 16) else "float32", "kernels": kernels}
+    fused = bool(keys.flag(at.liger) or keys.flag(at.old))
+    pieces = trainer in ("orpo", "cpo", "reward", "gkd")
+    own = f"takes TRL's {trainer} loss in pieces, or not at all"
+    why = own if pieces else "takes the loss in pieces, with the head"
+    keys.note(at.liger, why, "saves", "loss transient", when=fused and (pieces or not keys.since(1, 16)))
+    loss = "auto" if pieces else "tiled" if keys.since(1, 16) else "float32"
+    return {"loss": loss, "kernels": "liger" if fused else "native"}
 
 
 def _trl_loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

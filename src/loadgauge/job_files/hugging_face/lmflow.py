@@ -48,16 +48,18 @@ def _by_program(aligner: Any, usual: Any = None, second: Any = None) -> Callable
 
 
 def _adapters_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    rank, base = facts.get("lora_rank"), facts.get("base") or "nf4"
+    rank, base, quantised = facts.get("lora_rank"), facts.get("base") or "nf4", facts.get("qlora")
     if not rank:
         return {LORA: None, QLORA: None, RANK: None, TARGETS: None}
     words = facts.get("lora_targets") or "all"
-    named = ["all-linear"] if words == "all" else None if words == UNNAMED else words.split(",")
-    eight, single = (8 if base == "int8" else None), (False if base == "nf4-single" else None)
-    quantised = facts.get("qlora")
-    return {LORA: True, RANK: rank, TARGETS: named, QLORA: True if quantised else None} | (
-        {"bits": eight, "double_quant": single} if quantised else {}
-    )
+    bits = {"bits": 8 if base == "int8" else None, "double_quant": False if base == "nf4-single" else None}
+    return {
+        LORA: True,
+        RANK: rank,
+        TARGETS: ["all-linear"] if words == "all" else None if words == UNNAMED else words.split(","),
+        QLORA: True if quantised else None,
+        **(bits if quantised else {}),
+    }
 
 
 @reads(

@@ -40,53 +40,43 @@ def method_of(keys: Keys) -> str:
 def _targets(keys: Keys, method: str) -> str | None:
     """The linear layers that are named, as `--lora-targets` has them."""
     value = keys.raw(TARGETS)
-    if method in TUNERS and TUNERS[method].virtual:
+    tuner = TUNERS.get(method)
+    if tuner is not None and (tuner.virtual or (value is None and tuner.targets is not None)):
         return None
     experts = keys.words(PARAMETERS) or [] if method == "lora" else []
     if value is None:
-        if method in TUNERS and TUNERS[method].targets is not None:
-            return None
-        if experts:
-            return ",".join(experts)
-        return UNNAMED
+        return ",".join(experts) or UNNAMED
     if value == "all-linear":
         return ",".join(["all", *experts])
-    if isinstance(value, str):
-        raise keys.wrong(TARGETS, "is a pattern, which is not read; a list of names is, and all-linear")
+    keys.refuse(
+        TARGETS, "is a pattern, which is not read; a list of names is, and all-linear", when=isinstance(value, str)
+    )
     named = [str(name) for name in keys.words(TARGETS) or []]
+    why = "is one layer's; layers_to_transform says which layers have adapters"
     for name in named:
-        keys.refuse(
-            TARGETS,
-            f"{name!r} is one layer's; layers_to_transform says which layers have adapters",
-            when=any(part.isdecimal() for part in name.split(".")),
-        )
+        keys.refuse(TARGETS, f"{name!r} {why}", when=any(part.isdecimal() for part in name.split(".")))
     return ",".join(dict.fromkeys([*(name.rpartition(".")[2] for name in named), *experts])) or None
 
 
 def _method_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     method = facts.get("adapter") or "lora"
-    if method == "lora" and not facts.get("lora_rank"):
-        return {}
     listed = [] if facts.get("lora_targets") is None else facts["lora_targets"].split(",")
-    experts = [name for name in listed if "experts." in name]
-    plain = [name for name in listed if name not in experts]
-    chosen = method in TUNERS and (TUNERS[method].virtual or TUNERS[method].targets is not None)
-    spelled: Any = plain or (None if chosen or experts else "all-linear")
-    if plain in (["all"], ["attention"]):
-        spelled = "all-linear" if plain == ["all"] else ATTENTION
-    elif "all" in plain or "attention" in plain:
+    experts, plain = ([name for name in listed if ("experts." in name) == among] for among in (True, False))
+    named = plain not in (["all"], ["attention"])
+    if (method == "lora" and not facts.get("lora_rank")) or (named and {"all", "attention"} & {*plain}):
         return {}
-    saved, virtual = facts.get("modules_to_save"), facts.get("virtual_tokens")
-    values: dict[str, Any] = dict.fromkeys({*SIZES.values()} | {TOKENS})
-    values |= {
+    chosen = method in TUNERS and (TUNERS[method].virtual or TUNERS[method].targets is not None)
+    unnamed, saved = None if chosen or experts else "all-linear", facts.get("modules_to_save")
+    return {
+        **dict.fromkeys({*SIZES.values()} | {TOKENS}),
         KIND: NAMES[method],
-        TARGETS: spelled,
+        TARGETS: (plain or unnamed) if named else "all-linear" if plain == ["all"] else ATTENTION,
         PARAMETERS: experts or None,
-        TOKENS: virtual,
+        TOKENS: facts.get("virtual_tokens"),
         DORA: True if facts.get("use_dora") else None,
         SAVED: saved.split(",") if saved else None,
+        **({SIZES[method]: facts.get("lora_rank")} if method in SIZES else {}),
     }
-    return values | ({SIZES[method]: facts.get("lora_rank")} if method in SIZES else {})
 
 
 @reads(

@@ -14,7 +14,7 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.named.listed import changed
 from loadgauge.core.families.reader import class_defaults
-from loadgauge.job_files.ideas import Facts, Keys, answered, reads, served
+from loadgauge.job_files.ideas import STAYS, Facts, Keys, answered, reads, served
 from loadgauge.job_files.ideas.coverage import key_lists, words
 
 PAIRS = words(
@@ -201,8 +201,7 @@ def old_logprobs(accumulated: int, every: int, corrected: bool) -> bool:
 
 def on_policy(keys: Keys, share: str) -> float:
     """The share of GKD's steps whose answers the student generates. Raises `ConfigError` for one that is none."""
-    part = keys.real(share)
-    part = 0.5 if part is None else part
+    part = keys.real(share, 0.5) or 0.0
     keys.refuse(share, "is a share, from 0 to 1", when=not 0 <= part <= 1)
     return part
 
@@ -279,20 +278,19 @@ def _passes_twice(keys: Keys, trainer: str) -> bool:
 
 def _answers_written(facts: Facts, keys: Keys, trainer: str) -> dict[str, Any]:
     refers, weight = facts.get("reference") != "none", keys.real(TASK_BETA)
+    at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
+    engine = Engine.parse(facts.get("rollout") or "hf")
+    count, left = divmod(at_once, (facts.get("micro_batch") or 1) * (facts.get("dp") or 1))
     values: dict[str, Any] = {
         "num_generations": facts.get("samples"),
         "num_iterations": facts.get("epochs"),
         "reward_model_name_or_path": facts.get("reward_model"),
         TASK_BETA: (weight or 0.04 if trainer == "grpo" else weight or 0.05) if refers else 0.0,
         **answered(facts, "max_completion_length"),
+        TASK_STEPS: count if at_once and not left else STAYS,
     }
-    at_once = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
-    count, left = divmod(at_once, (facts.get("micro_batch") or 1) * (facts.get("dp") or 1))
-    if at_once and not left:
-        values[TASK_STEPS] = count
-    engine = Engine.parse(facts.get("rollout") or "hf")
     if engine.kind != "vllm":
-        return values | ({"use_vllm": None} if engine.kind == "hf" else {})
+        return values | {"use_vllm": None if engine.kind == "hf" else STAYS}
     return values | {
         "use_vllm": True,
         TASK_SHARE: engine.utilization,
@@ -325,26 +323,33 @@ def _distilled(keys: Keys) -> Facts:
 
 def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     wanted = facts.get("task")
+    objective = facts.get("loss_terms")
     trainer = TASKS.get(wanted or "")
     if trainer is None or trainer not in UNIQUE:
         return {}
     mark, usual = UNIQUE[trainer]
-    values: dict[str, Any] = {} if keys.has(mark) else {mark: usual}
-    if wanted in ("ipo", "simpo"):
-        values["loss_type"] = wanted
+    own: dict[str, Any] = {}
     if trainer in ("dpo", "kto"):
-        values[TASK_PRECOMPUTE] = True if facts.get("reference") == "precomputed" else None
-    objective = facts.get("loss_terms")
-    if trainer == "kto":
-        values["loss_type"] = UNCOMPARED if objective == "no-kl" else None
-    if trainer == "cpo" and wanted != "orpo":
-        values[TASK_LIKELIHOOD] = 0.0 if objective == "no-nll" else keys.real(TASK_LIKELIHOOD) or usual
-    if trainer == "gkd":
-        values |= {TASK_TEACHER: facts.get("teacher"), **distance_written(facts, keys, TASK_BETA, TASK_SHARE_S)}
+        own = {TASK_PRECOMPUTE: True if facts.get("reference") == "precomputed" else None}
+    elif trainer == "cpo" and wanted != "orpo":
+        own = {TASK_LIKELIHOOD: 0.0 if objective == "no-nll" else keys.real(TASK_LIKELIHOOD) or usual}
+    elif trainer == "gkd":
         length = str(facts.get("answers") or "")
-        if wanted == "opd" and length.isdecimal():
-            values |= {TASK_LONGEST_S: int(length), "max_length": int(length) + (facts.get("prompt_len") or 0)}
-    return values | (_answers_written(facts, keys, trainer) if trainer in GENERATES else {})
+        counts = wanted == "opd" and length.isdecimal()
+        own = {
+            TASK_TEACHER: facts.get("teacher"),
+            **distance_written(facts, keys, TASK_BETA, TASK_SHARE_S),
+            TASK_LONGEST_S: int(length) if counts else STAYS,
+            "max_length": int(length) + (facts.get("prompt_len") or 0) if counts else STAYS,
+        }
+    elif trainer in GENERATES:
+        own = _answers_written(facts, keys, trainer)
+    compared = (UNCOMPARED if objective == "no-kl" else None) if trainer == "kto" else STAYS
+    return {
+        mark: STAYS if keys.has(mark) else usual,
+        "loss_type": wanted if wanted in ("ipo", "simpo") else compared,
+        **own,
+    }
 
 
 @reads(

@@ -23,6 +23,7 @@ from loadgauge.job_files.ideas.lenses import (
     Named,
     Spelled,
     adapters,
+    changes,
     degree,
     dora,
     engine,
@@ -47,6 +48,7 @@ from loadgauge.job_files.ideas.table import (
     IDLE,
     MISSING,
     NEAREST,
+    STAYS,
     Dialect,
     Document,
     Facts,
@@ -56,7 +58,6 @@ from loadgauge.job_files.ideas.table import (
     Unknown,
     names_in,
     row,
-    short,
 )
 from loadgauge.job_files.ideas.unsaid import UNSAID, lengths, spec_of
 from loadgauge.job_files.ideas.words import (
@@ -71,6 +72,7 @@ from loadgauge.job_files.ideas.words import (
     SMALLER,
     TORCH_OPTIMIZERS,
     TRANSFORMER_ENGINE,
+    short,
     stored,
 )
 
@@ -90,6 +92,7 @@ __all__ = [
     "SHARDING",
     "SMALLER",
     "SPLITS",
+    "STAYS",
     "TORCH_OPTIMIZERS",
     "TRANSFORMER_ENGINE",
     "UNSAID",
@@ -109,6 +112,7 @@ __all__ = [
     "announced",
     "answered",
     "asked",
+    "changes",
     "degree",
     "describe",
     "dora",

@@ -58,11 +58,9 @@ def evaluation(
         if facts.get("eval_batch") is None or (data is not None and not data(keys)):
             return {}
         several = facts.get("eval_batches") or None
-        values: dict[str, Any] = {size: facts["eval_batch"], kept: several}
-        if several and keys.flag(losses):
-            values[losses] = None
-        present = [name for name in strategies if keys.has(name)] or [strategies[0]]
-        return values if on(keys) else values | dict.fromkeys(present, "steps")
+        silent = {losses: None} if several and keys.flag(losses) else {}
+        present = [] if on(keys) else [name for name in strategies if keys.has(name)] or [strategies[0]]
+        return {size: facts["eval_batch"], kept: several} | silent | dict.fromkeys(present, "steps")
 
     return Idea(
         keys=(size, kept, losses, start, do, *strategies, *own),
@@ -93,11 +91,9 @@ def saving(*keys_of: str, switches: tuple[str, ...] = ()) -> Idea:
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         full, stage = facts["save"] == "full", facts.get("zero") or 0
         engine = facts.get("framework") == "deepspeed" or stage == 1 or facts.get("offload") == "optimizer"
-        named, turned = ([name for name in names if keys.has(name)] for names in (keys_of, switches))
-        if full and engine and stage == 3 and not isinstance(keys.raw("deepspeed"), str):
-            turned = turned or list(switches[:1])
-        elif full and stage and not engine:
-            named = named or list(keys_of[:1])
+        gathers = full and engine and stage == 3 and not isinstance(keys.raw("deepspeed"), str)
+        named = [*filter(keys.has, keys_of)] or list(keys_of[: full and bool(stage) and not engine])
+        turned = [*filter(keys.has, switches)] or list(switches[:gathers])
         values: dict[str, Any] = dict.fromkeys(named, "FULL_STATE_DICT" if full else "SHARDED_STATE_DICT")
         return values | dict.fromkeys(turned, full)
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in, row
+from loadgauge.job_files.ideas.table import STAYS, Facts, Idea, Keys, names_in, row
 from loadgauge.job_files.ideas.words import stored
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -93,7 +93,7 @@ def reads(
         fits = all(values.get(name) is None or values[name] in words for name, words in (can or {}).items())
         if not (there and fits and (bases is None or sayable(values, bases))):
             return {}
-        return write(values, document, *at) if write else inner.write(values, document)
+        return changes(write(values, document, *at)) if write else inner.write(values, document)
 
     return lambda read: Idea(
         keys=tuple(dict.fromkeys((*keys, *_listed(list(named.values()))))),
@@ -103,13 +103,22 @@ def reads(
     )
 
 
+def changes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of keys without those that stay as they are.
+
+    >>> changes({"tp": 2, "pp": None, "cp": STAYS})
+    {'tp': 2, 'pp': None}
+    """
+    return {key: value for key, value in values.items() if value is not STAYS}
+
+
 def writes(inner: Idea) -> Callable[[Callable[[Facts, Keys, Idea], dict[str, Any]]], Idea]:
     """Make a function that writes what another idea reads an idea; it takes that one as its last argument
 
     >>> writes(row("tp", "tp"))(lambda facts, keys, inner: {"tp": 1}).facts
     ('tp',)
     """
-    return lambda write: msgspec.structs.replace(inner, write=lambda facts, keys: write(facts, keys, inner))
+    return lambda write: msgspec.structs.replace(inner, write=lambda facts, keys: changes(write(facts, keys, inner)))
 
 
 def _listed(keys: Any) -> Iterator[str]:

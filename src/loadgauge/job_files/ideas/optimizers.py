@@ -11,7 +11,6 @@ from loadgauge.job_files.ideas.table import NEAREST, Facts, Idea, Keys
 LOW_RANK = {"rank": "rank", "update_proj_gap": "every"}
 """Arguments of GaLore and APOLLO that decide memory or time, and ours."""
 HARMLESS = ("scale", "scale_type", "proj", "proj_type")
-DEFAULTS = {"rank": 128, "every": 200}
 
 
 def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys], str] = "adamw") -> Idea:
@@ -68,18 +67,19 @@ def optimizer(key: str, words: Mapping[str, str], default: str | Callable[[Keys]
         name = "adamw-fused" if name == "adamw" else name
         if name not in backward or "in-backward" in options:
             return {}
-        record = OPTIMIZERS[name].low_rank
-        values: dict[str, Any] = {key: backward[name]}
-        if record is None:
-            return values | dict.fromkeys([each for each in (arguments_key, targets) if keys.has(each)])
+        if OPTIMIZERS[name].low_rank is None:
+            return {key: backward[name]} | dict.fromkeys(filter(keys.has, (arguments_key, targets)))
         theirs = {ours: argument for argument, ours in LOW_RANK.items()}
-        pairs = dict(word.split("=") for word in options.split(",") if "=" in word)
-        values[arguments_key] = ",".join(f"{theirs[ours]}={value}" for ours, value in pairs.items()) or None
-        head = "head" in options.split(",")
+        words = options.split(",")
+        pairs = dict(word.split("=") for word in words if "=" in word)
         present = keys.words(targets) or []
         blocks = "'.*(attn|mlp).*'" if keys.document.syntax == "argv" else ["attn", "mlp"]  # a flag takes one word
-        values[targets] = "all-linear" if head else present if len(present) > 1 and _blocks(present) else blocks
-        return values
+        listed = present if len(present) > 1 and _blocks(present) else blocks
+        return {
+            key: backward[name],
+            arguments_key: ",".join(f"{theirs[ours]}={value}" for ours, value in pairs.items()) or None,
+            targets: "all-linear" if "head" in words else listed,
+        }
 
     return Idea(keys=(key, arguments_key, targets), facts=("optimizer",), read=read, write=write)
 
@@ -129,19 +129,17 @@ def instantiated(
         name, _, options = (facts.get("optimizer") or "adamw").partition(":")
         plain = OPTIMIZERS[name].variant_of or name if name in OPTIMIZERS else name
         wanted = {"sgd-momentum": "sgd"}.get(plain, plain)
+        present = keys.word(component)
         if wanted not in backward or options not in ("", "in-backward") or (options and not in_backward):
             return {}
-        present = keys.word(component)
-        values: dict[str, Any] = dict.fromkeys((fused, foreach, momentum))
-        values[component] = present if present is not None and words.get(present) == wanted else backward[wanted]
-        if wanted == "adamw":
-            values[fused] = True if name in ("adamw", "adamw-fused") else None
-            values[foreach] = False if name == "adamw-loop" else None
-        if plain == "sgd-momentum":
-            values[momentum] = keys.real(momentum) or 0.9
-        return values | (
-            {in_backward: True if options else False if keys.has(in_backward) else None} if in_backward else {}
-        )
+        switch = {in_backward: True if options else False if keys.has(in_backward) else None} if in_backward else {}
+        return {
+            fused: True if name in ("adamw", "adamw-fused") else None,
+            foreach: False if name == "adamw-loop" else None,
+            momentum: keys.real(momentum) or 0.9 if plain == "sgd-momentum" else None,
+            component: present if present is not None and words.get(present) == wanted else backward[wanted],
+            **switch,
+        }
 
     return Idea(
         keys=(component, fused, foreach, momentum, *beside, *([in_backward] if in_backward else [])),

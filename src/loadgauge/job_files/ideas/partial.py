@@ -81,30 +81,22 @@ def adapted_layers(key: str, last: str = "") -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         layers = facts.get("lora_layers")
-        off: dict[str, Any] = {last: None} if last else {}
-        if layers is None:
-            return {key: None} | off
-        words = [word.strip() for word in layers.split(",")]
-        if last and (match := re.fullmatch(r"-(\d+):", layers)):
-            return {key: None, last: int(match[1])}
-        return off | {key: [int(word) for word in words]} if all(map(str.isdecimal, words)) else {}
+        words = (layers or "").split(",")
+        upper = re.fullmatch(r"-(\d+):", layers or "") if last else None
+        numbers = [int(word) for word in words if word.strip().isdecimal()]
+        if layers is not None and upper is None and len(numbers) < len(words):
+            return {}
+        return ({last: int(upper[1]) if upper else None} if last else {}) | {key: numbers or None}
 
     return Idea(keys=(key, last) if last else (key,), facts=("lora_layers",), read=read, write=write)
 
 
 def _frozen_share_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    trained = facts.get("train")
-    if trained is None:
-        return dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
-    if trained.startswith("frozen:"):
-        return {
-            at.share: float(trained.removeprefix("frozen:")),
-            at.names: None,
-            at.pattern: None,
-            at.frozen: None,
-            at.frozen_pattern: None,
-        }
-    return {}
+    kind, _, share = (facts.get("train") or "").partition(":")
+    values: dict[str, Any] = dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
+    if kind == "frozen" and share:
+        values[at.share] = float(share)
+    return values if kind in ("", "frozen") else {}
 
 
 @reads(
@@ -125,10 +117,11 @@ def frozen_share(keys: Keys, at: Named) -> Facts:
     # Prefixes of parameters' names, and a pattern that is looked for anywhere in them.
     apart = [f"but:{re.escape(name)}" for name in _listed(keys, at.frozen)]
     apart += [f"but:.*(?:{word})" for word in _listed(keys, at.frozen_pattern)]
-    if apart and (part or trained):
-        raise keys.wrong(
-            at.frozen if keys.has(at.frozen) else at.frozen_pattern, f"is read without {at.share} and {at.names}"
-        )
+    keys.refuse(
+        at.frozen if keys.has(at.frozen) else at.frozen_pattern,
+        f"is read without {at.share} and {at.names}",
+        when=apart and (part or trained),
+    )
     if apart:
         return {"train": ",".join(apart)}
     if not part:
@@ -219,6 +212,5 @@ def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str,
 def _listed(keys: Keys, key: str) -> list[str]:
     value = keys.raw(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(word, str) for word in values):
-        raise keys.wrong(key, "must be a list of names")
+    keys.refuse(key, "must be a list of names", when=not all(isinstance(word, str) for word in values))
     return [str(word).strip() for word in values if str(word).strip()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from loadgauge.core.definitions.layout.axes import AXES
 from loadgauge.core.definitions.training.stacks import NEWEST
 from loadgauge.job_files.ideas.coverage import Coverage, Kind, key_lists
 from loadgauge.job_files.ideas.facts import Fact
-from loadgauge.job_files.ideas.words import model_of_path
+from loadgauge.job_files.ideas.words import model_of_path, short
 
 LARGEST = 10**9
 IDLE = ""
@@ -35,6 +34,8 @@ class Missing:
 
 
 MISSING = Missing()
+STAYS: Any = Missing()
+"""Said by what is written of a key that is left as the file has it, or as it does not."""
 
 
 class Document(Protocol):
@@ -103,12 +104,23 @@ class Keys:
         return Untrained(message, key=self.document.shown(key), file=self.file)
 
     def note(
-        self, key: str, why: str, effect: str = "either", parts: str = "", share: float = 1.0, *, when: object = True
+        self,
+        key: str,
+        why: str,
+        effect: str = "either",
+        parts: str = "",
+        share: float = 1.0,
+        *,
+        when: object = True,
+        bare: bool = False,
     ) -> None:
-        """Adds what of a key is not counted, where `when` holds: its effect, and the share of which parts, as in `Stop`."""
+        """Adds what of a key is not counted, where `when` holds: its effect, and the share of which parts, as in `Stop`.
+
+        bare: whether its value is left out of the words
+        """
         if when:
             value, shown = self.plain(key), self.document.shown(key)
-            note = f"{shown}: {why}" if value in (None, True) else f"{shown} = {short(value)}: {why}"
+            note = f"{shown}: {why}" if bare or value in (None, True) else f"{shown} = {short(value)}: {why}"
             self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
 
     def add(self, item: Uncounted) -> None:
@@ -276,38 +288,6 @@ def outside(value: str, syntax: str) -> str:
     names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", value[:500]))
     hint = f" (--set {','.join(f'{name}=VALUE' for name in names)})" if names and syntax == "argv" else ""
     return f"{short(value)} comes from outside the file{hint}"
-
-
-SHORT = reprlib.Repr()
-SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 2, 4, 4, 40, 40
-
-
-def short(value: object) -> str:
-    """A value for an error message, at most 40 characters; a huge one is never written out whole.
-
-    >>> short("x"), short(["y"] * 1_000_000), short(10**5000)
-    ("'x'", "['y', 'y', 'y', 'y', ...]", 'a value too long to show')
-    """
-    if isinstance(value, int) and abs(value) > 10**40:
-        return "a value too long to show"
-    # ruamel's own strings, numbers and lists are shown as Python's.
-    for kind in (bool, int, float, str, list, dict):
-        if isinstance(value, kind):
-            value = value if isinstance(value, bool) else _few(kind, value)
-            break
-    try:
-        text = SHORT.repr(value)
-    except (ValueError, RecursionError):
-        return "a value too long to show"
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _few(kind: Any, value: Any) -> Any:
-    if kind is list:
-        return [_few(list, inner) if isinstance(inner, list) else inner for inner in value[:5]]
-    if kind is dict:
-        return dict(list(value.items())[:5])
-    return kind(value)
 
 
 NEAREST = {

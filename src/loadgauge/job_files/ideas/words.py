@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from pathlib import PurePath
+from typing import Any
 
 from loadgauge.core.definitions.job.spoken import ATTENTION as ATTENTION, TORCH_OPTIMIZERS as TORCH_OPTIMIZERS
 from loadgauge.core.families.catalogue import repositories
@@ -67,3 +69,35 @@ RESHARDED = {"true": 3, "false": 2}
 """Words for dropping whole weights after the forward, or keeping them, as ZeRO stages."""
 
 CPU, NOWHERE = ("cpu", "nvme"), ("none",)
+
+
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 2, 4, 4, 40, 40
+
+
+def short(value: object) -> str:
+    """A value for an error message, at most 40 characters; a huge one is never written out whole.
+
+    >>> short("x"), short(["y"] * 1_000_000), short(10**5000)
+    ("'x'", "['y', 'y', 'y', 'y', ...]", 'a value too long to show')
+    """
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a value too long to show"
+    # ruamel's own strings, numbers and lists are shown as Python's.
+    for kind in (bool, int, float, str, list, dict):
+        if isinstance(value, kind):
+            value = value if isinstance(value, bool) else _few(kind, value)
+            break
+    try:
+        text = SHORT.repr(value)
+    except (ValueError, RecursionError):
+        return "a value too long to show"
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _few(kind: Any, value: Any) -> Any:
+    if kind is list:
+        return [_few(list, inner) if isinstance(inner, list) else inner for inner in value[:5]]
+    if kind is dict:
+        return dict(list(value.items())[:5])
+    return kind(value)

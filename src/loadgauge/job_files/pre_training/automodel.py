@@ -18,6 +18,7 @@ from loadgauge.job_files.ideas import (
     CUT_LOSS,
     MISSING,
     SPLITS,
+    STAYS,
     Dialect,
     Facts,
     Idea,
@@ -147,27 +148,24 @@ def _usual(keys: Keys, at: Named) -> int:
 
 def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage = facts.get("zero") or 0
+    replicas = facts.get("replicas") or 1
     if stage == 1:
         return {}
-    values: dict[str, Any] = {at.strategy: "fsdp2" if stage else "ddp"}
-    values[at.later] = False if facts.get("gradient_sync") == "each" else True if keys.has(at.later) else None
-    wide = (facts.get("ep") or 1) > 1 or (facts.get("pp") or 1) > 1
-    values[at.reshard] = stage == 3 if stage and (wide or stage == 2 or keys.has(at.reshard)) else None
+    sizes = {key: facts.get(axis) or 1 for key, axis in ((at.tp, "tp"), (at.cp, "cp"), (at.pp, "pp"), (at.ep, "ep"))}
+    wide = sizes[at.ep] > 1 or sizes[at.pp] > 1
+    shared = bool(facts.get("sequence_parallel"))
     target = "torch.distributed.fsdp.CPUOffloadPolicy" if facts.get("offload") == "all" else None
-    values |= {DEGREES_POLICY: target} if target or keys.has(DEGREES_POLICY) else {}
-    for key, axis in ((at.tp, "tp"), (at.cp, "cp"), (at.pp, "pp"), (at.ep, "ep")):
-        size = facts.get(axis) or 1
-        values[key] = size if size > 1 or keys.document.get(key) not in (None, 1) else None
-        if keys.has(key):
-            values[key] = size
-    replicas = facts.get("replicas") or 1
-    values[at.copies] = replicas if replicas > 1 else 1 if _size(keys, at.copies) else None
-    if _size(keys, at.whole) is not None:
-        values[at.whole] = facts.get("dp") if "gpus" in facts else None
-    values[at.shared] = (
-        bool(facts.get("sequence_parallel")) if keys.has(at.shared) or facts.get("sequence_parallel") else None
-    )
-    return values
+    stated = {key: size > 1 or keys.has(key) or keys.document.get(key) not in (None, 1) for key, size in sizes.items()}
+    return {
+        at.strategy: "fsdp2" if stage else "ddp",
+        at.later: False if facts.get("gradient_sync") == "each" else True if keys.has(at.later) else None,
+        at.reshard: stage == 3 if stage and (wide or stage == 2 or keys.has(at.reshard)) else None,
+        DEGREES_POLICY: target if target or keys.has(DEGREES_POLICY) else STAYS,
+        **{key: size if stated[key] else None for key, size in sizes.items()},
+        at.copies: replicas if replicas > 1 else 1 if _size(keys, at.copies) else None,
+        at.whole: STAYS if _size(keys, at.whole) is None else facts.get("dp") if "gpus" in facts else None,
+        at.shared: shared if shared or keys.has(at.shared) else None,
+    }
 
 
 @reads(
@@ -195,43 +193,39 @@ def _degrees(keys: Keys, at: Named) -> Facts:
         kind = 3 if number is None else number
     elif kind is None or kind == 3:
         kind = _usual(keys, at) if keys.flag(at.reshard) is None else 3 if keys.flag(at.reshard) else 2
-        if kind == 3 and keys.flag(at.kept):
-            kind = 2
-            keys.note(at.kept, LEFT, "saves", "gathered")
-    ranks = _size(keys, at.tp) or 1
-    facts: Facts = {
+        stays = kind == 3 and keys.flag(at.kept)
+        keys.note(at.kept, LEFT, "saves", "gathered", when=stays)
+        kind = 2 if stays else kind
+    size = {axis: _size(keys, getattr(at, axis)) or 1 for axis in ("tp", "cp", "pp", "ep")}
+    replicas = _size(keys, at.copies)
+    ranks_of_data = _size(keys, at.whole)
+    inner = size["tp"] * size["cp"]
+    if ranks_of_data is None and size["ep"] > 1 and not keys.given.get("gpus") and not _machines.read(keys):
+        # As few GPUs as the experts need; how many there are is said to the launcher.
+        ranks_of_data = (replicas or 1) * math.lcm(inner, size["ep"]) // inner
+    return {
         "offload": "all" if "CPUOffloadPolicy" in (keys.word(DEGREES_POLICY) or "") else "none",
-        "tp": ranks,
-        "cp": _size(keys, at.cp) or 1,
-        "pp": _size(keys, at.pp) or 1,
-        "ep": _size(keys, at.ep) or 1,
-        "zero": kind,
-        "sequence_parallel": bool(keys.flag(at.shared)) and ranks > 1,
+        **size,
+        "zero": 0 if keys.given.get("gpus") == 1 else kind,
+        "sequence_parallel": bool(keys.flag(at.shared)) and size["tp"] > 1,
         # As `FSDP2Config` has it, unless it is told otherwise (`components/distributed/utils.py`, `get_sync_ctx`).
         "gradient_sync": "each" if keys.flag(at.later) is False else "last",
+        "replicas": replicas,
+        "dp": ranks_of_data,
     }
-    if keys.given.get("gpus") == 1:
-        facts["zero"] = 0
-    replicas, ranks_of_data = _size(keys, at.copies), _size(keys, at.whole)
-    if replicas is not None:
-        facts["replicas"] = replicas
-    if ranks_of_data is not None:
-        facts["dp"] = ranks_of_data
-    elif facts["ep"] > 1 and not keys.given.get("gpus") and not _machines.read(keys):
-        # As few GPUs as the experts need; how many there are is said to the launcher.
-        inner = facts["tp"] * facts["cp"]
-        facts["dp"] = (replicas or 1) * math.lcm(inner, facts["ep"]) // inner
-    return facts
 
 
 def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    sequences, stages = facts.get("micro_batch") or 1, facts.get("pp") or 1
-    values: dict[str, Any] = {at.whole: facts["global_batch"]} if facts.get("global_batch") else {}
-    if stages == 1:
-        return values | {at.local: sequences, at.micro: None, at.schedule: None, at.layers: None, at.rounded: None}
+    sequences, unsplit = facts.get("micro_batch") or 1, (facts.get("pp") or 1) == 1
     spelled = {ours: theirs for theirs, ours in reversed(SCHEDULES.items())}.get(facts.get("schedule") or "1f1b")
-    accumulation = facts.get("accumulation") or 1
-    return values | {at.local: sequences * accumulation, at.micro: sequences, at.schedule: spelled}
+    return {
+        at.whole: facts.get("global_batch") or STAYS,
+        at.local: sequences if unsplit else sequences * (facts.get("accumulation") or 1),
+        at.micro: None if unsplit else sequences,
+        at.schedule: None if unsplit else spelled,
+        at.layers: None if unsplit else STAYS,
+        at.rounded: None if unsplit else STAYS,
+    }
 
 
 @reads(
@@ -354,15 +348,16 @@ PRECISION_NARROW = dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), True) |
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     asked = facts.get("precision")
-    if asked not in ("bf16-pure", "bf16-autocast", "fp32") and not (asked == "bf16-mixed-16" and _main_weights(keys)):
+    narrow = asked == "bf16-pure" or (asked == "bf16-mixed-16" and _main_weights(keys))
+    if not narrow and asked not in ("bf16-autocast", "fp32"):
         return {}
-    present = [name for name in at.names if keys.document.get(name) is not MISSING]
-    values: dict[str, Any] = {
-        (present or at.names)[0]: "bf16" if asked in ("bf16-pure", "bf16-mixed-16") else "float32"
+    first, *others = [name for name in at.names if keys.document.get(name) is not MISSING] or at.names[:1]
+    cast = asked == "fp32" or keys.choice(at.cast, PRECISION_NARROW) is False
+    return {
+        first: "bf16" if narrow else "float32",
+        at.cast: ("float32" if asked == "fp32" else "bfloat16") if cast else STAYS,
+        **dict.fromkeys(others),
     }
-    if asked == "fp32" or keys.choice(at.cast, PRECISION_NARROW) is False:
-        values[at.cast] = "float32" if asked == "fp32" else "bfloat16"
-    return values | dict.fromkeys(present[1:])
 
 
 @reads(
@@ -437,8 +432,7 @@ def _task(keys: Keys, at: Named) -> Facts:
     """Distillation where a teacher is beside the model; recipes of other models than those that write text are not read."""
     recipe, name = str(keys.raw("recipe") or keys.raw("recipe._target_")).lower(), keys.word(at.teacher)
     other = next((task for part, task in OTHER_RECIPES.items() if part in recipe), None)
-    if other is not None:
-        raise keys.wrong("recipe", f"{keys.raw('recipe')} {other}, which is not modelled")
+    keys.refuse("recipe", f"{keys.raw('recipe')} {other}, which is not modelled", when=other is not None)
     keys.note(
         "recipe",
         "fills in masked tokens, all of which see each other; counted as SFT",

@@ -159,10 +159,9 @@ def _recipe(keys: Keys) -> Facts:
             when=keys.document.get(narrow) is not MISSING and narrow not in keys.document.names(),
         )
     for key, tower in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
-        if keys.flag(f"model.{key}"):
-            shown = keys.document.shown(f"model.{key}")
-            note = f"{shown}: {tower} is not trained, and is counted as if it were"
-            keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+        why = f"{tower} is not trained, and is counted as if it were"
+        frozen = keys.flag(f"model.{key}")
+        keys.note(f"model.{key}", why, "saves", "gradients optimizer", when=frozen, bare=True)
     return {}
 
 
@@ -209,9 +208,8 @@ def _lora(keys: Keys, at: Named) -> Facts:
     chosen = keys.words(at.modules) or list(TARGETS)
     mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
     if mixers:  # of Mamba's layers
-        shown = keys.document.shown(at.modules)
-        note = f"{shown}: adapters of Mamba's layers are not counted"
-        keys.add(Uncounted(note, shown, effect="costs", parts=("gradients", "optimizer", "activations")))
+        why = "adapters of Mamba's layers are not counted"
+        keys.note(at.modules, why, "costs", "gradients optimizer activations", bare=True)
         chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
     keys.refuse(at.modules, f"read: {', '.join(TARGETS)}", when=any(name not in TARGETS for name in chosen))
     return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}

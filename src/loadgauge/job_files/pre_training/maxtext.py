@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, reads, row
+from loadgauge.job_files.ideas import STAYS, Dialect, Facts, Idea, Keys, Named, reads, row
 
 NAMES = {
     "llama2-7b": "llama-2-7b", "llama2-13b": "llama-2-13b", "llama2-70b": "llama-2-70b", "llama3-8b": "llama-3-8b",
@@ -110,11 +110,11 @@ def _together(keys: Keys) -> int:
 
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values: dict[str, Any] = {at.count: facts["accumulation"]} if facts.get("accumulation") else {}
-    if facts.get("micro_batch"):
-        each = facts["micro_batch"] / _together(keys)
-        values[at.micro] = int(each) if each.is_integer() else each
-    return values
+    each = (facts.get("micro_batch") or 0) / _together(keys)
+    return {
+        at.count: facts.get("accumulation") or STAYS,
+        at.micro: (int(each) if each.is_integer() else each) or STAYS,
+    }
 
 
 @reads(

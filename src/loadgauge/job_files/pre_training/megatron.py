@@ -13,6 +13,7 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.training.optimizers import MOMENTS
 from loadgauge.job_files.ideas import (
     NEAREST,
+    STAYS,
     TRANSFORMER_ENGINE,
     Dialect,
     Facts,
@@ -86,10 +87,8 @@ def tensor_parallel(tp: str, sp: str, default: bool = False, older: str = "") ->
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         shared = bool(facts.get("sequence_parallel"))
-        values: dict[str, Any] = {tp: facts.get("tp") or 1}
-        if shared != default or keys.has(sp):
-            values[sp] = shared if shared or default or keys.document.syntax != "argv" else None
-        return values
+        switch = {sp: shared if shared or default or keys.document.syntax != "argv" else None}
+        return {tp: facts.get("tp") or 1} | (switch if shared != default or keys.has(sp) else {})
 
     return Idea(keys=(tp, sp, older) if older else (tp, sp), facts=("tp", "sequence_parallel"), read=read, write=write)
 
@@ -153,21 +152,21 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stages = facts.get("pp") or 1
-        values: dict[str, Any] = dict.fromkeys((chunks, layers, first, last, layout)) | {pp: stages}
-        values |= {} if also is None else {also: None}
         virtual = facts.get("vpp") or 1
-        if stages > 1 and virtual > 1:
-            total = keys.whole(count)
-            if keys.has(layers) and total and total % (stages * virtual) == 0:
-                values[layers] = total // (stages * virtual)
-            else:
-                values[chunks] = virtual
-        if facts.get("stage_layers") and stages > 2:
-            counts = [int(word) for word in facts["stage_layers"].split(",")]
-            if len(counts) == stages and len(set(counts[1:-1])) == 1:
-                values[first] = counts[0] if counts[0] != counts[1] else None
-                values[last] = counts[-1] if counts[-1] != counts[1] else None
-        return values
+        total = keys.whole(count) or 0
+        chunked = stages > 1 and virtual > 1
+        whole = chunked and keys.has(layers) and total and total % (stages * virtual) == 0
+        counts = [int(word) for word in (facts.get("stage_layers") or "").split(",") if word]
+        uneven = stages > 2 and len(counts) == stages and len(set(counts[1:-1])) == 1
+        return {
+            chunks: virtual if chunked and not whole else None,
+            layers: total // (stages * virtual) if whole else None,
+            first: counts[0] if uneven and counts[0] != counts[1] else None,
+            last: counts[-1] if uneven and counts[-1] != counts[1] else None,
+            layout: None,
+            pp: stages,
+            **dict.fromkeys([] if also is None else [also]),
+        }
 
     return Idea(
         keys=(pp, chunks, layers, first, last, layout, *([also] if also is not None else []), *accounted),
@@ -180,10 +179,11 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
 def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: int | None) -> str:
     ends = [end for end in (first, last) if end is not None]
     per_stage, left = divmod(total - sum(ends), max(1, stages - len(ends)))
-    if left or per_stage < 0:
-        raise keys.wrong(
-            "num_layers", f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest"
-        )
+    keys.refuse(
+        "num_layers",
+        f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest",
+        when=left or per_stage < 0,
+    )
     middle = [per_stage] * (stages - len(ends))
     counts = ([first] if first is not None else []) + middle + ([last] if last is not None else [])
     return ",".join(str(count) for count in counts)
@@ -210,46 +210,39 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
         if older and keys.flag(older[0]):
             group = keys.whole(older[1]) or 1
             return {"recompute": "full" if group == 1 else f"full:group={group}"}
-        routed = not prefix and bool(keys.flag("moe_layer_recompute")) and kind != "full"
-        if routed or (switch and keys.flag(switch)):
-            kind = "selective"
-        method, number = how, count
-        if older and keys.has(named[0]):
-            kind, (method, number) = "full", named
-        if kind == "selective":
-            chosen = [*dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])]
-            for name in chosen:
-                keys.note(
-                    modules,
-                    f"{name} is recomputed too, and is not read",
-                    "saves",
-                    "activations",
-                    when=name not in MODULES,
-                )
-            chosen = [name for name in chosen if name in MODULES]
-            return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
+        routed, by_method = (
+            not prefix and bool(keys.flag("moe_layer_recompute")) and kind != "full",
+            older and keys.has(named[0]),
+        )
+        method, number = named if by_method else (how, count)
+        kind = "full" if by_method else "selective" if routed or (switch and keys.flag(switch)) else kind
         if kind == "none":
             return {"recompute": "none"}
-        way = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual
-        each = keys.whole(number) or 1
+        if kind == "selective":
+            asked = dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])
+            chosen = [name for name in asked if name in MODULES]
+            for name in asked:
+                why = f"{name} is recomputed too, and is not read"
+                keys.note(modules, why, "saves", "activations", when=name not in MODULES)
+            return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
+        way, each = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual, keys.whole(number) or 1
         keys.refuse(granularity, f"full needs {keys.document.shown(how)}", when=way is None)
         parts = ":partitioned" if parted and keys.flag(parted[0]) else ""
         return {"recompute": f"full{'' if (way, each) == ('group', 1) else f':{way}={each}'}{parts}"}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         word = (whole := facts.get("recompute") or "none").removesuffix(":partitioned")
-        values: dict[str, Any] = dict.fromkeys(owned) | (dict.fromkeys(parted, True) if word != whole else {})
         kind, _, option = word.partition(":")
-        if kind == "none":
-            return values
-        if kind == "selective":
-            return values | {granularity: "selective"}
-        if kind == "modules":
-            return values | {granularity: "selective", modules: option.split(",")}
         key, _, number = option.partition("=")
-        if kind != "full" or key == "every":
-            return {}
-        return values | {granularity: "full", how: "block" if key == "layers" else "uniform", count: int(number or 1)}
+        way = "block" if key == "layers" else "uniform"
+        values: dict[str, Any] = {
+            "none": {},
+            "selective": {granularity: "selective"},
+            "modules": {granularity: "selective", modules: option.split(",")},
+            "full": {granularity: "full", how: way, count: int(number or 1)} if key != "every" else None,
+        }
+        split = dict.fromkeys(parted, True) if word != whole else {}
+        return {} if values.get(kind) is None else dict.fromkeys(owned) | split | values[kind]
 
     return Idea(keys=owned, facts=("recompute",), read=read, write=write)
 
@@ -260,9 +253,8 @@ def experts(ep: str, etp: str, tp: str, count: str = "num_experts") -> Idea:
     def read(keys: Keys) -> Facts:
         ranks = keys.whole(ep) or 1
         within = keys.whole(etp)
-        if within is None:
-            within = (keys.whole(tp) or 1) if ranks > 1 or keys.has(count) else 1
-        return {"ep": ranks, "etp": within}
+        split = (keys.whole(tp) or 1) if ranks > 1 or keys.has(count) else 1
+        return {"ep": ranks, "etp": split if within is None else within}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         ranks, within = facts.get("ep") or 1, facts.get("etp") or 1
@@ -374,21 +366,21 @@ def zero(prefix: str = "", *also: str) -> Idea:
         keys.refuse(torch, f"contradicts {keys.document.shown(fsdp)}", when=keys.flag(torch) and shards)
         if keys.flag(torch):
             return {"zero": 2 if keys.flag(kept) else 3, "replicas": replicas}
-        if shards:
-            stage = keys.choice(strategy, STRATEGIES)
-            return {"zero": 3 if stage is None else stage, "replicas": replicas if stage != 0 else 1}
-        stage = 1 if any(keys.flag(key) for key in (shared, *also[:1])) else 0
+        stated = keys.choice(strategy, STRATEGIES) if shards else None
+        alone = not shards and any(keys.flag(key) for key in (shared, *also[:1]))
+        stage = (3 if stated is None else stated) if shards else int(alone)
         return {"zero": stage, "replicas": replicas if stage else 1}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         stage, replicas = facts.get("zero") or 0, facts.get("replicas") or 1
-        values: dict[str, Any] = dict.fromkeys(owned)
-        if stage:
-            values |= {shared: True, instances: replicas if replicas > 1 else None}
-        if stage > 1:
-            word = {number: name for name, number in STRATEGIES.items()}[stage]
-            values |= {fsdp: True, strategy: word}
-        return values | {key: stage > least for least, key in enumerate(also) if keys.has(key)}
+        return {
+            **dict.fromkeys(owned),
+            shared: True if stage else None,
+            instances: replicas if stage and replicas > 1 else None,
+            fsdp: True if stage > 1 else None,
+            strategy: {number: name for name, number in STRATEGIES.items()}[stage] if stage > 1 else None,
+            **{key: stage > least for least, key in enumerate(also) if keys.has(key)},
+        }
 
     return Idea(keys=(*owned, *also), facts=("zero", "replicas"), read=read, write=write)
 
@@ -421,12 +413,10 @@ def overlap(sections: Mapping[str, str] | None = None) -> Idea:
         if not hidden >= {"cp", "prefetch"} or hidden & {"launch"}:
             return {}
         on = {grads: "dp" in hidden, params: "dp" in hidden and bool(facts.get("zero")), tensor: "tp" in hidden}
-        values: dict[str, Any] = on | {experts_too: "ep" in hidden, stages: None}
-        if keys.document.syntax == "argv" and switched_off:
-            return {key: value or None for key, value in values.items()} | {
-                switched_off[0]: None if "pp" in hidden else True
-            }
-        return {key: value or None for key, value in values.items()} | {stages: None if "pp" in hidden else False}
+        values: dict[str, Any] = {key: value or None for key, value in {**on, experts_too: "ep" in hidden}.items()}
+        by_option = keys.document.syntax == "argv" and switched_off
+        whether = {switched_off[0]: True} if by_option else {stages: False}
+        return values | {stages: None} | (dict.fromkeys(whether) if "pp" in hidden else whether)
 
     return Idea(keys=owned, facts=("overlap",), read=read, write=write)
 
@@ -449,12 +439,14 @@ def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
     if theirs is None or moments not in ("", *MOMENTS):
         return {}
-    values: dict[str, Any] = {"optimizer": theirs}
-    if moments:
-        values |= {AWARE: True, "exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
-    if theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum")):
-        values["sgd_momentum"] = 0.0 if name == "sgd" else 0.9
-    return values
+    stated = theirs == "sgd" and (name == "sgd" or keys.has("sgd_momentum"))
+    return {
+        "optimizer": theirs,
+        AWARE: True if moments else STAYS,
+        "exp_avg_dtype": moments or STAYS,
+        "exp_avg_sq_dtype": moments or STAYS,
+        "sgd_momentum": (0.0 if name == "sgd" else 0.9) if stated else STAYS,
+    }
 
 
 @reads(
@@ -473,9 +465,8 @@ def optimizer(keys: Keys) -> Facts:
     if len(moments) == 1 and name == "adamw" and moments <= {*MOMENTS}:
         name += f":moments={moments.pop()}".removesuffix(":moments=fp32")
     elif moments != {"fp32"}:
-        shown = keys.document.shown("exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype")
-        note = f"{shown}: moments in fewer bits than the 32 that are counted"
-        keys.add(Uncounted(note, shown, effect="saves", parts=("optimizer",), share=0.5))
+        key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
+        keys.note(key, "moments in fewer bits than the 32 that are counted", "saves", "optimizer", 0.5, bare=True)
     if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
         name = "sgd"
     if keys.flag(AWARE):
@@ -493,11 +484,8 @@ def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -
         return {"loss": (keys.choice(kind, forms) or "jit") if keys.flag(switch, usual(keys)) else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
-        wanted = facts["loss"]
-        backward = {ours: theirs for theirs, ours in forms.items()}
-        if wanted in backward:
-            return {switch: True, kind: backward[wanted]}
-        return {switch: None, kind: None} if wanted in ("auto", "inplace") else {}
+        word = {ours: theirs for theirs, ours in forms.items()}.get(facts["loss"])
+        return {switch: bool(word) or None, kind: word} if word or facts["loss"] in ("auto", "inplace") else {}
 
     return Idea(keys=(switch, kind), facts=("loss",), read=read, write=write)
 
@@ -541,10 +529,8 @@ def vision(keys: Keys, at: Named) -> Facts:
     note = f"{shown}: shows images to the model, whose encoder is not counted"
     parts = ("transient",) if keys.flag(at.frozen) else ("activations", "transient")
     keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
-    if keys.flag(at.body):
-        shown = keys.document.shown(at.body)
-        note = f"{shown}: the language model is not trained, and is counted as if it were"
-        keys.add(Uncounted(note, shown, effect="saves", parts=("gradients", "optimizer")))
+    why = "the language model is not trained, and is counted as if it were"
+    keys.note(at.body, why, "saves", "gradients optimizer", when=keys.flag(at.body), bare=True)
     return {}
 
 

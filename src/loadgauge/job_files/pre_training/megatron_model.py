@@ -294,10 +294,10 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
         return {}
     routed, heads = config["model_type"] == "mixtral", config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
-    values: dict[str, Any] = {ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None}
-    if routed:
-        values |= {"moe_ffn_hidden_size": config["intermediate_size"], "moe_router_topk": config["num_experts_per_tok"]}
-    values |= {
+    inner = {"moe_ffn_hidden_size": "intermediate_size", "moe_router_topk": "num_experts_per_tok"} if routed else {}
+    return {
+        **{ours: config[theirs] for ours, theirs in SIZES.items() if config.get(theirs) is not None},
+        **{ours: config[theirs] for ours, theirs in inner.items()},
         **dict.fromkeys(DROPOUT, 0.0),
         "moe_grouped_gemm": True if routed else None,
         "normalization": "RMSNorm",
@@ -309,7 +309,6 @@ def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
         "num_query_groups": groups if groups != heads else None,
         "qk_layernorm": True if config["model_type"] == "qwen3" else None,
     }
-    return values
 
 
 MODEL = Idea(keys=tuple(dict.fromkeys((*SIZES, *OTHER, *BEYOND))), facts=("model", "config"), read=_read, write=_write)

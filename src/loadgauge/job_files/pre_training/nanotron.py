@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, degree, names_in, product, reads, row
+from loadgauge.job_files.ideas import STAYS, Dialect, Facts, Idea, Keys, Named, degree, names_in, product, reads, row
 
 M, P, T, OPTIMIZER = "model.model_config.", "parallelism.", "tokens.", "optimizer."
 SIZES = names_in(
@@ -91,13 +91,14 @@ LAYOUT_DEGREES = {"dp": "dp", "tp": "tp", "pp": "pp", "cp": "context_parallel_si
 
 def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     size = {axis: facts.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep")}
-    values = product(*(degree(axis, f"{P}{LAYOUT_DEGREES[axis]}") for axis in ("cp", "ep"))).write(size, keys)
-    values |= {f"{P}{axis}": size[axis] for axis in ("tp", "pp")}
-    if "gpus" in facts:
-        values[f"{P}dp"] = max(1, facts["gpus"] // (size["tp"] * size["pp"] * size["cp"] * size["ep"]))
-    if size["tp"] > 1 or keys.has(at.mode):
-        values[at.mode] = "REDUCE_SCATTER" if facts.get("sequence_parallel") else "ALL_REDUCE"
-    return values
+    split = product(*(degree(axis, f"{P}{LAYOUT_DEGREES[axis]}") for axis in ("cp", "ep")))
+    mode = "REDUCE_SCATTER" if facts.get("sequence_parallel") else "ALL_REDUCE"
+    return {
+        **split.write(size, keys),
+        **{f"{P}{axis}": size[axis] for axis in ("tp", "pp")},
+        f"{P}dp": max(1, facts["gpus"] // math.prod(size.values())) if "gpus" in facts else STAYS,
+        at.mode: mode if size["tp"] > 1 or keys.has(at.mode) else STAYS,
+    }
 
 
 @reads(
@@ -110,17 +111,17 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _layout(keys: Keys, at: Named) -> Facts:
     size = {axis: keys.whole(f"{P}{key}") or 1 for axis, key in LAYOUT_DEGREES.items()}
     gpus = size["dp"] * size["tp"] * size["pp"] * size["cp"] * size["ep"]
-    if size["pp"] > 1 and keys.choice(at.engine, {"1f1b": "", "afab": "afab"}) == "afab":
-        note = f"{at.engine}: all forwards come first, whose activations are kept"
-        keys.add(Uncounted(note, at.engine, effect="costs", parts=("activations",)))
+    first = size["pp"] > 1 and keys.choice(at.engine, {"1f1b": "", "afab": "afab"}) == "afab"
+    why = "all forwards come first, whose activations are kept"
+    keys.note(at.engine, why, "costs", "activations", when=first, bare=True)
     if size["ep"] > 1:  # which lies beside dp (`ParallelContext._init_parallel_groups`), by whose ranks data are read
         same = f"the {size['ep']} ranks that share experts read the same sequences, and each is counted with its own"
         keys.remarks[f"{same}: a step trains one in {size['ep']} of those that are shown"] = None
     facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
     shared = str(keys.raw(at.mode) or "").upper() == "REDUCE_SCATTER"
     if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
-        note = f"{at.mode}: experts whose tokens each rank of a layer has, where a share of them is counted"
-        keys.add(Uncounted(note, at.mode, effect="costs", parts=("activations", "transient")))
+        why = "experts whose tokens each rank of a layer has, where a share of them is counted"
+        keys.note(at.mode, why, "costs", "activations transient", bare=True)
         shared = True
     return facts | {"sequence_parallel": shared and size["tp"] > 1}
 

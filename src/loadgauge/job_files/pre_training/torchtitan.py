@@ -16,7 +16,7 @@ from typing import Any
 from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_data
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas import Dialect, Document, Facts, Keys, Named, reads, row
+from loadgauge.job_files.ideas import STAYS, Dialect, Document, Facts, Keys, Named, reads, row
 from loadgauge.job_files.ideas.micro_batches import in_pieces
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.nested import toml_document
@@ -81,8 +81,11 @@ def named_file(document: Document) -> Mapping[str, Any]:
 
 @reads(FILE)
 def _file(keys: Keys) -> Facts:
-    if keys.has(FILE) and not named_file(keys.document):
-        raise keys.wrong(FILE, f"names {str(keys.raw(FILE))[:60]}, which is not there; give its TOML, or lay it beside")
+    keys.refuse(
+        FILE,
+        f"names {str(keys.raw(FILE))[:60]}, which is not there; give its TOML, or lay it beside",
+        when=keys.has(FILE) and not named_file(keys.document),
+    )
     return {}
 
 
@@ -91,14 +94,12 @@ def _recompute_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, every = word.partition(":every=")
     if keys.document.syntax == "argv" and not keys.has(at.mode):
         spelled = {"per-op": "selective"}.get(word, word)
-        if spelled not in POLICIES:
-            return {}
-        return dict.fromkeys(at.chosen) | {f"activation_checkpoint:{spelled}": True}
-    if word in ("none", "full"):
-        return {at.mode: word, at.option: None}
-    if word == "per-op" or (kind == "full" and every):
-        return {at.mode: "selective", at.option: every or "op"}
-    return {}
+        policy = {f"activation_checkpoint:{spelled}": True}
+        return dict.fromkeys(at.chosen) | policy if spelled in POLICIES else {}
+    part = word == "per-op" or (kind == "full" and every)
+    if not part and word not in ("none", "full"):
+        return {}
+    return {at.mode: "selective" if part else word, at.option: (every or "op") if part else None}
 
 
 @reads(
@@ -129,14 +130,18 @@ def _recompute(keys: Keys, at: Named) -> Facts:
 
 def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage, replicas, dp = (facts.get("zero") or 0), facts.get("replicas") or 1, facts.get("dp") or 1
-    cp, pp = facts.get("cp") or 1, facts.get("pp") or 1
+    unsplit = (facts.get("cp") or 1) == 1
     if stage == 0:
-        return {at.copies: dp, at.shards: 1, at.old: None} if cp == 1 else {}
-    if stage == 1 or (dp // replicas == 1 and cp == 1):
-        return {}
-    usual = 3 if pp == 1 else 2
+        return {at.copies: dp, at.shards: 1, at.old: None} if unsplit else {}
+    usual = 3 if (facts.get("pp") or 1) == 1 else 2
     word = None if stage == usual and not keys.has(at.reshard) else "always" if stage == 3 else "never"
-    return {at.copies: replicas, at.shards: dp // replicas if "gpus" in facts else -1, at.reshard: word, at.old: None}
+    sharded = {
+        at.copies: replicas,
+        at.shards: dp // replicas if "gpus" in facts else -1,
+        at.reshard: word,
+        at.old: None,
+    }
+    return {} if stage == 1 or (dp // replicas == 1 and unsplit) else sharded
 
 
 @reads(
@@ -160,14 +165,12 @@ def _sharding(keys: Keys, at: Named) -> Facts:
 
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    pp, sequences, count = facts.get("pp") or 1, facts.get("micro_batch") or 1, facts.get("accumulation") or 1
-    batch = facts.get("global_batch")
-    target = at.old if keys.has(at.old) else at.rank
-    local: dict[str, Any] = {
-        target: sequences if pp == 1 else sequences * count,
+    sequences, batch, several = facts.get("micro_batch") or 1, facts.get("global_batch"), (facts.get("pp") or 1) > 1
+    return {
+        at.old if keys.has(at.old) else at.rank: sequences * (facts.get("accumulation") or 1) if several else sequences,
         at.whole: batch if "gpus" in facts or batch else None,
+        at.micro: sequences if several else None,
     }
-    return local | {at.micro: sequences if pp > 1 else None}
 
 
 @reads(
@@ -197,14 +200,15 @@ def _batch(keys: Keys, at: Named) -> Facts:
 
 def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stages = facts.get("pp") or 1
-    values: dict[str, Any] = {at.pp: stages}
-    if stages > 1:
-        name = facts.get("schedule") or ("interleaved" if (facts.get("vpp") or 1) > 1 else "1f1b")
-        spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
-        values |= {at.schedule: spelled} if spelled else {}
-        if keys.document.syntax == "argv":
-            values[at.graphs] = True  # which pipelines do not have yet
-    return values
+    looped = (facts.get("vpp") or 1) > 1
+    name = facts.get("schedule") or ("interleaved" if looped else "1f1b")
+    spelled = {ours: theirs for theirs, ours in SCHEDULES.items()}.get(name)
+    return {
+        at.pp: stages,
+        at.schedule: spelled or STAYS if stages > 1 else STAYS,
+        # Which pipelines do not have yet.
+        at.graphs: True if stages > 1 and keys.document.syntax == "argv" else STAYS,
+    }
 
 
 @reads(
@@ -276,13 +280,11 @@ MODEL_BACKWARD = {ours: theirs for theirs, ours in NAMES.items()}
 
 
 def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    name = MODEL_BACKWARD.get(facts.get("model") or "")
-    if name is None:
-        return {}
+    name = MODEL_BACKWARD.get(facts.get("model") or "", "")
     family, _, size = name.rpartition("_") if name.count("_") == 1 else (name[:11], "", name[12:])
-    if keys.document.syntax == "toml":
-        return {at.old: family, at.flavor: size.upper()}
-    return {at.module: family, at.named: name}
+    toml = keys.document.syntax == "toml"
+    named = {at.old: family, at.flavor: size.upper()} if toml else {at.module: family, at.named: name}
+    return named if name else {}
 
 
 @reads(

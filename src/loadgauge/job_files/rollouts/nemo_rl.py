@@ -5,11 +5,10 @@ A recipe names those that it is built on as `defaults:`; of NeMo-RL's own, `data
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas import (
+    STAYS,
     TRANSFORMER_ENGINE,
     Dialect,
     Facts,
@@ -20,6 +19,7 @@ from loadgauge.job_files.ideas import (
     layers,
     lengths,
     reads,
+    refers,
     row,
     split_of,
     when,
@@ -34,6 +34,7 @@ from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     P,
     algorithm_of,
     backend_of,
+    by_name,
     generates,
     megatron_trains,
     rollout,
@@ -46,6 +47,8 @@ BEGUN = {"grpo": "grpo_math_1B", "gspo": "grpo_math_1B", "dapo": "grpo_math_1B",
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file says only how long both are together."""
 FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
+EIGHT_BITS = {"tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "delayed": "fp8-delayed", "mxfp8": "mxfp8"}
+"""`fp8_recipe`."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
 
@@ -55,24 +58,18 @@ def _assumed(keys: Keys, key: str) -> bool | None:
     return None if getattr(document, "absent", None) and key not in document.own.names() else False
 
 
-def _by_name(file: str) -> str | None:
-    """Return the model in the name of one of NeMo-RL's recipes, which are called after algorithm, model, GPUs and layout.
-
-    >>> _by_name("recipes/vlm_grpo-qwen2.5-vl-3b-instruct-clevr-1n8g-dtensor2tp1.v1.yaml"), _by_name("run.yaml")
-    ('qwen2.5-vl-3b', None)
-    """
-    words = Path(file).stem.split("-")[1:]
-    words = [] if "to" in words else words  # a teacher and its student
-    return next((name for end in range(1, len(words) + 1) if of_text(name := "-".join(words[:end]))), None)
-
-
 @reads(inner=row("model", f"{P}model_name", kind="word"))
 def _model(keys: Keys, at: Named) -> Facts:
     """The model; that of a recipe in a missing one's place is not this file's, whose name may say its own."""
-    name = _by_name(keys.file) if _assumed(keys, f"{P}model_name") is None else None
+    name = by_name(keys.file) if _assumed(keys, f"{P}model_name") is None else None
     if name is not None:
         keys.remarks[f"its model is {name}, as the name of the file says"] = None
     return {"model": name} if name else at.inner.read(keys)
+
+
+def _on_megatron(facts: Facts, keys: Keys) -> bool:
+    """Return whether facts are written for Megatron: as they say, else as the file has it."""
+    return facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
 
 
 def _recomputed(keys: Keys, megatron: bool, at: Named) -> str:
@@ -88,26 +85,38 @@ def _recomputed(keys: Keys, megatron: bool, at: Named) -> str:
 def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     stage, word, out = facts.get("zero") or 0, facts.get("recompute") or "none", facts.get("offload") or "none"
     kind, _, option = word.partition(":")
+    moved, _, some = out.partition(":")
     wide = (facts.get("pp") or 1, facts.get("vpp") or 1) != (1, 1)
+    split = (facts.get("ep") or 1) > 1
     megatron = facts.get("framework") == "megatron" or wide or (megatron_trains(keys) and stage < 2)
-    values: dict[str, Any] = {at.switches[0]: megatron, at.switches[1]: not megatron}
-    values |= {key: facts.get(axis) or 1 for axis, key in (at.of_megatron if megatron else at.of_dtensor).items()}
+    sayable = word in ("none", "full") or (megatron and kind in ("selective", "modules"))
+    values: dict[str, Any] = {
+        at.switches[0]: megatron,
+        at.switches[1]: not megatron,
+        **{key: facts.get(axis) or 1 for axis, key in (at.of_megatron if megatron else at.of_dtensor).items()},
+    }
+    again = {at.again[0 if megatron else 1]: kind != "none" if sayable else STAYS}
+    shared = bool(facts.get("sequence_parallel"))
     if not megatron:
-        wide = (facts.get("ep") or 1) > 1
-        values |= {f"{D}expert_parallel_size": facts["ep"] if wide else None, at.stays: stage == 3 if wide else None}
-        values[at.copies] = facts.get("replicas") if (facts.get("replicas") or 1) > 1 or keys.has(at.copies) else None
-    values[at.shared if megatron else at.other] = bool(facts.get("sequence_parallel"))
-    if word in ("none", "full") or (megatron and kind in ("selective", "modules")):
-        values[at.again[0 if megatron else 1]] = kind != "none"
-    if not megatron:
-        return values | ({at.moved: out == "all"} if out in ("none", "all") else {})
-    values |= {
+        copies = facts.get("replicas")
+        return values | {
+            f"{D}expert_parallel_size": facts["ep"] if split else None,
+            at.stays: stage == 3 if split else None,
+            at.copies: copies if (copies or 1) > 1 or keys.has(at.copies) else None,
+            at.other: shared,
+            **again,
+            at.moved: out == "all" if out in ("none", "all") else STAYS,
+        }
+    return {
+        **values,
+        at.shared: shared,
+        **again,
         at.what: "full" if kind in ("none", "full") else "selective",
         at.modules: option.split(",") if kind == "modules" else None,
+        at.distributed: stage > 0,
+        at.host: moved == "optimizer",
+        at.part: float(some or moved == "optimizer"),
     }
-    moved, _, some = out.partition(":")
-    values |= {at.distributed: stage > 0, at.host: moved == "optimizer", at.part: float(some or moved == "optimizer")}
-    return values
 
 
 @reads(
@@ -161,7 +170,7 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     asked = facts.get("precision") or "bf16"
     spelled = {ours: theirs for theirs, ours in DTYPES.items()}
     plain = asked.removesuffix("-primary")
-    if plain in ("fp8-tensorwise", "fp8-blockwise", "fp8-delayed", "mxfp8"):
+    if plain in EIGHT_BITS.values():
         return {
             at.dtype: "bfloat16",
             at.eight: True,
@@ -171,9 +180,11 @@ def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name, _, kind = asked.partition("-")
     if name not in spelled or kind not in ("", "mixed-16", "mixed-18"):
         return {}
-    values: dict[str, Any] = {at.dtype: spelled[name]} | ({at.eight: False} if keys.has(at.eight) else {})
-    megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
-    return values | ({at.wide: kind != "mixed-16"} if megatron else {})
+    return {
+        at.dtype: spelled[name],
+        at.eight: False if keys.has(at.eight) else STAYS,
+        at.wide: kind != "mixed-16" if _on_megatron(facts, keys) else STAYS,
+    }
 
 
 @reads(
@@ -194,13 +205,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     if keys.flag(at.eight):
         why, unsaid = "gradients are kept in 16 bits, and counted in 32", keys.flag(at.wide) is False
         keys.note(at.wide, why, "saves", "gradients transient", 0.5, when=unsaid)
-        sorts = {
-            "tensorwise": "fp8-tensorwise",
-            "blockwise": "fp8-blockwise",
-            "delayed": "fp8-delayed",
-            "mxfp8": "mxfp8",
-        }
-        chosen = keys.choice(at.recipe, sorts) or "fp8-delayed"
+        chosen = keys.choice(at.recipe, EIGHT_BITS) or "fp8-delayed"
         return {"precision": f"{chosen}-primary" if keys.flag(at.primary) else chosen}
     if name == "fp32":
         return {"precision": "fp32"}
@@ -212,15 +217,20 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     values: dict[str, Any] = dict(zip((at.each, at.nodes), sizes, strict=True))
     if not generates(keys):
         return values
-    split, behind = split_of(facts.get("placement")), facts.get("staleness")
-    values[at.together] = split is None
-    if algorithm_of(keys) == "grpo":
-        values |= {at.late: bool(behind), at.age: behind or 1}
-    if split is None:
-        return values | {at.own_each: None, at.own_nodes: None}
-    if sizes[1] == 1:
-        return values | {at.own_each: split[1], at.own_nodes: None}
-    return values | ({at.own_each: sizes[0], at.own_nodes: split[1] // sizes[0]} if split[1] % sizes[0] == 0 else {})
+    split = split_of(facts.get("placement"))
+    behind = facts.get("staleness")
+    of_grpo = algorithm_of(keys) == "grpo"
+    each, nodes = (None, None) if split is None else (split[1], None) if sizes[1] == 1 else (STAYS, STAYS)
+    if split is not None and sizes[1] != 1 and split[1] % sizes[0] == 0:
+        each = sizes[0]
+        nodes = split[1] // sizes[0]
+    return values | {
+        at.together: split is None,
+        at.late: bool(behind) if of_grpo else STAYS,
+        at.age: behind or 1 if of_grpo else STAYS,
+        at.own_each: each,
+        at.own_nodes: nodes,
+    }
 
 
 @reads(
@@ -245,36 +255,30 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         keys.refuse(at.nodes, "leaves no nodes beside the teachers'", when=taught >= count)
         count -= taught
     # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
-    whole = count > 1 and generates(keys) and keys.flag(at.together) is False
-    per_node = (keys.whole(at.own_each) if whole else None) or keys.whole(at.each) or 1
+    single = count == 1
+    apart = generates(keys) and keys.flag(at.together) is False
+    per_node = (keys.whole(at.own_each) if apart and not single else None) or keys.whole(at.each) or 1
     if keys.flag("env.reward_model.enabled"):
         # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
-        if count == 1:
-            per_node -= keys.whole(at.scores[0]) or 0
-        else:
-            count -= keys.whole(at.scores[1]) or 1
-        if per_node < 1 or count < 1:
-            raise keys.wrong(at.scores[0 if count == 1 else 1], "leaves no GPUs for the model that is trained")
+        per_node -= (keys.whole(at.scores[0]) or 0) if single else 0
+        count -= 0 if single else keys.whole(at.scores[1]) or 1
+        why = "leaves no GPUs for the model that is trained"
+        keys.refuse(at.scores[0 if single else 1], why, when=per_node < 1 or count < 1)
     facts: Facts = {"gpus_per_node": per_node, "nodes": count}
     if not generates(keys):
         return facts
     names = at.of_ppo if algorithm_of(keys) == "ppo" else (at.late, at.age)
     waits = not keys.flag(names[0])
-    if keys.flag(at.together) is not False:
-        if not waits and backend_of(keys) != "megatron":
-            raise keys.wrong(names[0], f"needs GPUs for generation of its own ({at.together}: false)")
+    within = f"needs GPUs for generation of its own ({at.together}: false)"
+    if not apart:
+        keys.refuse(names[0], within, when=not waits and backend_of(keys) != "megatron")
         return facts | {"placement": "colocated"}
+    single = count == 1
     total = per_node * count
-    own = (
-        keys.whole(at.own_each)
-        if count == 1
-        else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
-    )
+    own = keys.whole(at.own_each) if single else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
     if own is None or own >= total:
-        where = at.own_each if count == 1 else at.own_nodes
-        raise keys.wrong(
-            where, f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
-        )
+        why = f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
+        raise keys.wrong(at.own_each if single else at.own_nodes, why)
     return facts | {
         "placement": f"split:{total - own}+{own}",
         "staleness": None if waits else keys.whole(names[1]) or 1,
@@ -284,22 +288,20 @@ def _gpus(keys: Keys, at: Named) -> Facts:
 def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     task, algorithm = facts.get("task"), algorithm_of(keys)
     if algorithm == "dpo":
-        return (
-            {at.preference: "ipo"}
-            if task == "ipo"
-            else {at.preference: None if keys.word(at.preference) == "ipo" else keys.raw(at.preference)}
-        )
+        stated = None if keys.word(at.preference) == "ipo" else keys.raw(at.preference)
+        return {at.preference: "ipo" if task == "ipo" else stated}
     if algorithm in ("distillation", "ppo"):
         own = facts.get("critic") or facts.get("model")
         return {at.teacher: facts.get("teacher")} if algorithm == "distillation" else {at.critic: own}
     if algorithm != "grpo" or task not in ("grpo", "gspo", "dapo"):
         return {}
-    refers, stated = facts.get("reference") not in (None, "none", "precomputed"), keys.real(at.weight)
-    switch = {at.whole: task == "gspo"} if task == "gspo" or keys.has(at.whole) else {}
     forced = facts.get("old_logprobs") == "none"
-    switch |= {at.forced: forced} if forced or keys.has(at.forced) else {}
-    switch |= {at.compared: None} if forced else {}
-    return switch | {at.weight: (stated or 0.01) if refers else 0}
+    return {
+        at.whole: task == "gspo" if task == "gspo" or keys.has(at.whole) else STAYS,
+        at.forced: forced if forced or keys.has(at.forced) else STAYS,
+        at.compared: None if forced else STAYS,
+        at.weight: (keys.real(at.weight) or 0.01) if refers(facts) else 0,
+    }
 
 
 @reads(
@@ -363,36 +365,37 @@ BATCH_JOINED = {
 
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values: dict[str, Any] = {at.micro: facts.get("micro_batch") or 1}
-    if facts.get("global_batch"):
-        values[at.whole] = facts["global_batch"]
-    length = (
-        (facts.get("prompt_len") or 0) + int(facts["answers"]) if str(facts.get("answers") or "").isdecimal() else None
-    )
-    length = length or facts.get("seq_len") or keys.whole(BATCH_LONGEST) or 512
-    rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
-    for names in BATCH_JOINED.values():
-        if keys.flag(names[0]):
-            values[names[1]] = (facts.get("micro_batch") or 1) * length
-            if generates(keys):
-                values[names[2]] = tokens or (rows or facts.get("micro_batch") or 1) * length
-    if not generates(keys):
-        return values
+    micro = facts.get("micro_batch") or 1
+    samples = facts.get("samples") or 1
     name = algorithm_of(keys)
-    if tokens is not None and not any(keys.flag(names[0]) for names in BATCH_JOINED.values()):
-        names = BATCH_JOINED["sequence_packing"]
-        values |= {names[0]: True, names[1]: (facts.get("micro_batch") or 1) * length, names[2]: tokens}
+    prompts = facts.get("prompts")
+    batch = facts.get("global_batch")
+    longest = str(facts.get("answers") or "")
+    length = (facts.get("prompt_len") or 0) + int(longest) if longest.isdecimal() else 0
+    length = length or facts.get("seq_len") or keys.whole(BATCH_LONGEST) or 512
+    rows = facts.get("logprob_batch")
+    tokens = facts.get("logprob_tokens")
+    answers = generates(keys)
+    on = [names for names in BATCH_JOINED.values() if keys.flag(names[0])]
+    scored = tokens or (rows or micro) * length if answers else STAYS
+    values: dict[str, Any] = {at.micro: micro, at.whole: batch or STAYS}
+    for _, trained, passed in on:
+        values |= {trained: micro * length, passed: scored}
+    if not answers:
+        return values
+    if tokens is not None and not on:
+        values |= dict(zip(BATCH_JOINED["sequence_packing"], (True, micro * length, tokens), strict=True))
     elif rows is not None:
-        for names in BATCH_JOINED.values():
-            values |= {names[0]: False} if keys.flag(names[0]) else {}
-    if not facts.get("global_batch") and facts.get("prompts"):
-        values[at.whole] = facts["prompts"] * (facts.get("samples") or 1)
-    return (
-        values
-        | ({at.passes: facts.get("epochs"), at.of_critic: facts.get("critic_batch")} if name == "ppo" else {})
-        | {at.prompts[name]: facts.get("prompts"), at.samples[name]: facts.get("samples")}
-        | ({at.scored: rows} if rows else {})
-    )
+        values |= {names[0]: False for names in on}
+    return {
+        **values,
+        at.whole: batch or (prompts * samples if prompts else STAYS),
+        at.passes: facts.get("epochs") if name == "ppo" else STAYS,
+        at.of_critic: facts.get("critic_batch") if name == "ppo" else STAYS,
+        at.prompts[name]: prompts,
+        at.samples[name]: facts.get("samples"),
+        at.scored: rows or STAYS,
+    }
 
 
 @reads(
@@ -409,7 +412,8 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _batch(keys: Keys, at: Named) -> Facts:
     """Sequences (of DPO pairs) of an update; packed or dynamic, a micro-batch has so many tokens."""
-    facts: Facts = {"global_batch": keys.whole(at.whole) or 512, "micro_batch": keys.whole(at.micro) or 1}
+    batch = keys.whole(at.whole) or 512
+    rows = keys.whole(at.micro) or 1
     length = keys.whole(BATCH_LONGEST) or 512
     on = next((names for names in BATCH_JOINED.values() if keys.flag(names[0])), None)
     if on is not None and keys.raw(on[1]) is not None:
@@ -417,27 +421,33 @@ def _batch(keys: Keys, at: Named) -> Facts:
         rows = max(1, round(tokens / length))
         whole = f"a pack of so many tokens is no whole number of sequences of {length}, and counted as {rows}"
         keys.note(on[1], whole, parts="activations loss transient", when=tokens != rows * length)
-        facts["micro_batch"] = rows
     if not generates(keys):
-        return facts
+        return {"global_batch": batch, "micro_batch": rows}
     name = algorithm_of(keys)
-    facts |= {"prompts": keys.whole(at.prompts[name]) or 32, "samples": keys.whole(at.samples[name]) or 1}
-    if getattr(keys.document, "absent", {}):  # of which the batch may be that of another recipe
-        facts["global_batch"] = min(facts["global_batch"], facts["prompts"] * facts["samples"])
-    if name == "ppo":
-        facts |= {"epochs": keys.whole(at.passes) or 4, "critic_batch": keys.whole(at.of_critic)}
-    if on is not None and keys.raw(on[2]) is not None:
-        return facts | {"logprob_tokens": max(keys.whole(on[2]) or 1, length)}
-    return facts | {"logprob_batch": keys.whole(at.scored)}
+    prompts = keys.whole(at.prompts[name]) or 32
+    samples = keys.whole(at.samples[name]) or 1
+    guessed = bool(getattr(keys.document, "absent", {}))  # of which the batch may be that of another recipe
+    packed = on is not None and keys.raw(on[2]) is not None
+    ppo = name == "ppo"
+    return {
+        "global_batch": min(batch, prompts * samples) if guessed else batch,
+        "micro_batch": rows,
+        "prompts": prompts,
+        "samples": samples,
+        "epochs": keys.whole(at.passes) or 4 if ppo else None,
+        "critic_batch": keys.whole(at.of_critic) if ppo else None,
+        "logprob_tokens": max(keys.whole(on[2]) or 1, length) if on is not None and packed else None,
+        "logprob_batch": None if packed else keys.whole(at.scored),
+    }
 
 
 def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if not generates(keys):
         return {at.whole: facts["seq_len"]} if facts.get("seq_len") else {}
-    longest, first = str(facts.get("answers") or ""), facts.get("prompt_len")
-    if not longest.isdecimal() or first is None:
+    longest = str(facts.get("answers") or "")
+    if not longest.isdecimal() or facts.get("prompt_len") is None:
         return {}
-    return {at.whole: first + int(longest), at.answer: int(longest)}
+    return {at.whole: facts["prompt_len"] + int(longest), at.answer: int(longest)}
 
 
 @reads(
@@ -472,20 +482,17 @@ ADAPTER_BOTH = {
 
 
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    megatron = facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts)
+    megatron = _on_megatron(facts, keys)
     switch, rank, modules, dropped = ADAPTER_BOTH[megatron]
     if not facts.get("lora_rank"):
         return {switch: False if keys.has(switch) else None}
-    values: dict[str, Any] = {} if megatron else {at.every: (facts.get("lora_targets") or "all") == "all"}
-    return (
-        values
-        | layers(modules, []).write(facts, keys)
-        | {
-            switch: True,
-            rank: facts["lora_rank"],
-            dropped: facts.get("lora_dropout") or 0.0,
-        }
-    )
+    return {
+        at.every: STAYS if megatron else (facts.get("lora_targets") or "all") == "all",
+        **layers(modules, []).write(facts, keys),
+        switch: True,
+        rank: facts["lora_rank"],
+        dropped: facts.get("lora_dropout") or 0.0,
+    }
 
 
 @reads(
@@ -523,11 +530,10 @@ OPTIMIZER_TORCH = instantiated(f"{P}optimizer.name", OPTIMIZER_CLASSES, argument
 
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     name = facts["optimizer"]
-    if facts.get("framework") == "megatron" or (megatron_trains(keys) and "framework" not in facts):
-        return OPTIMIZER_MEGATRON.write(
-            {"optimizer": name if name in OPTIMIZER_THEIRS.values() else name.partition("-")[0]}, keys
-        )
-    return OPTIMIZER_TORCH.write(facts, keys)
+    if not _on_megatron(facts, keys):
+        return OPTIMIZER_TORCH.write(facts, keys)
+    named = name if name in OPTIMIZER_THEIRS.values() else name.partition("-")[0]
+    return OPTIMIZER_MEGATRON.write({"optimizer": named}, keys)
 
 
 @reads(*OPTIMIZER_TORCH.keys, *OPTIMIZER_MEGATRON.keys, facts="optimizer", write=_optimizer_written)
@@ -541,8 +547,11 @@ def _loss_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if not (megatron_trains(keys) or facts.get("framework") == "megatron"):
         return {}
     pieces = facts.get("loss") == "compiled"
-    parts = {at.chunk: (keys.whole(at.chunk) or 1024) if pieces else None} if pieces or keys.has(at.chunk) else {}
-    return parts | {at.fused: facts.get("loss") == "chunked"} | ({at.deferred: True} if pieces else {})
+    return {
+        at.chunk: (keys.whole(at.chunk) or 1024) if pieces else None if keys.has(at.chunk) else STAYS,
+        at.fused: facts.get("loss") == "chunked",
+        at.deferred: True if pieces else STAYS,
+    }
 
 
 @reads(

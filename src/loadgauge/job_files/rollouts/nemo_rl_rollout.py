@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.serving.rollout import Engine
+from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas import (
     MISSING,
     Facts,
@@ -159,3 +161,14 @@ def rollout(keys: Keys, at: Named) -> Facts:
     if not generates(keys) or backend_of(keys) != "sglang":
         return at.inner.read(keys) | moved
     return {"rollout": served("sglang", OF_SGLANG.read(keys))} | moved
+
+
+def by_name(file: str) -> str | None:
+    """Return the model in the name of one of NeMo-RL's recipes, which are called after algorithm, model, GPUs and layout.
+
+    >>> by_name("recipes/vlm_grpo-qwen2.5-vl-3b-instruct-clevr-1n8g-dtensor2tp1.v1.yaml"), by_name("run.yaml")
+    ('qwen2.5-vl-3b', None)
+    """
+    words = Path(file).stem.split("-")[1:]
+    words = [] if "to" in words else words  # a teacher and its student
+    return next((name for end in range(1, len(words) + 1) if of_text(name := "-".join(words[:end]))), None)

@@ -16,6 +16,7 @@ from loadgauge.job_files.hugging_face.huggingface import dropout, processes
 from loadgauge.job_files.ideas import (
     ATTENTION,
     IDLE,
+    STAYS,
     Dialect,
     Facts,
     Idea,
@@ -127,7 +128,7 @@ def _apart(keys: Keys, trainer: int, at: Named) -> dict[str, int]:
         if not (keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair))):
             word = "critic+reward" if pair and role != "ref" else {"ref": "reference"}.get(role, role)
             alone[word] = max(count, alone.get(word, 0))
-        elif count != trainer and any(item is not None for item in where):
+        elif count != trainer and where != [None, None]:
             keys.refuse(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs", when=True)
     return alone
 
@@ -270,10 +271,11 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         return {at.teacher: facts.get("teacher"), at.hidden: away}
     if trainer != "ppo_ray" or task not in KINDS:
         return {}
-    kind, present, score = KINDS[task], keys.word(at.estimator), facts.get("reward_model")
+    present, score = keys.word(at.estimator), facts.get("reward_model")
     script = keys.word(TASK_REMOTE) or (None if keys.has(*SCRIPTED) else "reward_func.py")
+    alike = present and ESTIMATORS.get(present) == ESTIMATORS[KINDS[task]]
     return {
-        at.estimator: present if present and ESTIMATORS.get(present) == ESTIMATORS[kind] else kind,
+        at.estimator: present if alike else KINDS[task],
         at.kl: (keys.real(at.kl) or 0.01) if refers(facts) else 0,
         at.reward: score,
         at.critic: facts.get("critic") or (facts.get("model") if score and task == "ppo" else None),
@@ -397,11 +399,11 @@ def _lengths(keys: Keys, at: Named) -> Facts:
     if not _generates(keys):
         return {"seq_len": whole}
     stated = keys.whole(at.older) if keys.has(at.prompt, at.older) else keys.whole(at.answer)
-    if stated is not None and stated >= whole:
-        raise keys.wrong(
-            at.older if keys.has(at.older) else at.answer,
-            f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
-        )
+    keys.refuse(
+        at.older if keys.has(at.older) else at.answer,
+        f"{stated} tokens of an answer are not fewer than the {whole} of prompt and answer",
+        when=stated is not None and stated >= whole,
+    )
     each = stated or (1024 if keys.has(at.prompt, at.older) else whole // 2)
     return lengths(keys, whole - each, each, taken=not stated and not keys.has(at.prompt, at.older))
 
@@ -438,16 +440,17 @@ BATCH_OWNED = dict.fromkeys(
 
 
 def _batch_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    values: dict[str, Any] = {MICRO: facts.get("micro_batch") or 1}
-    if facts.get("global_batch"):
-        values[WHOLE] = facts["global_batch"]
-    if not _generates(keys):
-        return values
-    if keys.flag(DYNAMIC) is not None:
-        values |= {DYNAMIC: False, MOST: None, SCORED_MOST: None}
-    if not facts.get("global_batch") and facts.get("prompts"):
-        values[WHOLE] = facts["prompts"] * (facts.get("samples") or 1)
-    return values | BATCH_GENERATED.write(facts, keys)
+    generates = _generates(keys)
+    prompts = (facts.get("prompts") or 0) if generates else 0
+    stated = generates and keys.flag(DYNAMIC) is not None
+    return {
+        MICRO: facts.get("micro_batch") or 1,
+        WHOLE: facts.get("global_batch") or prompts * (facts.get("samples") or 1) or STAYS,
+        DYNAMIC: False if stated else STAYS,
+        MOST: None if stated else STAYS,
+        SCORED_MOST: None if stated else STAYS,
+        **(BATCH_GENERATED.write(facts, keys) if generates else {}),
+    }
 
 
 @reads(*tuple(BATCH_OWNED), facts=(*BATCH_ALWAYS.facts, *BATCH_GENERATED.facts, "logprob_tokens"), write=_batch_written)
@@ -474,10 +477,11 @@ def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name, out = (facts.get("precision") or "bf16")[:4], facts.get("offload") or "none"
     if wide or out == "all" or name not in ("bf16", "fp16"):
         return {}
-    wanted = facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}
-    packed = {"ds.packing_samples": True} if (facts.get("cp") or 1) > 1 else {}
-    hidden = {at.overlap: "dp" in facts["overlap"].split(",")} if facts.get("overlap") else {}
-    return at.inner.write(wanted, keys) | packed | hidden
+    return {
+        **at.inner.write(facts | {"precision": name, "offload": out, "zero": facts.get("zero") or 0}, keys),
+        "ds.packing_samples": True if (facts.get("cp") or 1) > 1 else STAYS,
+        at.overlap: "dp" in facts["overlap"].split(",") if facts.get("overlap") else STAYS,
+    }
 
 
 @reads(
@@ -499,8 +503,7 @@ def _deepspeed_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _deepspeed(keys: Keys, at: Named) -> Facts:
     """DeepSpeed: the ZeRO stage, the optimizer's states on the host, tensor parallelism, ring attention, and 16 bits."""
     facts = {"framework": "deepspeed", **at.inner.read(keys)}
-    if facts["zero"] > 3:
-        raise keys.wrong(DEEPSPEED_STAGE, f"must be 0, 1, 2 or 3, got {facts['zero']}")
+    keys.refuse(DEEPSPEED_STAGE, f"must be 0, 1, 2 or 3, got {facts['zero']}", when=facts["zero"] > 3)
     beside = {"overlap": "cp,dp,pp,prefetch" if keys.flag(at.overlap) else None}
     return facts | {"cp_comm": "ring" if facts["cp"] > 1 else None} | beside
 

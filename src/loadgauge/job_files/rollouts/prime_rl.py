@@ -12,6 +12,7 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.ideas import (
     MISSING,
     NEAREST,
+    STAYS,
     Dialect,
     Facts,
     Keys,
@@ -95,23 +96,16 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     trainer, rollout = split or (facts["gpus"], 0)
     size = keys.whole(at.each) or facts.get("gpus_per_node") or 8
     wide = trainer + rollout > size and trainer % size == 0 and rollout % size == 0
-    values: dict[str, Any] = {
+    return {
         at.kind: "multi_node" if wide else "single_node",
         **dict.fromkeys((*at.listed, at.copies)),
+        at.each: size if wide else STAYS,
+        at.nodes: trainer // size if wide else None,
+        at.hosts: rollout // size or None if wide else None,
+        at.train: None if wide else trainer,
+        at.infer: None if wide else rollout or None,
+        **(dict.fromkeys(at.older) | {at.late: facts.get("staleness") or 0} if _rl(keys) else {}),
     }
-    if wide:
-        values |= {
-            at.each: size,
-            at.nodes: trainer // size,
-            at.hosts: rollout // size or None,
-            at.train: None,
-            at.infer: None,
-        }
-    else:
-        values |= {at.train: trainer, at.infer: rollout or None, at.nodes: None, at.hosts: None}
-    if _rl(keys):
-        values |= dict.fromkeys(at.older) | {at.late: facts.get("staleness") or 0}
-    return values
 
 
 @reads(
@@ -169,10 +163,9 @@ def _inference_nodes(keys: Keys) -> int:
 
 
 def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    task, named = facts.get("task"), keys.word(at.kind)
-    if not _rl(keys) or task not in ("grpo", "dapo"):
-        return {}
-    return {at.kind: named if named in ALGORITHMS else "grpo"}
+    named = keys.word(at.kind)
+    wanted = _rl(keys) and facts.get("task") in ("grpo", "dapo")
+    return {at.kind: named if named in ALGORITHMS else "grpo"} if wanted else {}
 
 
 @reads(facts="task reference old_logprobs", write=_task_written, kind="orchestrator.algo.type")
@@ -197,20 +190,17 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
             at.micro: facts.get("micro_batch") or 1,
             at.length: facts.get("seq_len") or 2048,
         }
-    values: dict[str, Any] = {}
-    if facts.get("prompts"):
-        name = at.older if keys.has(at.older) else at.group
-        values |= {at.whole: facts["prompts"] * (facts.get("samples") or 1), name: facts.get("samples") or 1}
+    prompts = facts.get("prompts")
+    samples = facts.get("samples") or 1
     most = str(facts.get("answers") or "")
-    if most.isdecimal() and facts.get("prompt_len"):
-        total = facts["prompt_len"] + int(most)
-        stated = next((name for name in at.answer if keys.has(name)), at.answer[0])
-        values |= {
-            stated: int(most),
-            **{name: total for name in (at.own, at.shown) if keys.has(name)},
-            at.shared: total,
-        }
-    return values
+    total = facts["prompt_len"] + int(most) if most.isdecimal() and facts.get("prompt_len") else STAYS
+    return {
+        at.whole: prompts * samples if prompts else STAYS,
+        at.older if keys.has(at.older) else at.group: samples if prompts else STAYS,
+        next(filter(keys.has, at.answer), at.answer[0]): STAYS if total is STAYS else int(most),
+        **dict.fromkeys(filter(keys.has, (at.own, at.shown)), total),
+        at.shared: total,
+    }
 
 
 @reads(
@@ -346,7 +336,9 @@ def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if (facts.get("tp") or 1, facts.get("pp") or 1) != (1, 1) or kind not in ("none", "full"):
         return {}
     spelled = next((word for word, ours in ATTENTION.items() if ours == facts.get("attention")), None)
-    values: dict[str, Any] = {
+    off = kind == "none"
+    hosted = facts.get("activation_offload") == "checkpoints"
+    return {
         at.cp: size if size > 1 else None,
         at.style: {"all_to_all": "ulysses"}.get(facts.get("cp_comm") or "") if size > 1 else None,
         at.ep: width if width > 1 else None,
@@ -356,14 +348,12 @@ def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.dtype: "bfloat16" if name in ("bf16-pure", "bf16-pure-32") else None,
         at.reduced: "bfloat16" if name == "bf16-pure" else None,
         at.attn: spelled,
+        at.mode: None if off else STAYS,
+        at.every: None if off else int(step or 1),
+        at.ac: "None" if off else STAYS,
+        at.offloaded: None if hosted and not off else "None",
+        at.compiled: None if facts.get("compile") else "None",
     }
-    if kind == "none":
-        values |= {at.mode: None, at.every: None, at.ac: "None", at.offloaded: "None"}
-    else:
-        values |= {at.every: int(step or 1)}
-        values[at.offloaded] = None if facts.get("activation_offload") == "checkpoints" else "None"
-    values[at.compiled] = None if facts.get("compile") else "None"
-    return values
 
 
 def _of_the_card(keys: Keys) -> str | None:
@@ -457,23 +447,19 @@ ADAPTER_EVERY = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 
 def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    if not facts.get("lora_rank"):
-        there = keys.document.get(_of(keys, ADAPTER_SECTION)) is not MISSING
-        return (
-            {
-                _of(keys, name): None
-                for name in (ADAPTER_RANK, ADAPTER_MODULES, ADAPTER_DROPPED, ADAPTER_SAVED, ADAPTER_SECTION)
-            }
-            if there
-            else {}
-        )
+    rank = facts.get("lora_rank")
     kept = facts.get("modules_to_save")
+    names = (ADAPTER_RANK, ADAPTER_MODULES, ADAPTER_DROPPED, ADAPTER_SAVED, ADAPTER_SECTION)
+    if not rank:
+        there = keys.document.get(_of(keys, ADAPTER_SECTION)) is not MISSING
+        return {_of(keys, name): None for name in names} if there else {}
     return {
-        _of(keys, ADAPTER_RANK): facts["lora_rank"],
+        _of(keys, ADAPTER_RANK): rank,
         **layers(_of(keys, ADAPTER_MODULES), None).write(facts, keys),
         _of(keys, ADAPTER_DROPPED): facts.get("lora_dropout"),
         _of(keys, ADAPTER_SAVED): kept.split(",") if kept else None,
-    } | {name: facts["lora_rank"] for name in at.others if keys.has(name)}
+        **dict.fromkeys(filter(keys.has, at.others), rank),
+    }
 
 
 @reads(

@@ -11,6 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.ideas import (
     ATTENTION,
+    STAYS,
     Dialect,
     Document,
     Facts,
@@ -19,6 +20,7 @@ from loadgauge.job_files.ideas import (
     fitted,
     lengths,
     names_in,
+    product,
     reads,
     row,
     served,
@@ -37,7 +39,7 @@ A, G, REF = "actor_train.", "actor_infer.", "reference."
 S, E = f"{A}strategy_args.strategy_config.", f"{G}strategy_args.strategy_config."
 ROLES = {"sft_train.": A, "student_train.": A, "student.": A, "student_infer.": G, "student_pretrain": "pretrain"}
 RANGE = re.compile(r"(?:list\()?range\(\s*(?:(\d{1,6})\s*,\s*)?(\d{1,6})\s*(?:,\s*(\d{1,6})\s*)?\)\)?|\[([\d\s,]*)\]")
-MEGATRON = (
+MEGATRON = product(
     tensor_parallel(f"{S}tensor_model_parallel_size", f"{S}sequence_parallel"),
     pipeline({
         "pp": f"{S}pipeline_model_parallel_size", "chunks": f"{S}virtual_pipeline_model_parallel_size", "layers": f"{S}num_layers",
@@ -87,8 +89,11 @@ def devices(keys: Keys, key: str) -> set[int] | None:
         start, end, step, listed = match.groups()
         words = [word for word in (listed or "").replace(" ", "").split(",") if word]
         numbers |= set(map(int, words)) if end is None else set(range(int(start or 0), int(end), int(step or 1) or 1))
-    if RANGE.sub("", text).strip(" +") or not numbers:
-        raise keys.wrong(key, f"{text[:40]!r} is read where it is list(range(0, 8)), or a list of numbers")
+    keys.refuse(
+        key,
+        f"{text[:40]!r} is read where it is list(range(0, 8)), or a list of numbers",
+        when=RANGE.sub("", text).strip(" +") or not numbers,
+    )
     return numbers
 
 
@@ -127,9 +132,11 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     trains, generates = devices(keys, at.own), devices(keys, at.theirs)
     if trains is None:
         return {"gpus_per_node": keys.whole(at.each)}
-    facts: Facts = {"gpus": len(trains)}
+    gpus = len(trains)
+    placement = None
     if generates is not None and not trains & generates:
-        facts = {"gpus": len(trains | generates), "placement": f"split:{len(trains)}+{len(generates)}"}
+        gpus = len(trains | generates)
+        placement = f"split:{len(trains)}+{len(generates)}"
     elif generates is not None and len(generates) != len(trains):
         keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
     busy, used = trains | (generates or set()), _kind(keys) == "rl"
@@ -137,23 +144,24 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     for (name, present), key in zip(there.items(), at.others, strict=True):
         own = devices(keys, key) if present else None
         if own is not None and not own & busy:
-            before = facts.get("placement") or "colocated"
-            facts |= {"gpus": facts["gpus"] + len(own), "placement": f"{before},{name}={len(own)}"}
-    if keys.real(at.late):
-        facts["staleness"] = math.ceil(keys.real(at.late) or 0) if _split(facts) else None
+            gpus, placement = gpus + len(own), f"{placement or 'colocated'},{name}={len(own)}"
+    late = keys.real(at.late) or 0
     per_node = keys.whole(at.each) or 8
-    return facts | {"gpus_per_node": per_node if facts["gpus"] % per_node == 0 else None}
+    return {
+        "gpus": gpus,
+        "placement": placement,
+        "staleness": math.ceil(late) if late and str(placement).startswith("split") else None,
+        "gpus_per_node": per_node if gpus % per_node == 0 else None,
+    }
 
 
 LAYOUT_FACTS = names_in("framework precision zero shards replicas offload gradient_sync")
 
 
 def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values: dict[str, Any] = {}
     if facts.get("framework") == "megatron":
-        for idea in MEGATRON:
-            values |= idea.write({**dict.fromkeys(idea.facts), "offload": "none", **facts}, keys)
-        return values | {at.strategy: "megatron_train", at.distributed: bool(facts.get("zero"))}
+        wanted = {**dict.fromkeys(MEGATRON.facts), "offload": "none", **facts}
+        return {**MEGATRON.write(wanted, keys), at.strategy: "megatron_train", at.distributed: bool(facts.get("zero"))}
     return {
         at.strategy: "fsdp2_train",
         at.reshard: (facts.get("zero") or 0) == 3,
@@ -162,7 +170,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 @reads(
-    facts=(*LAYOUT_FACTS, *tuple(name for idea in MEGATRON for name in idea.facts)),
+    facts=(*LAYOUT_FACTS, *MEGATRON.facts),
     write=_layout_written,
     strategy=f"{A}strategy_args.strategy_name",
     distributed=f"{S}use_distributed_optimizer",
@@ -176,7 +184,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     off=f"{A}model_args.disable_gradient_checkpointing",
     stage=f"{S}zero_optimization.stage",
     dtype=f"{A}model_args.dtype",
-    also=(key for idea in MEGATRON for key in idea.keys),
+    also=MEGATRON.keys,
 )
 def _layout(keys: Keys, at: Named) -> Facts:
     """Megatron-Core's arguments, or FSDP2 with Ulysses (`roll/distributed/strategy`), whose groups are of one GPU by default."""
@@ -185,10 +193,8 @@ def _layout(keys: Keys, at: Named) -> Facts:
     )
     word = {"fp32": "fp32", "fp16": "fp16"}.get(keys.word(at.dtype) or "", "bf16")
     if engine == "megatron":
-        facts: Facts = {"framework": engine, "precision": word, "zero": 1 if keys.flag(at.distributed) else 0}
-        for idea in MEGATRON:
-            facts |= idea.read(keys)
-        return facts
+        shared = 1 if keys.flag(at.distributed) else 0
+        return {"framework": engine, "precision": word, "zero": shared, **MEGATRON.read(keys)}
     full = "none" if keys.flag(at.off) else "full"
     if engine == "deepspeed":
         return {"framework": engine, "zero": keys.whole(at.stage, minimum=0), "recompute": full, "precision": word}
@@ -212,15 +218,13 @@ def _layout(keys: Keys, at: Named) -> Facts:
 
 
 def _sequences_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values = {at.micro: facts.get("micro_batch") or 1, at.steps: facts.get("accumulation") or 1}
-    if "prompts" in facts:
-        values |= {
-            at.prompts: facts["prompts"],
-            at.count: facts.get("samples"),
-            at.epochs: facts.get("epochs"),
-            at.first: facts["prompt_len"],
-        }
-    return values | ({at.longest: facts["seq_len"]} if facts.get("seq_len") else {})
+    generated = {at.prompts: "prompts", at.count: "samples", at.epochs: "epochs", at.first: "prompt_len"}
+    return {
+        at.micro: facts.get("micro_batch") or 1,
+        at.steps: facts.get("accumulation") or 1,
+        **{key: facts.get(name) for key, name in generated.items() if "prompts" in facts},
+        at.longest: facts.get("seq_len") or STAYS,
+    }
 
 
 @reads(

@@ -12,6 +12,7 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.fine_tuning.started import variable
 from loadgauge.job_files.ideas import (
+    STAYS,
     Dialect,
     Facts,
     Idea,
@@ -23,6 +24,7 @@ from loadgauge.job_files.ideas import (
     fixed,
     lengths,
     reads,
+    refers,
     row,
     split_of,
     writes,
@@ -72,10 +74,8 @@ def _model(keys: Keys, at: Named) -> Facts:
 
 def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     split = split_of(facts.get("placement"))
-    trainer = facts["gpus"] if split is None else split[0]
-    whole = "nodes" in facts and split is None
-    sizes = machines(facts if whole else {"gpus": trainer}, facts.get("gpus_per_node"))
-    return {at.each: sizes[0], at.nodes: sizes[1]}
+    own = facts if "nodes" in facts and split is None else {"gpus": split[0] if split else facts["gpus"]}
+    return dict(zip((at.each, at.nodes), machines(own, facts.get("gpus_per_node")), strict=True))
 
 
 @reads(
@@ -114,13 +114,13 @@ def _every(keys: Keys) -> int | None:
 
 def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
+    moved = facts.get("rollout_offload")
     if bool(facts.get("staleness")) != ("train_async.py" in program):
         return {}
-    if facts.get("rollout_offload") in ("weights", "optimizer"):
-        return {at.together: split is None, at.count: None if split is None else split[1]}
-    stays = split is None and facts.get("rollout_offload") in (None, "none")
+    stays = split is None and moved in (None, "none")
     off = {f"no_{at.train}": True} if stays else {at.train: None, f"no_{at.train}": None}
-    return {at.together: split is None, at.count: None if split is None else split[1]} | off
+    own = {} if moved in ("weights", "optimizer") else off
+    return {at.together: split is None, at.count: None if split is None else split[1]} | own
 
 
 @reads(
@@ -149,11 +149,13 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     task = facts["task"]
     name = keys.word(at.kind)
     same = name is not None and ESTIMATORS.get(name) == task
-    refers = facts.get("reference") not in (None, "none", "precomputed")
     already = bool(keys.flag(at.switch) or keys.real(at.weight))
-    kept = {} if refers == already else {at.switch: refers, at.weight: None}
-    old_logprobs = {at.engine_s: facts.get("old_logprobs") == "none"}
-    return {at.kind: name if same else {"dapo": "grpo"}.get(task, task)} | kept | old_logprobs
+    return {
+        at.kind: name if same else {"dapo": "grpo"}.get(task, task),
+        at.switch: STAYS if refers(facts) == already else refers(facts),
+        at.weight: STAYS if refers(facts) == already else None,
+        at.engine_s: facts.get("old_logprobs") == "none",
+    }
 
 
 @reads(
@@ -188,10 +190,12 @@ def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if "prompt_len" not in facts:
         return {LENGTHS_PACKED: facts["seq_len"] // (facts.get("cp") or 1)} if facts.get("seq_len") else {}
     longest = str(facts.get("answers") or "")
-    if not longest.isdecimal():
-        return {at.prompt: facts["prompt_len"]}
-    total = facts["prompt_len"] + int(longest)
-    return {at.prompt: facts["prompt_len"], at.answer: int(longest), at.both: total if keys.has(at.both) else None}
+    total = facts["prompt_len"] + int(longest) if longest.isdecimal() else None
+    return {
+        at.prompt: facts["prompt_len"],
+        at.answer: STAYS if total is None else int(longest),
+        at.both: STAYS if total is None else total if keys.has(at.both) else None,
+    }
 
 
 @reads(
@@ -207,12 +211,14 @@ def _lengths(keys: Keys, at: Named) -> Facts:
         tokens = keys.whole(LENGTHS_PACKED) or keys.whole("seq_length")
         return {"seq_len": None if tokens is None else tokens * (keys.whole("context_parallel_size") or 1)}
     most, whole, first = keys.whole(at.answer), keys.whole(at.both), keys.whole(at.prompt)
-    if most is None and whole is None:
-        raise keys.wrong(at.answer, "says how many tokens an answer has at most")
+    keys.refuse(at.answer, "says how many tokens an answer has at most", when=most is None and whole is None)
     if most is None:
         most = (whole or 2) - (first or min(PROMPT, (whole or 2) // 2))
-    if whole is not None and most >= whole:
-        raise keys.wrong(at.answer, f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer")
+    keys.refuse(
+        at.answer,
+        f"{most} tokens of an answer are not fewer than the {whole} of prompt and answer",
+        when=whole is not None and most >= whole,
+    )
     unsaid = not first and (whole is None or keys.whole(at.answer) is None)
     first = first or (PROMPT if whole is None else max(1, whole - most))
     return lengths(keys, first, most, taken=unsaid)
@@ -232,22 +238,24 @@ def _own_batch(keys: Keys, batch: int) -> int:
 
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    number = (facts.get("prompts") or 0) * (facts.get("samples") or 1)
-    batch = facts.get("global_batch") or number or None
-    values: dict[str, Any] = {at.whole: batch, at.steps: None}
-    if "prompts" in facts:
-        values |= {at.prompts: facts["prompts"], at.samples: facts.get("samples")}
-    elif batch:
-        values |= {at.prompts: batch, at.samples: None}
-    tokens, longest = facts.get("logprob_tokens"), str(facts.get("answers") or "")
+    prompts = facts.get("prompts") or 0
+    samples = facts.get("samples")
+    batch = facts.get("global_batch") or prompts * (samples or 1) or None
+    micro, tokens, longest = facts.get("micro_batch") or 1, facts.get("logprob_tokens"), str(facts.get("answers") or "")
+    values: dict[str, Any] = {
+        at.whole: batch,
+        at.steps: None,
+        at.prompts: facts.get("prompts", batch or STAYS),
+        at.samples: samples if "prompts" in facts else None if batch else STAYS,
+    }
     if tokens is not None and longest.isdecimal() and facts.get("prompt_len"):
-        ranks, length = facts.get("cp") or 1, facts["prompt_len"] + int(longest)
-        both = (facts.get("micro_batch") or 1) * length, tokens
-        if all(rows % ranks == 0 for rows in both):
-            return values | {at.dynamic: True, at.most: both[0] // ranks, at.scored: both[1] // ranks, at.micro: None}
-    if "prompts" not in facts and (facts.get("micro_batch") or 1) == 1:
+        ranks = facts.get("cp") or 1
+        trained = micro * (facts["prompt_len"] + int(longest))
+        if trained % ranks == tokens % ranks == 0:
+            return values | {at.dynamic: True, at.most: trained // ranks, at.scored: tokens // ranks, at.micro: None}
+    if "prompts" not in facts and micro == 1:
         return values | {at.dynamic: True}
-    return values | {at.dynamic: False, at.most: None, at.scored: None, at.micro: facts.get("micro_batch") or 1}
+    return values | {at.dynamic: False, at.most: None, at.scored: None, at.micro: micro}
 
 
 @reads(
@@ -272,16 +280,15 @@ def _batch(keys: Keys, at: Named) -> Facts:
     count, batch = keys.whole(at.steps), keys.whole(at.whole)
     if count is not None:
         sequences, left = divmod(first * each, count)
-        if left or (batch is not None and batch != sequences):
-            raise keys.wrong(
-                at.steps, f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
-            )
+        why = f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
+        keys.refuse(at.steps, why, when=left or batch not in (None, sequences))
         batch = sequences
-    facts: Facts = {"global_batch": batch, "micro_batch": keys.whole(at.micro) or 1}
+    micro = keys.whole(at.micro) or 1
+    dynamic = keys.flag(at.dynamic)
     if _supervised(keys):
-        return facts | ({"micro_batch": 1} if keys.flag(at.dynamic) else {})
-    facts |= {"prompts": first, "samples": each}
-    if not keys.flag(at.dynamic):
+        return {"global_batch": batch, "micro_batch": 1 if dynamic else micro}
+    facts: Facts = {"global_batch": batch, "micro_batch": micro, "prompts": first, "samples": each}
+    if not dynamic:
         return facts
     tokens = keys.whole(at.most)
     if tokens is None:
@@ -289,12 +296,13 @@ def _batch(keys: Keys, at: Named) -> Facts:
     ranks = keys.whole("context_parallel_size") or 1
     both = _lengths.read(keys)
     longest = both["prompt_len"] + int(both["answers"])
-    # A sequence that is longer makes a micro-batch of its own.
-    facts["logprob_tokens"] = max((keys.whole(at.scored) or tokens) * ranks, longest)
-    remark = f"{tokens * ranks} tokens of a micro-batch"
     own = _own_batch(keys, batch or first * each)
-    facts["micro_batch"] = fitted(keys, at.most, max(1.0, tokens * ranks / longest), own, longest, remark)
-    return facts
+    filled = max(1.0, tokens * ranks / longest)
+    return facts | {
+        # A sequence that is longer makes a micro-batch of its own.
+        "logprob_tokens": max((keys.whole(at.scored) or tokens) * ranks, longest),
+        "micro_batch": fitted(keys, at.most, filled, own, longest, f"{tokens * ranks} tokens of a micro-batch"),
+    }
 
 
 WIDTH, STAGES, EXPERTS = "rollout_num_gpus_per_engine", "sglang_pp_size", "sglang_ep_size"
@@ -339,8 +347,7 @@ def _ranks(keys: Keys) -> Facts:
     stages, ranks, groups = (keys.agreed((key, OLDER[key]), keys.whole) or 1 for key in (STAGES, EXPERTS, GROUPS))
     keys.refuse(STAGES, f"{stages} stages do not divide {gpus} GPUs of an engine", when=gpus % stages)
     tp = gpus // stages
-    if groups > 1 and not keys.flag(JOINED):
-        raise keys.wrong(GROUPS, f"is read with {keys.document.shown(JOINED)}")
+    keys.refuse(GROUPS, f"is read with {keys.document.shown(JOINED)}", when=groups > 1 and not keys.flag(JOINED))
     keys.refuse(GROUPS, f"{groups} does not divide {tp} ranks of an engine", when=tp % groups)
     most = {name: size and max(1, size // groups) for name, key in MOST.items() for size in [keys.whole(key)]}
     # Experts are on all ranks, whole ones or parts of each.
@@ -395,11 +402,9 @@ def _rollout(facts: Facts, keys: Keys, inner: Idea) -> dict[str, Any]:
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    asked = facts.get("precision") or "bf16"
-    name, _, kind = asked.partition("-")
-    if name in ("bf16", "fp16") and kind in ("", "mixed-18"):
-        return {at.half: name == "fp16", at.wide: True, **dict.fromkeys(at.eight)}
-    return {}
+    name, _, kind = (facts.get("precision") or "bf16").partition("-")
+    sayable = name in ("bf16", "fp16") and kind in ("", "mixed-18")
+    return {at.half: name == "fp16", at.wide: True, **dict.fromkeys(at.eight)} if sayable else {}
 
 
 ROUNDED = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"

@@ -13,6 +13,7 @@ from loadgauge.job_files.ideas import (
     ATTENTION,
     BITSANDBYTES,
     IDLE,
+    STAYS,
     TRANSFORMER_ENGINE,
     Dialect,
     Facts,
@@ -70,11 +71,9 @@ def _gpus_written(facts: Facts, keys: Keys) -> dict[str, Any]:
         return dict(zip(STARTED, machines(facts, keys.whole(STARTED[0])), strict=True))
     split, usual = split_of(facts.get("placement")), keys.whole(EACH) if keys.has(EACH) else None
     own = facts if split is None else {"gpus": split[0]}
-    values: dict[str, Any] = dict(zip((EACH, NODES), machines(own, usual), strict=True))
-    if split is None:
-        return values
-    theirs = APART[not on_its_own(keys)]
-    return values | dict(zip(theirs, machines({"gpus": split[1]}, keys.whole(theirs[0])), strict=True))
+    apart = APART[not on_its_own(keys)]
+    sizes = {} if split is None else zip(apart, machines({"gpus": split[1]}, keys.whole(apart[0])), strict=True)
+    return dict(zip((EACH, NODES), machines(own, usual), strict=True)) | dict(sizes)
 
 
 @reads(EACH, NODES, *STARTED, *APART[0], *APART[1], facts="gpus gpus_per_node nodes", write=_gpus_written, needs="gpus")
@@ -140,18 +139,19 @@ LAYOUT_FACTS = names_in(
 def _of_megatron(keys: Keys) -> Facts:
     facts: Facts = {name: keys.whole(key) or 1 for name, key in LAYOUT_SIZES.items()}
     stages = facts["pp"] > 1
-    zero = 0 if keys.flag(LAYOUT_DISTRIBUTED) is False else 1
-    if keys.flag(LAYOUT_SHARDS):
-        stated = keys.choice(LAYOUT_HOW, STRATEGIES)
-        zero = 3 if stated is None else stated
-    if keys.word(LAYOUT_LITE) == "fsdp2":
-        keys.note(LAYOUT_LITE, "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP", "either",
-                  "weights gradients optimizer gathered", 0.5)  # fmt: skip
-        zero = 3
+    alone = 0 if keys.flag(LAYOUT_DISTRIBUTED) is False else 1
+    sharded = keys.flag(LAYOUT_SHARDS)
+    stated = keys.choice(LAYOUT_HOW, STRATEGIES) if sharded else None
+    lite = keys.word(LAYOUT_LITE) == "fsdp2"
+    why = "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP"
+    keys.note(LAYOUT_LITE, why, "either", "weights gradients optimizer gathered", 0.5, when=lite)
     facts["etp"] = keys.whole(LAYOUT_ETP) or (facts["tp"] if facts["ep"] > 1 else 1)
     for axis, key in LAYOUT_AGAIN.items():  # what is overridden goes to the model after its own section
-        if keys.has(key) and (keys.whole(key) or 1) != facts[axis]:
-            raise keys.wrong(key, f"contradicts {LAYOUT_SIZES.get(axis, LAYOUT_ETP)} = {facts[axis]}")
+        keys.refuse(
+            key,
+            f"contradicts {LAYOUT_SIZES.get(axis, LAYOUT_ETP)} = {facts[axis]}",
+            when=keys.has(key) and (keys.whole(key) or 1) != facts[axis],
+        )
     overridden = keys.flag(f"{T}sequence_parallel")
     return facts | {
         "framework": "megatron",
@@ -159,43 +159,34 @@ def _of_megatron(keys: Keys) -> Facts:
         and facts["tp"] > 1,
         "vpp": facts["vpp"] if stages else 1,
         "schedule": ("interleaved" if facts["vpp"] > 1 else "1f1b") if stages else None,
-        "zero": zero,
+        "zero": 3 if lite or (sharded and stated is None) else stated if sharded else alone,
         **uneven(keys, T, facts["pp"], facts["vpp"]),
     }
 
 
 def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    if engine_of(keys) in ("torchtitan", "automodel", "veomni"):
+    stage, ranks = facts.get("zero") or 0, facts.get("cp") or 1
+    megatron = facts.get("framework") == "megatron" or any((facts.get(axis) or 1) > 1 for axis in ("tp", "pp", "ep"))
+    if engine_of(keys) in ("torchtitan", "automodel", "veomni") or not (megatron or stage):
         return {}
-    wide = (facts.get("tp") or 1, facts.get("pp") or 1, facts.get("ep") or 1) != (1, 1, 1)
-    stage = facts.get("zero") or 0
-    if facts.get("framework") == "megatron" or wide:
-        values: dict[str, Any] = dict.fromkeys((at.newer, at.older, at.group, at.reshard, at.policy, at.once)) | {
-            at.strategy: "megatron"
-        }
-        values |= {key: facts.get(name) or 1 for name, key in LAYOUT_SIZES.items() if name != "vpp"}
-        virtual, ranks = facts.get("vpp") or 1, facts.get("tp") or 1
-        within = facts.get("etp") or 1
-        return values | {
+    if megatron:
+        virtual, within = facts.get("vpp") or 1, facts.get("etp") or 1
+        return {
+            **dict.fromkeys((at.newer, at.older, at.group, at.reshard, at.policy, at.once)),
+            at.strategy: "megatron",
+            **{key: facts.get(name) or 1 for name, key in LAYOUT_SIZES.items() if name != "vpp"},
             LAYOUT_SIZES["vpp"]: virtual if virtual > 1 else None,
-            LAYOUT_SP: bool(facts.get("sequence_parallel")) if ranks > 1 else None,
+            LAYOUT_SP: bool(facts.get("sequence_parallel")) if (facts.get("tp") or 1) > 1 else None,
             LAYOUT_ETP: within if (facts.get("ep") or 1) > 1 or within > 1 else None,
             LAYOUT_DISTRIBUTED: bool(stage),
             LAYOUT_SHARDS: True if stage > 1 else False if keys.has(LAYOUT_SHARDS) else None,
             LAYOUT_HOW: {number: word for word, number in STRATEGIES.items()}[stage] if stage > 1 else None,
         }
-    ranks, moved, pieces = (
-        facts.get("cp") or 1,
-        facts.get("offload") or "none",
-        facts.get("shards"),
-    )
-    if not stage:
-        return {}
+    moved, pieces = facts.get("offload") or "none", facts.get("shards")
+    stated = keys.word(at.strategy) in ("fsdp", "fsdp2") and moved == "none"
     replicated = (facts.get("replicas") or 1) > 1 or keys.has(at.group)
     return dict.fromkeys(LAYOUT_MEGATRON) | {
-        at.strategy: keys.document.get(at.strategy)
-        if keys.word(at.strategy) in ("fsdp", "fsdp2") and moved == "none"
-        else "fsdp2",
+        at.strategy: keys.document.get(at.strategy) if stated else "fsdp2",
         at.older: ranks,
         at.newer: ranks if keys.has(at.newer) else None,
         at.policy: True if moved == "all" else False if keys.has(at.policy) else None,
@@ -310,15 +301,12 @@ OPTIMIZERS = {
 
 def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     wanted = facts.get("optimizer") or "adamw"
-    if wanted.startswith("adamw") and wanted not in OPTIMIZERS.values():
-        wanted = "adamw"
-    if wanted == "adamw":
+    plain = wanted.startswith("adamw") and wanted not in OPTIMIZERS.values()
+    if plain or wanted == "adamw":
         return dict.fromkeys((at.name, at.module))
-    full = next((word for word, ours in OPTIMIZERS.items() if ours == wanted), None)
-    if full is None:
-        return {}
+    full = next((word for word, ours in OPTIMIZERS.items() if ours == wanted), "")
     where, _, meaning = full.rpartition(".")
-    return {at.name: meaning, at.module: where or None}
+    return {at.name: meaning, at.module: where or None} if full else {}
 
 
 @reads(facts="optimizer", write=_optimizer_written, name=f"{O}optimizer", module=f"{O}optimizer_impl", own=f"{O}name")
@@ -363,16 +351,17 @@ def _attention(keys: Keys, at: Named) -> Facts:
 
 def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     batch, samples = facts.get("global_batch"), facts.get("samples") or keys.whole(at.count) or 1
-    if not has_actor(keys) and "prompts" not in facts:
+    answers = "prompts" in facts
+    if not has_actor(keys) and not answers:
         return {at.step: batch} if batch else {}
-    values: dict[str, Any] = {}
-    if "prompts" in facts:
-        values = {at.step: facts["prompts"], at.count: samples, at.epochs: facts.get("epochs")}
-        batch = batch or facts["prompts"] * samples
-    if not batch:
-        return values
-    prompts, left = divmod(batch, samples)
-    return values | ({at.mini: batch, at.count: 1} if left else {at.mini: prompts})
+    batch = batch or (facts["prompts"] * samples if answers else None)
+    whole = batch and batch % samples == 0
+    return {
+        at.step: facts["prompts"] if answers else STAYS,
+        at.count: 1 if batch and not whole else samples if answers else STAYS,
+        at.epochs: facts.get("epochs") if answers else STAYS,
+        at.mini: (batch // samples if whole else batch) if batch else STAYS,
+    }
 
 
 @reads(
@@ -454,15 +443,13 @@ def _seq_len_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if "prompt_len" in facts:
         # The longest is all that it says of the answers.
         values = {at.prompt: facts["prompt_len"], **answered(facts, at.answer)}
-        return values | {
-            at.longest[name == at.answer]: None for name in values if keys.has(at.longest[name == at.answer])
-        }
-    if "seq_len" not in facts:
-        return {}
-    if keys.has(at.sft) or not has_actor(keys):
-        return {at.sft: facts["seq_len"]}
-    first = min(keys.whole(at.prompt) or 512, facts["seq_len"] // 2)
-    return {at.prompt: first, at.answer: facts["seq_len"] - first} if first else {}
+        own = [at.longest[name == at.answer] for name in values]
+        return values | dict.fromkeys(filter(keys.has, own))
+    length = facts.get("seq_len") or 0
+    first = min(keys.whole(at.prompt) or 512, length // 2)
+    if length and (keys.has(at.sft) or not has_actor(keys)):
+        return {at.sft: length}
+    return {at.prompt: first, at.answer: length - first} if first else {}
 
 
 @reads(
@@ -486,11 +473,11 @@ def _seq_len(keys: Keys, at: Named) -> Facts:
 
 
 def _recompute_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    if engine_of(keys) == "megatron":
+    engine, word = engine_of(keys), facts.get("recompute") or "none"
+    if engine == "megatron":
         return {**at.inner.write(facts, keys)}
-    word = facts.get("recompute") or "none"
-    key, values = (at.automodel if engine_of(keys) == "automodel" else at.ours), {"none": False, "full": True}
-    return {key: values[word]} if word in values and engine_of(keys) != "torchtitan" else {}
+    sayable = word in ("none", "full") and engine != "torchtitan"
+    return {at.automodel if engine == "automodel" else at.ours: word == "full"} if sayable else {}
 
 
 @reads(
@@ -514,14 +501,14 @@ def _recompute(keys: Keys, at: Named) -> Facts:
 
 
 def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    bridge: dict[str, Any] = dict.fromkeys(at.of_bridge)
     if not facts.get("lora_rank"):
         off = {key: 0 if keys.has(key) else None for key in (at.rank, at.of_bridge[0])}
-        return off | dict.fromkeys((at.modules, *at.of_bridge[1:]))
+        return {**bridge, **off, at.modules: None}
     if facts.get("framework") == "megatron" or engine_of(keys) == "megatron":
-        named = groups(facts.get("lora_targets") or "all") or None
-        own = (facts["lora_rank"], named, facts.get("lora_dropout"))
+        own = (facts["lora_rank"], groups(facts.get("lora_targets") or "all") or None, facts.get("lora_dropout"))
         return {**dict(zip(at.of_bridge, own, strict=True)), at.rank: None, at.modules: None}
-    return {at.rank: facts["lora_rank"], **layers(at.modules).write(facts, keys), **dict.fromkeys(at.of_bridge)}
+    return {at.rank: facts["lora_rank"], **layers(at.modules).write(facts, keys), **bridge}
 
 
 @reads(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.job_files.ideas import Facts, Keys, Named, product, reads, row, served
+from loadgauge.job_files.ideas import STAYS, Facts, Keys, Named, product, reads, refers, row, served
 
 A = "actor_rollout_ref.actor."
 R, REF, C = "actor_rollout_ref.rollout.", "actor_rollout_ref.ref.", "critic."
@@ -93,13 +93,8 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     if wanted is None:
         return {}
     same = keys.has(at.estimator) and ADVANTAGES.get(keys.word(at.estimator) or "") == ADVANTAGES[wanted]
-    refers = facts.get("reference") not in (None, "none", "precomputed")
-    already = bool(keys.flag(at.kl) or keys.flag(at.in_reward))
-    kept = (
-        {}
-        if refers == already
-        else {at.kl: refers, at.in_reward: None if refers else False if keys.has(at.in_reward) else None}
-    )
+    wrong = refers(facts) != bool(keys.flag(at.kl) or keys.flag(at.in_reward))
+    in_reward = None if refers(facts) or not keys.has(at.in_reward) else False
     scores = facts.get("reward_model")
     return {
         at.estimator: keys.word(at.estimator) if same else wanted,
@@ -107,7 +102,9 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.bypassed: True if facts.get("old_logprobs") == "none" else False if keys.has(at.bypassed) else None,
         **dict(zip(at.scored, (scores, None), strict=True)),
         **dict(zip(at.switch, (True if scores else None, None), strict=True)),
-    } | kept
+        at.kl: refers(facts) if wrong else STAYS,
+        at.in_reward: in_reward if wrong else STAYS,
+    }
 
 
 @reads(
@@ -247,8 +244,11 @@ def engine(keys: Keys, at: Named) -> Facts:
         "either",
         when=word.lower() not in ("fp8", "none", "null"),
     )
-    if options["ep"] > 1 and options["ep"] != options["tp"] * ranks:
-        raise keys.wrong(RANKS.keys[2], f"{options['ep']} is not tensor x data parallel ranks of the engine")
+    keys.refuse(
+        RANKS.keys[2],
+        f"{options['ep']} is not tensor x data parallel ranks of the engine",
+        when=options["ep"] > 1 and options["ep"] != options["tp"] * ranks,
+    )
     keys.note(
         at.data, "ranks of one engine, counted as engines of their own", "either", when=ranks > 1 and options["ep"] == 1
     )
@@ -287,17 +287,9 @@ LOG_PROBS_BOTH = [tuple(f"{section}{name}" for name in LOG_PROBS_NAMES) for sect
 
 def _log_probs_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     rows, tokens = facts.get("logprob_batch"), facts.get("logprob_tokens")
-    ranks = sharing(keys)
-    if tokens is not None and tokens % ranks:
-        return {}
-    values: dict[str, Any] = {}
-    for each, dynamic, most in LOG_PROBS_BOTH:
-        values |= {
-            each: rows,
-            dynamic: tokens is not None,
-            most: None if tokens is None else tokens // ranks,
-        }
-    return values
+    most, left = divmod(tokens or 0, sharing(keys))
+    values = (rows, tokens is not None, None if tokens is None else most)
+    return {} if left else {key: value for names in LOG_PROBS_BOTH for key, value in zip(names, values, strict=True)}
 
 
 @reads(

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from loadgauge.core.base import read_table
+from loadgauge.core.base.files import is_command
 from loadgauge.core.base.hooks import provider
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job, fields
@@ -68,7 +69,11 @@ class Spoken(click.Command):
             if isinstance(each, click.Option)
             for name in (*each.opts, *each.secondary_opts)
         }
-        args = [piece for word in args for piece in (shlex.split(word) if _is_line(word) else [_typed(word)])]
+        args = [
+            piece
+            for word in args
+            for piece in (shlex.split(word) if _is_line(word) and not is_command(word) else [_typed(word)])
+        ]
         counts, args = _counts(args, options)
         args, served = _served(args, options)
         bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
@@ -129,7 +134,8 @@ def _is_line(word: str) -> bool:
     >>> _is_line("llama-3.1-8b --gpu h100"), _is_line("all_reduce=340GB/s --x"), _is_line("an error --of it")
     (True, False, False)
     """
-    return re.match(r"[\w./:@-]*\w +--?[a-z]", word) is not None and not Path(word).exists()
+    line = re.match(r"[\w./:@-]*\w +--?[a-z]", word) is not None
+    return line and not is_command(word) and not Path(word).exists()
 
 
 def _of_each(words: list[str], notes: list[str]) -> tuple[list[str], list[str]]:
