@@ -54,6 +54,8 @@ FILES = {
     "encoders.multimodal": (
         *(
             "aya_vision",
+            "dots_ocr",
+            "paligemma",
             "qwen2_audio",
             "voxtral",
             "cohere2_vision",

@@ -128,6 +128,13 @@ def tower_steps(block: Block, view: View) -> Layer:
             x = build.elementwise(
                 name, (x,), build.tensor(name, rows), (build.float32(f"{name}.shares", view.pairs / step.width),)
             )
+        elif step.kind == "swiglu":  # of halves of what comes
+            half = rows * step.output
+            gate = build.elementwise(
+                f"{name}.gate", (x,), Tensor(f"{name}.gate", half, x.itemsize), shares_gradient=True
+            )
+            active = activate(build, f"{name}.activation", gate, "silu")
+            x = build.elementwise(name, (active, x), build.tensor(name, half), (active, x))
         elif step.kind == "mlp":
             gate, up = (
                 build.linear(f"{name}.{each}", x, rows, step.width, step.output, adapter=each)

@@ -443,8 +443,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     sounds: into `tile` frames of a spectrum.
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
-    spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches; frames: of a video
-    that make one patch; masks: attention of the language model has a mask of all pairs where there are pictures
+    spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches, each: of a tile;
+    frames: of a video that make one patch; pool: patches along a side of a frame that are averaged; masks: attention of the language model has a mask of all pairs where there are pictures
     """
 
     kind: str
@@ -455,7 +455,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     high: int = 0
     spare: int = 0
     marks: int = 0
+    each: int = 0
     frames: int = 1
+    pool: int = 1
     masks: bool = False
     grids: tuple[tuple[int, int], ...] = ()
 

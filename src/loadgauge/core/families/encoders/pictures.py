@@ -42,7 +42,11 @@ def frame(rule: Rule, width: int, height: int) -> Cut:
     >>> frame(Rule(kind="canvas", patch=14, merge=2, tile=448, low=1, high=12, spare=1), 1920, 1080)
     Cut(tiles=1, patches=1025, tokens=256)
     """
-    return cut(rule, width, height) if not rule.tile or rule.kind == "fixed" else _tiled(rule, 1)
+    if not rule.tile or rule.kind == "fixed":
+        return cut(rule, width, height)
+    seen = _tiled(rule, 1)
+    side = ceil(rule.tile // rule.patch / rule.pool)
+    return seen if rule.pool == 1 else seen._replace(tokens=side**2)
 
 
 def _sides(rule: Rule, width: float, height: float, round_: Callable[[float], int]) -> tuple[int, int]:
@@ -58,7 +62,7 @@ def _whole(rule: Rule, sides: tuple[int, int], more: int = 0) -> Cut:
 def _tiled(rule: Rule, tiles: int, tokens: int | None = None) -> Cut:
     side = rule.tile // rule.patch
     each = (side // rule.merge) ** 2
-    return Cut(tiles, side**2 + rule.spare, tiles * each + rule.marks if tokens is None else tokens)
+    return Cut(tiles, side**2 + rule.spare, tiles * (each + rule.each) + rule.marks if tokens is None else tokens)
 
 
 def _area(rule: Rule, width: int, height: int) -> Cut:
@@ -86,6 +90,14 @@ def _budget(rule: Rule, width: int, height: int) -> Cut:
     side = rule.patch * rule.merge
     share = sqrt(rule.high * side**2 / (width * height))
     return _whole(rule, _sides(rule, width * share, height * share, floor))
+
+
+def _native(rule: Rule, width: int, height: int) -> Cut:
+    """Made smaller where it has more patches than it may, or more along a side, and padded to whole tokens (MoonViT)."""
+    patches = (width // rule.patch) * (height // rule.patch)
+    most = rule.low * rule.patch
+    share = min(1.0, sqrt(rule.high / max(1, patches)), most / width, most / height)
+    return _whole(rule, _sides(rule, min(most, int(width * share)), min(most, int(height * share)), ceil))
 
 
 def _fixed(rule: Rule, width: int, height: int) -> Cut:
@@ -151,7 +163,7 @@ def _anyres(rule: Rule, width: int, height: int) -> Cut:
 
 RULES: dict[str, Callable[[Rule, int, int], Cut]] = {
     "area": _area, "edge": _edge, "budget": _budget, "fixed": _fixed, "canvas": _canvas, "split": _split, "fit": _fit,
-    "anyres": _anyres,
+    "anyres": _anyres, "native": _native,
 }  # fmt: skip
 
 
