@@ -300,6 +300,13 @@ def _as(text: str, alike: Derived) -> Found:
     return Found(spec, f"{text} {how}{f'; {line.how}' if line else ''}", alike.stored)
 
 
+def whole_keys(text: str) -> dict[str, Any]:
+    """The same as `keys`, with all that sees and hears, where the line of a name has the text model and its whole config too."""
+    name = names.listed_name(text)
+    own = names.listed(name).own if name else {}
+    return own or keys(text)
+
+
 def keys(text: str) -> dict[str, Any]:
     """The keys of a model's `config.json`, whether or not a family here reads them; it is looked for as `find` does, not on the
     hub. Raises `ConfigError` as `find` does.

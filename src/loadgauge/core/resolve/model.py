@@ -2,7 +2,9 @@
 
 from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.families.catalogue import Found, find
+from loadgauge.core.families.catalogue import Found, find, whole_keys
+from loadgauge.core.families.encoders.pictures import unwritten
+from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.hub import allowed
 
 
@@ -22,8 +24,14 @@ def found_model(job: Job) -> Found:
     if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")
         return recorded
+    why = "no family here reads it"
     try:
-        return find(job.model, allowed(job.hub))
+        found = find(job.model, allowed(job.hub))
+        why = unwritten(job, found.spec) if job.pictures or job.audio else ""
+        source = provider("MODEL_SOURCES")
+        if not why or source is None or job.road == "written" or not _sees(job.model):
+            return found
+        unread = NotModelled(f"{found.spec.name}: {why}")
     except ConfigError:
         if job.road == "written" or not of_library(job.model):
             raise
@@ -34,7 +42,13 @@ def found_model(job: Job) -> Found:
             raise
         unread = error
     try:
-        other: Found = source.model(job, "no family here reads it")
+        other: Found = source.model(job, why)
     except (NotModelled, ConfigError) as error:
         raise type(error)(f"{str(unread).split('; where ')[0]}; and captured: {error}") from None
     return other
+
+
+def _sees(name: str) -> bool:
+    """Return whether the config of a model has a part that sees or hears."""
+    own = whole_keys(name)
+    return any(own.get(key) for key in ("vision_config", "audio_config")) or own.get("model_type") not in model_types()

@@ -444,7 +444,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches, each: of a tile;
-    frames: of a video that make one patch; pool: patches along a side of a frame that are averaged; masks: attention of the language model has a mask of all pairs where there are pictures
+    frames: of a video that make one patch; pool: patches along a side of a frame that are averaged; masks: attention of the
+    language model has a mask of all pairs where there are pictures
     """
 
     kind: str

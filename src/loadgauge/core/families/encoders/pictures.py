@@ -359,11 +359,23 @@ def without_pictures(model: ModelSpec) -> ModelSpec:
     )
 
 
-def refuse_sizes() -> None:
-    """Raise `NotModelled` for a captured model's pictures of stated sizes."""
-    raise NotModelled(
-        "pictures of any size in a captured model: without --pictures it has one; loadgauge capture has --picture"
-    )
+def stated(job: Job) -> str:
+    """Return the pictures of a job's sequences, made smaller where it says so, as text. Raises `NotModelled` for a video.
+
+    >>> stated(Job(model="", seq_len=8, pictures="2x1024x768,64x64", max_pixels=196608))
+    '2x512x384,1x64x64'
+    """
+    if job.video is not None:
+        raise NotModelled("a video in a captured model: --pictures has its frames")
+    each = read_pictures(job.pictures, "pictures") if job.pictures else ()
+    return ",".join("x".join(map(str, (n, *_smaller(w, h, job.max_pixels)))) for n, w, h in each)
+
+
+def unwritten(job: Job, model: ModelSpec) -> str:
+    """Return why a job's pictures or sounds want the model's own code, in words: the name of a tower that has no layers here; else ""."""
+    asked = {"audio_config": job.audio is not None, "vision_config": bool(job.pictures or job.video)}
+    named = {tower.name.rpartition(".")[2]: bool(tower.layers) for tower in model.towers}
+    return next((f"the layers of its {key} are not written here" for key in asked if asked[key] and not named.get(key)), "")
 
 
 def seeing(
@@ -380,7 +392,7 @@ def seeing(
     if model.own.library:
         return model  # its latents are of these sizes
     if not model.own.rewritten:
-        refuse_sizes()
+        return model  # as its processor makes them
     if degrees["pp"] > 1 or degrees["cp"] > 1:
         raise NotModelled(
             "pictures or sounds over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"

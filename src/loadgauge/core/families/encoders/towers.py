@@ -51,8 +51,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
     semicolon where others before them are the tower's own
 
-    rule: what its processor does with pictures, and low, high, tile, marks, each and pool: its limits, as numbers or keys; copied: tiles that
-    hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
+    rule: what its processor does with pictures, and low, high, tile, marks, each and pool: its limits, as numbers or keys; copied:
+    tiles that hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
     pairs, always or where its config says what looks both ways
     """
 

@@ -36,6 +36,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     around: str = ""
     tower: int | None = None
     beside: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     seen: str = ""
     note: str = ""
 

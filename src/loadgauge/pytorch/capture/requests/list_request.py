@@ -20,11 +20,13 @@ from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 from loadgauge.core.definitions.training.training import training
+from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import APART, PLACED, ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
+from loadgauge.pytorch.capture.inputs.pictures import Pictures, processed
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import (
     LENGTH,
@@ -33,6 +35,7 @@ from loadgauge.pytorch.capture.inputs.target import (
     SOUND,
     config_keys,
     longest_of,
+    processor_keys,
     rows_of,
     sized,
     usual_of_heads,
@@ -106,7 +109,8 @@ def list_request(
         if _stands_for(less, full) is not None:
             config, stacks = cut, less
             break
-    job = _of_config(config, run, regime)
+    seen = _seen(whole, inputs, request.job.model)
+    job = _of_config(config, run, regime, seen)
     job = _split(tuned(job, regime), regime, pairs or {})
     learnt: dict[str, str] = {}
     if regime.tuned.by_layer:
@@ -116,7 +120,7 @@ def list_request(
         listings, learnt = _listings(job, request.job.model, stacks, regime, sizes)
         pattern = _pattern(stacks, full, listings[0])
     text = _text(whole)
-    model = tuned(_of_config(whole, run, regime), regime).build("meta")
+    model = tuned(_of_config(whole, run, regime, seen), regime).build("meta")
     return Document(
         name=str(keys.get("_name_or_path") or whole.model_type),
         model_type=whole.model_type,
@@ -172,8 +176,14 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
     return msgspec.structs.replace(job, build=build)
 
 
-def _of_config(config: Any, run: TorchRun, regime: Regime) -> Sized:
-    job = of_config(config, run)
+def _seen(config: Any, inputs: str, target: str) -> Pictures | None:
+    """What the processor of a model makes of the pictures of a sequence; None where they are not stated."""
+    sizes = [(width, height) for count, width, height in read_pictures(inputs, "pictures") for _ in range(count)] if inputs else []
+    return processed(config, sizes, processor_keys(target)) if sizes else None
+
+
+def _of_config(config: Any, run: TorchRun, regime: Regime, seen: Pictures | None = None) -> Sized:
+    job = of_config(config, run, seen)
     usual = {name: size for name, size in usual_of_heads().items() if name in job.names}
     names = tuple(name for name in job.names if name not in usual)
     job = msgspec.structs.replace(job, inputs=partial(job.inputs, **usual), names=names) if usual else job

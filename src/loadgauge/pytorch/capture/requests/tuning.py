@@ -42,8 +42,11 @@ def tuned(job: Sized, regime: Regime) -> Sized:
                     quantise(module, regime)
                 with as_on_cuda() if regime.tuned.base else contextlib.nullcontext():
                     _adapt(module, regime)
-            else:
+            elif regime.tuned.train:
                 _train(module, regime.tuned.train)
+            if regime.tuned.tower and not regime.tuned.adapts:
+                for name, parameter in module.named_parameters():
+                    parameter.requires_grad_(parameter.requires_grad and not _frozen(module, name, regime.tuned.tower))
         # As transformers does where the layers of a model of text run again, and PEFT for any.
         asks = regime.tuned.adapts or getattr(module, "main_input_name", "") == "input_ids"
         if regime.input_gradients and asks and hasattr(module, "enable_input_require_grads"):
@@ -66,6 +69,11 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
         ) from None
     asked = regime.tuned
     modules, parameters = _targets(module, asked)
+    saved = list(asked.saved)
+    if asked.tower:
+        modules = [name for name in _adapted(module, modules) if not _beside(module, name)]
+        if asked.tower != "frozen":
+            saved += [name for name, child in module.named_modules() if _alone(module, name, child, asked.tower)]
     for name in asked.saved:
         if not any(_ends(path, name) for path, _ in module.named_modules()):
             raise ConfigError(f"no module is called {name!r}", key="modules_to_save")
@@ -76,7 +84,7 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
         use_dora=asked.dora,
         target_modules=modules or ([] if parameters else None),
         target_parameters=parameters or None,
-        modules_to_save=list(asked.saved) or None,
+        modules_to_save=saved or None,
         layers_to_transform=_layers(module, asked.layers),
     )
     level = logging.root.manager.disable
@@ -100,9 +108,7 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
     if asked.targets in ALL:
         if not asked.layers:
             return "all-linear", []
-        # PEFT takes layers beside a list of names alone.
-        last = getattr(module, "get_output_embeddings", lambda: None)()
-        return [name for name, layer in possible.items() if _linear(layer) and layer is not last], []
+        return _adapted(module, "all-linear"), []  # PEFT takes layers beside a list of names alone
     if asked.targets == "attention":
         attention = [name for name in possible if re.search(r"(attn|attention)[^.]*\.", name, re.IGNORECASE)]
         if not attention:
@@ -140,6 +146,47 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
                 key="lora_targets",
             )
     return modules, parameters
+
+
+def _parts(module: nn.Module) -> tuple[str, tuple[str, ...]]:
+    """The names of a model's decoder, and of its encoders of pictures and sounds. Raises NotModelled where it has none of its own."""
+    names = {id(part): name for name, part in module.named_modules()}
+    decoder = names.get(id(module.get_decoder()), "") if hasattr(module, "get_decoder") else ""
+    if not decoder:
+        raise NotModelled("what of the model sees pictures is not known: --tower trained, or adapters, takes it whole")
+    encoders = (names.get(id(module.get_encoder(modality)), "") for modality in ("image", "audio"))  # type: ignore[operator]
+    return decoder, tuple(name for name in encoders if name)
+
+
+def _beside(module: nn.Module, name: str) -> bool:
+    """Return whether a module or parameter is of what sees pictures, or joins it, and not of the language model."""
+    last = getattr(module, "get_output_embeddings", lambda: None)()
+    head = next((own for own, part in module.named_modules() if part is last), "") if last is not None else ""
+    return not any(own and f"{name}.".startswith(f"{own}.") for own in (_parts(module)[0], head))
+
+
+def _frozen(module: nn.Module, name: str, tower: str) -> bool:
+    """Return whether a parameter is frozen where `tower` is trained: nothing of it, or its projector."""
+    own = _parts(module)[1]
+    inside = tower == "projector" and any(name.startswith(f"{part}.") for part in own)
+    return _beside(module, name) and (tower == "frozen" or inside)
+
+
+def _alone(module: nn.Module, name: str, child: nn.Module, tower: str) -> bool:
+    """Return whether a module is one that is trained whole beside adapters: with weights of its own, of the tower or its projector."""
+    own = bool(name) and next(child.parameters(recurse=False), None) is not None
+    return own and _beside(module, name) and not _frozen(module, f"{name}.", tower)
+
+
+def _adapted(module: nn.Module, targets: str | list[str] | None) -> list[str]:
+    """The whole names of the layers that PEFT's `target_modules` name."""
+    last = getattr(module, "get_output_embeddings", lambda: None)()
+    layers = {name: layer for name, layer in module.named_modules() if _adaptable(layer) and layer is not last}
+    if targets == "all-linear":
+        return [name for name, layer in layers.items() if _linear(layer)]
+    if isinstance(targets, str):
+        return [name for name in layers if re.fullmatch(targets, name)]
+    return [name for name in layers if any(_ends(name, word) for word in targets or ())]
 
 
 def _adaptable(module: nn.Module) -> bool:
