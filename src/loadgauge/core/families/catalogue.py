@@ -303,8 +303,11 @@ def _as(text: str, alike: Derived) -> Found:
 def whole_keys(text: str) -> dict[str, Any]:
     """The same as `keys`, with all that sees and hears, where the line of a name has the text model and its whole config too."""
     name = names.listed_name(text)
-    own = names.listed(name).own if name else {}
-    return own or keys(text)
+    line = names.listed(name) if name else None
+    if line is None or not line.own:
+        return keys(text)
+    own = names.changed(config(line.base) if line.base else {}, line.config)
+    return names.around(msgspec.structs.replace(line, around="whole", beside=line.own), own)
 
 
 def keys(text: str) -> dict[str, Any]:

@@ -54,6 +54,7 @@ FILES = {
     "encoders.multimodal": (
         *(
             "aya_vision",
+            "deepseek_vl",
             "dots_ocr",
             "paligemma",
             "qwen2_audio",

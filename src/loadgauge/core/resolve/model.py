@@ -1,11 +1,17 @@
 """The model of a job: by its family, or recorded from its code where no family reads it."""
 
+import msgspec
+
 from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.catalogue import Found, find, whole_keys
 from loadgauge.core.families.encoders.pictures import unwritten
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.hub import allowed
+
+
+LACKS = "pip install"
+"""In an error that names what is not installed."""
 
 
 def found_model(job: Job) -> Found:
@@ -24,7 +30,7 @@ def found_model(job: Job) -> Found:
     if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")
         return recorded
-    why = "no family here reads it"
+    why, found = "no family here reads it", None
     try:
         found = find(job.model, allowed(job.hub))
         why = unwritten(job, found.spec) if job.pictures or job.audio else ""
@@ -44,6 +50,8 @@ def found_model(job: Job) -> Found:
     try:
         other: Found = source.model(job, why)
     except (NotModelled, ConfigError) as error:
+        if found is not None and (isinstance(error, NotModelled) or LACKS in str(error)):
+            return msgspec.structs.replace(found, how="; ".join(filter(None, (found.how, f"its own code: {error}"))))
         raise type(error)(f"{str(unread).split('; where ')[0]}; and captured: {error}") from None
     return other
 

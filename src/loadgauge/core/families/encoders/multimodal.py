@@ -67,6 +67,7 @@ WRAPPERS = {
     ),
     "aya_vision": Wrapper(prefix="AyaVision", text="cohere2"),
     "paligemma": Wrapper(prefix="PaliGemma", text="gemma"),
+    "deepseek_vl": Wrapper(prefix="DeepseekVL", text="llama"),
     "dots_ocr": Wrapper(prefix="DotsOCR", text="qwen2", flat=True),
     "cohere2_vision": Wrapper(prefix="Cohere2Vision", text="cohere2"),
     "exaone4_5": Wrapper(prefix="Exaone4_5_", text="exaone4"),

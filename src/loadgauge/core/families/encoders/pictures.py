@@ -258,7 +258,7 @@ def _masked(block: Block, masked: bool) -> Block:
 
 
 def _tower(model: ModelSpec, key: str, section: str) -> Tower:
-    """The tower of a model for pictures or sounds. Raises `ConfigError` without one, `NotModelled` without its layers."""
+    """The tower of a model for pictures or sounds. Raises `ConfigError` without one."""
     tower = next((tower for tower in model.towers if tower.name.endswith(section)), None)
     if tower is None:
         if key == "audio":
@@ -267,11 +267,6 @@ def _tower(model: ModelSpec, key: str, section: str) -> Tower:
             f"{model.name}: no tower of pictures is in its sizes here; if it has one, type its published config.json,"
             " without --pictures for one picture by its own code",
             key=key,
-        )
-    if not tower.layers:
-        raise NotModelled(
-            f"{model.name}: the layers of its {tower.name} are not in its config, or not modelled here; with the"
-            " published config.json, --road captured runs the model's own code on one picture"
         )
     return tower
 
@@ -373,9 +368,15 @@ def stated(job: Job) -> str:
 
 def unwritten(job: Job, model: ModelSpec) -> str:
     """Return why a job's pictures or sounds want the model's own code, in words: the name of a tower that has no layers here; else ""."""
-    asked = {"audio_config": job.audio is not None, "vision_config": bool(job.pictures or job.video)}
     named = {tower.name.rpartition(".")[2]: bool(tower.layers) for tower in model.towers}
-    return next((f"the layers of its {key} are not written here" for key in asked if asked[key] and not named.get(key)), "")
+    lacks = (section for _, section, asked in _asked(job) if asked and not named.get(section))
+    return next((f"the layers of its {section} are not written here" for section in lacks), "")
+
+
+def _asked(job: Job) -> tuple[tuple[str, str, bool], ...]:
+    """Fields of a job that a tower sees or hears, the tower's section of a config, and whether the job has them."""
+    seen = "pictures" if job.pictures else "video"
+    return (seen, "vision_config", bool(job.pictures or job.video)), ("audio", "audio_config", job.audio is not None)
 
 
 def seeing(
@@ -399,6 +400,12 @@ def seeing(
         )
     if job.tower == "adapters" and not job.adapts:
         raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
+    left = [_tower(model, key, section) for key, section, asked in _asked(job) if asked]
+    if not all(tower.layers for tower in left):
+        assumed["pictures of a sequence"] = (
+            f"{unwritten(job, model)}: it is left out, and its tokens are among --seq-len"
+        )
+        return model
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )

@@ -52,8 +52,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     semicolon where others before them are the tower's own
 
     rule: what its processor does with pictures, and low, high, tile, marks, each and pool: its limits, as numbers or keys; copied:
-    tiles that hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
-    pairs, always or where its config says what looks both ways
+    tiles that hold a picture are chosen or joined first, which makes a copy of them; features: those of a single layer go on, by default the last but one;
+    masks: the language model's attention has a mask of all pairs, always or where its config says what looks both ways
     """
 
     made: str = ""
@@ -68,6 +68,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     pool: int = 1
     frames: str = "1"
     copied: bool = False
+    features: bool = False
     masks: str = ""
 
 
@@ -172,10 +173,11 @@ JOINED = {
     "kimi_k25": Joined(made="kimi_k25_vision", end="layernorm w, linear q q +, gelu, linear q t +", rule="native",
                        merge="merge_kernel_size|2", low="512", high="config.in_token_limit|16384"),
     "dots_ocr": Joined(made="dots_vit", rule="area", merge="spatial_merge_size|2", low="3136", high="11289600"),
-    "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
-    "llava_next": Joined(made="clip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", copied=True),
+    "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, features=True, rule="fixed", tile="image_size"),
+    "deepseek_vl": Joined(made="siglip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
+    "llava_next": Joined(made="clip_vision_model", end=TWO_LAYERS + ", idle t", features=True, rule="anyres", tile="image_size", copied=True),
     "llava_onevision": Joined(
-        made="siglip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", high="9", pool=2, copied=True
+        made="siglip_vision_model", end=TWO_LAYERS + ", idle t", features=True, rule="anyres", tile="image_size", high="9", pool=2, copied=True
     ),
     "mistral3": Joined(
         made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
@@ -187,7 +189,7 @@ JOINED = {
     "smolvlm": Joined(**SPLIT, marks=3),
     "qwen2_vl": OLD,
     "qwen2_5_vl": msgspec.structs.replace(OLD, made="qwen2_5_vl"),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), NEW),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe"), NEW),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), GLM),
 }  # fmt: skip
 """How a tower is joined, and which pictures it gets, by the `model_type` around it. Limits are those of published processors."""
@@ -347,14 +349,14 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     if shape.rotary:
         layers.append(of_steps(f"angles {attention.head_dim}", beside=True))
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
-    feature = sizes.config.get("vision_feature_layer", -2 if joined.end.startswith(TWO_LAYERS) else -1)
+    feature = sizes.config.get("vision_feature_layer", -2 if joined.features else -1)
     last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
     for index in range(depth):
         layers.append(unused if index > last else near if side and index not in whole else block)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
     # Of features of single layers, what follows the last of them is not read.
-    end = re.sub(r"layernorm (\w+)", r"idle 2\1", shape.end) if joined.end.startswith(TWO_LAYERS) else shape.end
+    end = re.sub(r"layernorm (\w+)", r"idle 2\1", shape.end) if joined.features else shape.end
     *own_ends, joins = "; ".join(text for text in (end, joined.end) if text).split("; ")
     came = width
     for text in own_ends:

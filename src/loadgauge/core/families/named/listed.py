@@ -120,11 +120,12 @@ def around(line: Listed, text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a line from that of its text model."""
     if not line.around:
         return {**text, **line.beside}
+    own = {key: value for key, value in text.items() if key != "architectures"}
     return {
-        **line.beside,
         "model_type": line.around,
-        "text_config": {key: value for key, value in text.items() if key != "architectures"},
         "tie_word_embeddings": bool(text.get("tie_word_embeddings", False)),
+        **line.beside,
+        "text_config": own | line.beside.get("text_config", {}),
     }
 
 
