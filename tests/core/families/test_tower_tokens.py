@@ -86,6 +86,12 @@ def cohere2(width: int, height: int) -> tuple[int, int]:
     return tiles, 2 + tiles * (256 + 1)
 
 
+def minicpmv(width: int, height: int) -> int:
+    kind = of("minicpmv4_6.image_processing_pil_minicpmv4_6", "MiniCPMV4_6ImageProcessorPil")
+    grid = kind.get_sliced_grid(None, (height, width), 9, 448)
+    return 1 + (grid[0] * grid[1] if grid else 0)
+
+
 LIMITS = {"shortest_edge": 3136, "longest_edge": 12845056}
 TILES = {"size": {"height": 448, "width": 448}, "min_patches": 1, "max_patches": 12, "crop_to_patches": True}
 CASES: dict[str, tuple[Rule, Any, Callable[[int, int], Any]]] = {
@@ -97,6 +103,7 @@ CASES: dict[str, tuple[Rule, Any, Callable[[int, int], Any]]] = {
                  patches("got_ocr2", "GotOcr2", **TILES)),
     "idefics3": (Rule(kind="split", patch=14, merge=2, tile=364, marks=3), ("tiles", "tokens"), idefics3),
     "mistral3": (Rule(kind="edge", patch=14, merge=2, high=1540), "tokens", pixtral),
+    "minicpmv": (Rule(kind="slices", patch=14, tile=448, low=64, high=9), "tiles", minicpmv),
     "kimi_vl": (Rule(kind="native", patch=14, merge=2, low=512, high=4096), "patches", kimi),
     "cohere2_vision": (Rule(kind="fit", patch=16, merge=2, tile=512, high=12, marks=3), ("tiles", "tokens"), cohere2),
     "gemma4": (Rule(kind="budget", patch=16, merge=3, high=280), "tokens", gemma4),
@@ -219,7 +226,7 @@ def test_a_picture_has_from_4_to_16384_tokens(model: str, side: int, tokens: int
             {"seq_len": 2048},
             "2048 is more than the model's 448",
         ),
-        ({"model_type": "janus"}, {"video": "8x224x224"}, "pictures of any size in a captured model"),
+        ({"model_type": "janus"}, {"video": "8x224x224"}, "a video in a captured model"),
     ],
 )
 def test_what_no_capture_answers_is_refused_before_it(

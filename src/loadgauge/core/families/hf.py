@@ -56,6 +56,7 @@ FILES = {
             "aya_vision",
             "deepseek_vl",
             "dots_ocr",
+            "minicpmv",
             "paligemma",
             "qwen2_audio",
             "voxtral",

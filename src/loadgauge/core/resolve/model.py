@@ -9,7 +9,6 @@ from loadgauge.core.families.encoders.pictures import unwritten
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.hub import allowed
 
-
 LACKS = "pip install"
 """In an error that names what is not installed."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from math import ceil, floor, sqrt
+from math import ceil, floor, log, sqrt
 from typing import Any, NamedTuple
 
 import msgspec
@@ -100,6 +100,17 @@ def _native(rule: Rule, width: int, height: int) -> Cut:
     return _whole(rule, _sides(rule, min(most, int(width * share)), min(most, int(height * share)), ceil))
 
 
+def _slices(rule: Rule, width: int, height: int) -> Cut:
+    """As many slices as a picture has squares of pixels, in the grid of about so many whose shape is nearest, and one of the whole;
+    each comes to a number of queries (MiniCPM-V)."""
+    most = min(ceil(width * height / rule.tile**2), rule.high)
+    counts = [count for count in (most - 1, most, most + 1) if 1 < count <= rule.high] if most > 1 else []
+    grids = [(across, count // across) for count in counts for across in range(1, count + 1) if count % across == 0]
+    best = min(grids, key=lambda grid: abs(log(width / height) - log(grid[0] / grid[1])), default=(0, 0))
+    tiles = 1 + best[0] * best[1]
+    return _tiled(rule, tiles, tiles * (rule.low + rule.each))
+
+
 def _fixed(rule: Rule, width: int, height: int) -> Cut:
     """Whatever its size, one tile."""
     return _tiled(rule, 1, rule.high or None)
@@ -163,7 +174,7 @@ def _anyres(rule: Rule, width: int, height: int) -> Cut:
 
 RULES: dict[str, Callable[[Rule, int, int], Cut]] = {
     "area": _area, "edge": _edge, "budget": _budget, "fixed": _fixed, "canvas": _canvas, "split": _split, "fit": _fit,
-    "anyres": _anyres, "native": _native,
+    "anyres": _anyres, "native": _native, "slices": _slices,
 }  # fmt: skip
 
 
@@ -367,7 +378,7 @@ def stated(job: Job) -> str:
 
 
 def unwritten(job: Job, model: ModelSpec) -> str:
-    """Return why a job's pictures or sounds want the model's own code, in words: the name of a tower that has no layers here; else ""."""
+    """Return why a job's pictures or sounds want the model's own code, in words: a tower without layers here; else ""."""
     named = {tower.name.rpartition(".")[2]: bool(tower.layers) for tower in model.towers}
     lacks = (section for _, section, asked in _asked(job) if asked and not named.get(section))
     return next((f"the layers of its {section} are not written here" for section in lacks), "")

@@ -52,8 +52,9 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     semicolon where others before them are the tower's own
 
     rule: what its processor does with pictures, and low, high, tile, marks, each and pool: its limits, as numbers or keys; copied:
-    tiles that hold a picture are chosen or joined first, which makes a copy of them; features: those of a single layer go on, by default the last but one;
-    masks: the language model's attention has a mask of all pairs, always or where its config says what looks both ways
+    tiles that hold a picture are chosen or joined first, which makes a copy of them; features: those of a single layer go on, by
+    default the last but one; masks: the language model's attention has a mask of all pairs, always or where its config says what
+    looks both ways
     """
 
     made: str = ""
@@ -147,6 +148,13 @@ TILES: dict[str, Any] = {
     "tile": "image_size",
 }
 TWO_LAYERS = "linear w t +, gelu, linear t t +"
+NEXT: dict[str, Any] = {
+    "end": TWO_LAYERS + ", idle t",
+    "features": True,
+    "rule": "anyres",
+    "tile": "image_size",
+    "copied": True,
+}
 AREA: dict[str, Any] = {"rule": "area", "merge": "spatial_merge_size|2", "frames": "temporal_patch_size|2"}
 OLD = Joined(made="qwen2_vl", low="3136", high="12845056", **AREA)
 NEW = Joined(made="qwen3_vl", low="65536", high="16777216", **AREA)
@@ -173,12 +181,12 @@ JOINED = {
     "kimi_k25": Joined(made="kimi_k25_vision", end="layernorm w, linear q q +, gelu, linear q t +", rule="native",
                        merge="merge_kernel_size|2", low="512", high="config.in_token_limit|16384"),
     "dots_ocr": Joined(made="dots_vit", rule="area", merge="spatial_merge_size|2", low="3136", high="11289600"),
+    "minicpmv": Joined(made="siglip_vision_model", end="linear w t, layernorm t, attend t 64, layernorm t, linear t t",
+                       rule="slices", tile="config.scale_resolution|448", low="64", high="config.max_slice_nums|9", each=2),
     "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, features=True, rule="fixed", tile="image_size"),
     "deepseek_vl": Joined(made="siglip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
-    "llava_next": Joined(made="clip_vision_model", end=TWO_LAYERS + ", idle t", features=True, rule="anyres", tile="image_size", copied=True),
-    "llava_onevision": Joined(
-        made="siglip_vision_model", end=TWO_LAYERS + ", idle t", features=True, rule="anyres", tile="image_size", high="9", pool=2, copied=True
-    ),
+    "llava_next": Joined(made="clip_vision_model", **NEXT),
+    "llava_onevision": Joined(made="siglip_vision_model", **NEXT, high="9", pool=2),
     "mistral3": Joined(
         made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
         merge="config.spatial_merge_size|2",
@@ -417,5 +425,6 @@ def _of_step(step: Step) -> int:
     i, o = step.width, step.output
     return {
         "conv": i * o + step.bias * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
+        "attend": i * o + 2 * i + 4 * i * (i + 1),
         "rmsnorm1": i, "positions": i * o, "fixed": i * o, "vector": i, "idle": i, "sound": 3 * i * o + o, "halve": 3 * i * o + o,
     }.get(step.kind, 0)  # fmt: skip

@@ -149,7 +149,7 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
 
 
 def _parts(module: nn.Module) -> tuple[str, tuple[str, ...]]:
-    """The names of a model's decoder, and of its encoders of pictures and sounds. Raises NotModelled where it has none of its own."""
+    """The names of a model's decoder, and of its encoders of pictures and sounds. Raises NotModelled for one without parts."""
     names = {id(part): name for name, part in module.named_modules()}
     decoder = names.get(id(module.get_decoder()), "") if hasattr(module, "get_decoder") else ""
     if not decoder:
@@ -173,7 +173,7 @@ def _frozen(module: nn.Module, name: str, tower: str) -> bool:
 
 
 def _alone(module: nn.Module, name: str, child: nn.Module, tower: str) -> bool:
-    """Return whether a module is one that is trained whole beside adapters: with weights of its own, of the tower or its projector."""
+    """Return whether a module is trained whole beside adapters: with weights of its own, of the tower or its projector."""
     own = bool(name) and next(child.parameters(recurse=False), None) is not None
     return own and _beside(module, name) and not _frozen(module, f"{name}.", tower)
 
