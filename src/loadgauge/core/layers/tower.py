@@ -163,13 +163,11 @@ def tower_steps(block: Block, view: View) -> Layer:
             )
         elif step.kind == "attend":
             x = _attend(build, name, x, step)
-        elif step.kind == "swiglu":  # of halves of what comes
-            half = rows * step.output
-            gate = build.elementwise(
-                f"{name}.gate", (x,), Tensor(f"{name}.gate", half, x.itemsize), shares_gradient=True
+        elif step.kind == "swiglu":  # of halves of what comes, which is kept whole
+            active = build.elementwise(
+                f"{name}.activation", (x,), build.tensor(f"{name}.activation", rows * step.output), (x,)
             )
-            active = activate(build, f"{name}.activation", gate, "silu")
-            x = build.elementwise(name, (active, x), build.tensor(name, half), (active, x))
+            x = build.elementwise(name, (active, x), build.tensor(name, rows * step.output), (active, x))
         elif step.kind == "mlp":
             gate, up = (
                 build.linear(f"{name}.{each}", x, rows, step.width, step.output, adapter=each)

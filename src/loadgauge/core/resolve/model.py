@@ -6,7 +6,6 @@ from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provi
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.catalogue import Found, find, whole_keys
 from loadgauge.core.families.encoders.pictures import unwritten
-from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.hub import allowed
 
 LACKS = "pip install"
@@ -32,10 +31,10 @@ def found_model(job: Job) -> Found:
     why, found = "no family here reads it", None
     try:
         found = find(job.model, allowed(job.hub))
-        why = unwritten(job, found.spec) if job.pictures or job.audio else ""
-        source = provider("MODEL_SOURCES")
-        if not why or source is None or job.road == "written" or not _sees(job.model):
+        section, source = unwritten(job, found.spec), provider("MODEL_SOURCES")
+        if not section or source is None or job.road == "written" or not whole_keys(job.model).get(section):
             return found
+        why = f"the layers of its {section} are not written here"
         unread = NotModelled(f"{found.spec.name}: {why}")
     except ConfigError:
         if job.road == "written" or not of_library(job.model):
@@ -53,9 +52,3 @@ def found_model(job: Job) -> Found:
             return msgspec.structs.replace(found, how="; ".join(filter(None, (found.how, f"its own code: {error}"))))
         raise type(error)(f"{str(unread).split('; where ')[0]}; and captured: {error}") from None
     return other
-
-
-def _sees(name: str) -> bool:
-    """Return whether the config of a model has a part that sees or hears."""
-    own = whole_keys(name)
-    return any(own.get(key) for key in ("vision_config", "audio_config")) or own.get("model_type") not in model_types()

@@ -378,10 +378,9 @@ def stated(job: Job) -> str:
 
 
 def unwritten(job: Job, model: ModelSpec) -> str:
-    """Return why a job's pictures or sounds want the model's own code, in words: a tower without layers here; else ""."""
+    """Return the section of a config that a job's pictures or sounds are of, where no layers of it are written; else ""."""
     named = {tower.name.rpartition(".")[2]: bool(tower.layers) for tower in model.towers}
-    lacks = (section for _, section, asked in _asked(job) if asked and not named.get(section))
-    return next((f"the layers of its {section} are not written here" for section in lacks), "")
+    return next((section for _, section, asked in _asked(job) if asked and not named.get(section)), "")
 
 
 def _asked(job: Job) -> tuple[tuple[str, str, bool], ...]:
@@ -413,8 +412,8 @@ def seeing(
         raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
     left = [_tower(model, key, section) for key, section, asked in _asked(job) if asked]
     if not all(tower.layers for tower in left):
-        assumed["pictures of a sequence"] = (
-            f"{unwritten(job, model)}: it is left out, and its tokens are among --seq-len"
+        assumed[f"{'pictures' if job.pictures or job.video else 'sound'} of a sequence"] = (
+            f"the layers of its {unwritten(job, model)} are not known here: it is left out, and its tokens are among --seq-len"
         )
         return model
     how = fill(

@@ -53,7 +53,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
     rule: what its processor does with pictures, and low, high, tile, marks, each and pool: its limits, as numbers or keys; copied:
     tiles that hold a picture are chosen or joined first, which makes a copy of them; features: those of a single layer go on, by
-    default the last but one; masks: the language model's attention has a mask of all pairs, always or where its config says what
+    default this one; masks: the language model's attention has a mask of all pairs, always or where its config says what
     looks both ways
     """
 
@@ -69,7 +69,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     pool: int = 1
     frames: str = "1"
     copied: bool = False
-    features: bool = False
+    features: int = 0
     masks: str = ""
 
 
@@ -147,10 +147,10 @@ TILES: dict[str, Any] = {
     "merge": "config.downsample_factor|2",
     "tile": "image_size",
 }
-TWO_LAYERS = "linear w t +, gelu, linear t t +"
+TWO_LAYERS, HALVES = "linear w t +, gelu, linear t t +", "linear y u +, swiglu u u2, linear u2 t +"
 NEXT: dict[str, Any] = {
     "end": TWO_LAYERS + ", idle t",
-    "features": True,
+    "features": -2,
     "rule": "anyres",
     "tile": "image_size",
     "copied": True,
@@ -175,15 +175,15 @@ JOINED = {
                      high="config.vision_soft_tokens_per_image|280", masks="vision"),
     "internvl": Joined(made="internvl_vision", end="layernorm y, linear y t +, gelu, linear t t +", rule="canvas", merge="2",
                        tile="image_size", low="1", high="12", marks=2),
-    "aya_vision": Joined(**TILES, end="layernorm y, linear y u +, swiglu u u2, linear u2 t +", low="1", high="12", marks=2, each=1),
-    "cohere2_vision": Joined(**TILES | {"rule": "fit"}, end="linear y u +, swiglu u u2, linear u2 t +", high="12", marks=3),
+    "aya_vision": Joined(**TILES, features=-1, end=f"layernorm y, {HALVES}", low="1", high="12", marks=2, each=1),
+    "cohere2_vision": Joined(**TILES | {"rule": "fit"}, end=HALVES, high="12", marks=3),
     "paligemma": Joined(made="siglip_vision_model", end="linear w t +", rule="fixed", tile="image_size", masks="always"),
     "kimi_k25": Joined(made="kimi_k25_vision", end="layernorm w, linear q q +, gelu, linear q t +", rule="native",
                        merge="merge_kernel_size|2", low="512", high="config.in_token_limit|16384"),
     "dots_ocr": Joined(made="dots_vit", rule="area", merge="spatial_merge_size|2", low="3136", high="11289600"),
     "minicpmv": Joined(made="siglip_vision_model", end="linear w t, layernorm t, attend t 64, layernorm t, linear t t",
                        rule="slices", tile="config.scale_resolution|448", low="64", high="config.max_slice_nums|9", each=2),
-    "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, features=True, rule="fixed", tile="image_size"),
+    "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, features=-2, rule="fixed", tile="image_size"),
     "deepseek_vl": Joined(made="siglip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
     "llava_next": Joined(made="clip_vision_model", **NEXT),
     "llava_onevision": Joined(made="siglip_vision_model", **NEXT, high="9", pool=2),
@@ -357,7 +357,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     if shape.rotary:
         layers.append(of_steps(f"angles {attention.head_dim}", beside=True))
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
-    feature = sizes.config.get("vision_feature_layer", -2 if joined.features else -1)
+    feature = sizes.config.get("vision_feature_layer", joined.features or -1)
     last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
     for index in range(depth):
         layers.append(unused if index > last else near if side and index not in whole else block)
