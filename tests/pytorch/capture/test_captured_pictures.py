@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("tower", ["frozen", "trained"])
 def test_what_is_captured_is_what_is_written(tower: str, place: Path) -> None:
-    ours, theirs = (estimate(str(place), tower=tower, road=road, **SAID) for road in ("written", "captured"))
+    ours, theirs = (estimate(str(place), **SAID, tower=tower, road=road) for road in ("written", "captured"))
     assert ours.params == theirs.params
     assert trained(ours) == pytest.approx(trained(theirs), rel=1e-3)  # a norm whose output nothing reads
     assert ours.flops.model == pytest.approx(theirs.flops.model, rel=0.01)
@@ -70,6 +70,7 @@ def test_a_sequence_holds_its_pictures(place: Path) -> None:
 
 
 def test_a_tower_without_layers_is_left_out_and_said() -> None:
-    alone, seen = (estimate("molmo-7b-d", gpu="h100", lora_rank=8, **said) for said in ({}, {"pictures": "1x640x480"}))
+    said: dict[str, Any] = {"gpu": "h100", "lora_rank": 8}
+    alone, seen = estimate("molmo-7b-d", **said), estimate("molmo-7b-d", pictures="1x640x480", **said)
     assert [name for name, _, _ in seen.towers_left_out] == ["vision_config"]
     assert seen.memory.peak == alone.memory.peak

@@ -45,8 +45,9 @@ def tuned(job: Sized, regime: Regime) -> Sized:
             elif regime.tuned.train:
                 _train(module, regime.tuned.train)
             if regime.tuned.tower and not regime.tuned.adapts:
+                frozen, _ = _beside(module, regime.tuned.tower)
                 for name, parameter in module.named_parameters():
-                    parameter.requires_grad_(parameter.requires_grad and not _frozen(module, name, regime.tuned.tower))
+                    parameter.requires_grad_(parameter.requires_grad and name.rpartition(".")[0] not in frozen)
         # As transformers does where the layers of a model of text run again, and PEFT for any.
         asks = regime.tuned.adapts or getattr(module, "main_input_name", "") == "input_ids"
         if regime.input_gradients and asks and hasattr(module, "enable_input_require_grads"):
@@ -71,9 +72,9 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
     modules, parameters = _targets(module, asked)
     saved = list(asked.saved)
     if asked.tower:
-        modules = [name for name in _adapted(module, modules) if not _beside(module, name)]
-        if asked.tower != "frozen":
-            saved += [name for name, child in module.named_modules() if _alone(module, name, child, asked.tower)]
+        frozen, whole = _beside(module, asked.tower)
+        modules = [name for name in _adapted(module, modules) if name not in frozen and name not in whole]
+        saved += whole
     for name in asked.saved:
         if not any(_ends(path, name) for path, _ in module.named_modules()):
             raise ConfigError(f"no module is called {name!r}", key="modules_to_save")
@@ -148,34 +149,24 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
     return modules, parameters
 
 
-def _parts(module: nn.Module) -> tuple[str, tuple[str, ...]]:
-    """The names of a model's decoder, and of its encoders of pictures and sounds. Raises NotModelled for one without parts."""
+def _beside(module: nn.Module, tower: str) -> tuple[set[str], list[str]]:
+    """The names of modules with weights that see pictures or hear, or join what does to the language model: those that are frozen
+    where `tower` is trained, and the others. Raises NotModelled for a model without such parts."""
     names = {id(part): name for name, part in module.named_modules()}
-    decoder = names.get(id(module.get_decoder()), "") if hasattr(module, "get_decoder") else ""
+    own: Any = module
+    decoder = names.get(id(own.get_decoder()), "") if hasattr(module, "get_decoder") else ""
     if not decoder:
         raise NotModelled("what of the model sees pictures is not known: --tower trained, or adapters, takes it whole")
-    encoders = (names.get(id(module.get_encoder(modality)), "") for modality in ("image", "audio"))  # type: ignore[operator]
-    return decoder, tuple(name for name in encoders if name)
+    language = [decoder, names.get(id(own.get_output_embeddings()), decoder)]
+    encoders = [names.get(id(own.get_encoder(kind)), "") for kind in ("image", "audio")]
 
+    def within(name: str, parts: list[str]) -> bool:
+        return any(part and f"{name}.".startswith(f"{part}.") for part in parts)
 
-def _beside(module: nn.Module, name: str) -> bool:
-    """Return whether a module or parameter is of what sees pictures, or joins it, and not of the language model."""
-    last = getattr(module, "get_output_embeddings", lambda: None)()
-    head = next((own for own, part in module.named_modules() if part is last), "") if last is not None else ""
-    return not any(own and f"{name}.".startswith(f"{own}.") for own in (_parts(module)[0], head))
-
-
-def _frozen(module: nn.Module, name: str, tower: str) -> bool:
-    """Return whether a parameter is frozen where `tower` is trained: nothing of it, or its projector."""
-    own = _parts(module)[1]
-    inside = tower == "projector" and any(name.startswith(f"{part}.") for part in own)
-    return _beside(module, name) and (tower == "frozen" or inside)
-
-
-def _alone(module: nn.Module, name: str, child: nn.Module, tower: str) -> bool:
-    """Return whether a module is trained whole beside adapters: with weights of its own, of the tower or its projector."""
-    own = bool(name) and next(child.parameters(recurse=False), None) is not None
-    return own and _beside(module, name) and not _frozen(module, f"{name}.", tower)
+    weighty = [name for name, part in module.named_modules() if next(part.parameters(recurse=False), None) is not None]
+    beside = [name for name in weighty if name and not within(name, language)]
+    frozen = {name for name in beside if tower == "frozen" or (tower == "projector" and within(name, encoders))}
+    return frozen, [name for name in beside if name not in frozen]
 
 
 def _adapted(module: nn.Module, targets: str | list[str] | None) -> list[str]:
