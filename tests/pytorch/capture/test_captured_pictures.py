@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("tower", ["frozen", "trained"])
 def test_what_is_captured_is_what_is_written(tower: str, place: Path) -> None:
-    ours, theirs = (estimate(str(place), **SAID, tower=tower, road=road) for road in ("written", "captured"))
+    ours, theirs = (estimate(str(place), **SAID | {"tower": tower, "road": road}) for road in ("written", "captured"))
     assert ours.params == theirs.params
     assert trained(ours) == pytest.approx(trained(theirs), rel=1e-3)  # a norm whose output nothing reads
     assert ours.flops.model == pytest.approx(theirs.flops.model, rel=0.01)
