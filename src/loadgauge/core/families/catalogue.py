@@ -300,19 +300,11 @@ def _as(text: str, alike: Derived) -> Found:
     return Found(spec, f"{text} {how}{f'; {line.how}' if line else ''}", alike.stored)
 
 
-def whole_keys(text: str) -> dict[str, Any]:
-    """The same as `keys`, with all that sees and hears, where the line of a name has the text model and its whole config too."""
-    name = names.listed_name(text)
-    line = names.listed(name) if name else None
-    if line is None or not line.own:
-        return keys(text)
-    own = names.changed(config(line.base) if line.base else {}, line.config)
-    return names.around(msgspec.structs.replace(line, around="whole", beside=line.own), own)
-
-
-def keys(text: str) -> dict[str, Any]:
+def keys(text: str, whole: bool = False) -> dict[str, Any]:
     """The keys of a model's `config.json`, whether or not a family here reads them; it is looked for as `find` does, not on the
     hub. Raises `ConfigError` as `find` does.
+
+    whole: with all that sees and hears, where the line of a name has the text model and its whole config too
 
     >>> keys("gpt2")["model_type"]
     'gpt2'
@@ -320,6 +312,10 @@ def keys(text: str) -> dict[str, Any]:
     listed = _catalogue_name(text)
     if listed is not None:
         return config(listed)
+    line = names.listed(name) if whole and (name := names.listed_name(text)) else None
+    if line is not None and line.own:
+        own = names.changed(config(line.base) if line.base else {}, line.config)
+        return names.around(msgspec.structs.replace(line, around="whole", beside=line.own), own)
     if is_shape(text):
         return read_shape(text)[1].config()
     file = os.path.join(text, "config.json") if os.path.isdir(text) else text

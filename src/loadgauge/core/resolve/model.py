@@ -4,7 +4,7 @@ import msgspec
 
 from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.families.catalogue import Found, find, whole_keys
+from loadgauge.core.families.catalogue import Found, find, keys
 from loadgauge.core.families.encoders.pictures import unwritten
 from loadgauge.core.families.hub import allowed
 
@@ -28,14 +28,14 @@ def found_model(job: Job) -> Found:
     if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")
         return recorded
-    why, found = "no family here reads it", None
+    why, written = "no family here reads it", None
     try:
-        found = find(job.model, allowed(job.hub))
-        section, source = unwritten(job, found.spec), provider("MODEL_SOURCES")
-        if not section or source is None or job.road == "written" or not whole_keys(job.model).get(section):
-            return found
+        written = find(job.model, allowed(job.hub))
+        section, source = unwritten(job, written.spec), provider("MODEL_SOURCES")
+        if not section or source is None or job.road == "written" or not keys(job.model, whole=True).get(section):
+            return written
         why = f"the layers of its {section} are not written here"
-        unread = NotModelled(f"{found.spec.name}: {why}")
+        unread = NotModelled(f"{written.spec.name}: {why}")
     except ConfigError:
         if job.road == "written" or not of_library(job.model):
             raise
@@ -48,7 +48,9 @@ def found_model(job: Job) -> Found:
     try:
         other: Found = source.model(job, why)
     except (NotModelled, ConfigError) as error:
-        if found is not None and (isinstance(error, NotModelled) or LACKS in str(error)):
-            return msgspec.structs.replace(found, how="; ".join(filter(None, (found.how, f"its own code: {error}"))))
+        if written is not None and (isinstance(error, NotModelled) or LACKS in str(error)):
+            return msgspec.structs.replace(
+                written, how="; ".join(filter(None, (written.how, f"its own code: {error}")))
+            )
         raise type(error)(f"{str(unread).split('; where ')[0]}; and captured: {error}") from None
     return other

@@ -101,7 +101,7 @@ def _native(rule: Rule, width: int, height: int) -> Cut:
 
 
 def _slices(rule: Rule, width: int, height: int) -> Cut:
-    """As many slices as a picture has squares of pixels, in the grid of about so many whose shape is nearest, and one of the whole;
+    """Slices, as many as a picture has squares, in the grid of about so many whose shape is nearest, and one of the whole;
     each comes to a number of queries (MiniCPM-V)."""
     most = min(ceil(width * height / rule.tile**2), rule.high)
     counts = [count for count in (most - 1, most, most + 1) if 1 < count <= rule.high] if most > 1 else []

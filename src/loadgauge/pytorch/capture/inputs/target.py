@@ -10,7 +10,7 @@ from typing import Any
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.base.files import LARGEST_PROGRAM, is_script, read_start
 from loadgauge.core.base.package_data import read_table
-from loadgauge.core.families.catalogue import names_file, whole_keys
+from loadgauge.core.families.catalogue import keys, names_file
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 from loadgauge.pytorch.capture.inputs.libraries import library_keys, of_library
 
@@ -43,7 +43,7 @@ def config_keys(target: str) -> dict[str, Any]:
     """
     if of_library(target):
         return library_keys(target)
-    found = whole_keys(target)
+    found = keys(target, whole=True)
     check_keys(target, found)
     return found
 

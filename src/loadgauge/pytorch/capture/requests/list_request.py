@@ -177,7 +177,7 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
 
 
 def _seen(config: Any, inputs: str, target: str) -> Pictures | None:
-    """What the processor of a model makes of the pictures of a sequence; None where they are not stated."""
+    """Return what the processor of a model makes of the pictures of a sequence; None where they are not stated."""
     sizes = (
         [(width, height) for count, width, height in read_pictures(inputs, "pictures") for _ in range(count)]
         if inputs
