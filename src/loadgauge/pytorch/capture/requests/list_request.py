@@ -24,6 +24,7 @@ from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import APART, PLACED, ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
+from loadgauge.pytorch.capture.inputs.heads import head_class
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, model_class, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
 from loadgauge.pytorch.capture.inputs.pictures import Pictures, processed
@@ -183,6 +184,8 @@ def _seen(config: Any, inputs: str, target: str) -> Pictures | None:
         if inputs
         else []
     )
+    if sizes and head_class(config, "") is not None:
+        raise ConfigError("with another head, a model has pictures of its own size", key="pictures")
     return processed(config, sizes, processor_keys(target)) if sizes else None
 
 
