@@ -118,7 +118,9 @@ def model(name: str) -> ModelSpec:
 def _listed(name: str) -> ModelSpec:
     line = names.listed(name)
     spec = from_dict(config(name), f"data/{names.FILE}: {name}", name)
-    towers = (Tower("vision_config", line.tower),) if line.tower and not line.beside else spec.towers
+    towers = (
+        (Tower("vision_config", line.tower or None),) if line.tower is not None and not line.beside else spec.towers
+    )
     return msgspec.structs.replace(spec, defaults=(), towers=towers, source=line.source)
 
 
