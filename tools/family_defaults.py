@@ -20,7 +20,7 @@ from loadgauge.core.families.reader import HARMLESS, HARMLESS_BEGINNINGS, HARMLE
 
 FILE = Path(__file__).parents[1] / "src" / "loadgauge" / "data" / "family_defaults.json"
 SAME_CLASS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
-NO_CLASS = ("bailing_moe", "bailing_moe_v2", "kimi_k3", "nemotron-nas")
+NO_CLASS = ("bailing_moe", "bailing_moe_v2", "dots_ocr", "kimi_k3", "minicpmv", "nemotron-nas")
 """Families whose configuration class is not in transformers: their configs state what matters."""
 """Families that transformers has no configuration class for, and the one whose class reads their configs."""
 TOWERS = ("text_config", "vision_config")

@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto  # noqa: E402
 from loadgauge.core.families import model_types  # noqa: E402
 
 NOT_COUNTED = (
-    "vision_tower", "multi_modal_projector", "vision_model", "visual.", "mm_projector", "connector",
+    "vision_tower", "multi_modal_projector", "vision_model", "visual.", "mm_projector", "connector", "aligner",
     "image_newline", "audio_tower", "talker.", "code2wav.", "embed_vision", "embed_audio",
     "embed_tokens_extend", "vision_adapter", "vision_projection",
 )  # fmt: skip
@@ -44,7 +44,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 HEARING = {"qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration"}
 """Families whose class is in none of the mappings below."""
 
-NO_CLASS = frozenset({"bailing_moe", "bailing_moe_v2", "kimi_k3", "nemotron-nas"})
+NO_CLASS = frozenset({"bailing_moe", "bailing_moe_v2", "dots_ocr", "kimi_k3", "minicpmv", "nemotron-nas"})
 """Families whose class is not in transformers."""
 
 

@@ -21,7 +21,7 @@ def answer(text: str) -> dict[str, Any]:
     found = typed(f"{text} --json")
     assert found.code in (0, 1), found.err
     whole = json.loads(found.out)
-    return {name: whole[name] for name in ("layout", "memory", "time", "task")}
+    return {name: whole[name] for name in ("layout", "memory", "time", "task", "served") if name in whole}
 
 
 @pytest.mark.parametrize("command", RUNS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import math
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -19,7 +22,7 @@ from loadgauge.core.definitions.model.model import Rule
 from loadgauge.core.families.encoders.pictures import cut, frame, heard
 from loadgauge.core.resolve.resolve import resolve_job
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 SIZES = ((1024, 768), (224, 224), (1920, 1080), (4000, 3000), (333, 777), (60, 45), (3000, 200), (641, 480))
 NEXT = tuple((336 * a, 336 * b) for a, b in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3)))
@@ -62,6 +65,33 @@ def idefics3(width: int, height: int) -> tuple[int, int]:
     return tiles, 169 + 3 + rows * ((169 + 2) * columns + 1)
 
 
+def alone(model: str, *names: str) -> Any:
+    """The last of some functions of a processor's file, which imports torchvision."""
+    file = Path(transformers.__file__).parent / "models" / model / f"image_processing_{model}.py"
+    own = [part for part in ast.parse(file.read_text("utf-8")).body if getattr(part, "name", "") in names]
+    there: dict[str, Any] = {"math": math, "np": np, "lru_cache": lru_cache}
+    exec(compile(ast.Module(own, []), str(file), "exec"), there)
+    return there[names[-1]]
+
+
+def kimi(width: int, height: int) -> int:
+    _, (tall, wide) = alone("kimi_k25", "navit_resize")(height, width, 14, 2, 4096, 512)
+    return int(tall * wide // 14**2)
+
+
+def cohere2(width: int, height: int) -> tuple[int, int]:
+    grid = alone("cohere2_vision", "get_all_supported_aspect_ratios", "get_optimal_tiled_canvas")
+    tiles = int(np.prod(grid((height, width), (512, 512), 1, 12)))
+    tiles += tiles > 1
+    return tiles, 2 + tiles * (256 + 1)
+
+
+def minicpmv(width: int, height: int) -> int:
+    kind = of("minicpmv4_6.image_processing_pil_minicpmv4_6", "MiniCPMV4_6ImageProcessorPil")
+    grid = kind.get_sliced_grid(None, (height, width), 9, 448)
+    return 1 + (grid[0] * grid[1] if grid else 0)
+
+
 LIMITS = {"shortest_edge": 3136, "longest_edge": 12845056}
 TILES = {"size": {"height": 448, "width": 448}, "min_patches": 1, "max_patches": 12, "crop_to_patches": True}
 CASES: dict[str, tuple[Rule, Any, Callable[[int, int], Any]]] = {
@@ -73,6 +103,9 @@ CASES: dict[str, tuple[Rule, Any, Callable[[int, int], Any]]] = {
                  patches("got_ocr2", "GotOcr2", **TILES)),
     "idefics3": (Rule(kind="split", patch=14, merge=2, tile=364, marks=3), ("tiles", "tokens"), idefics3),
     "mistral3": (Rule(kind="edge", patch=14, merge=2, high=1540), "tokens", pixtral),
+    "minicpmv": (Rule(kind="slices", patch=14, tile=448, low=64, high=9), "tiles", minicpmv),
+    "kimi_vl": (Rule(kind="native", patch=14, merge=2, low=512, high=4096), "patches", kimi),
+    "cohere2_vision": (Rule(kind="fit", patch=16, merge=2, tile=512, high=12, marks=3), ("tiles", "tokens"), cohere2),
     "gemma4": (Rule(kind="budget", patch=16, merge=3, high=280), "tokens", gemma4),
     "llava_next": (Rule(kind="anyres", patch=14, tile=336, grids=NEXT), "tokens",
                    anyres("llava_next", "LlavaNext", NEXT, 336, patch_size=14, num_additional_image_tokens=0)),
@@ -92,6 +125,8 @@ def test_a_picture_is_cut_as_its_processor_cuts_it(kind: str) -> None:
 
 
 def test_frames_are_not_cut_into_tiles() -> None:
+    averaged = Rule(kind="anyres", patch=14, tile=384, pool=2, grids=ONE_VISION)  # as its processor's video tokens
+    assert frame(averaged, 1024, 768).tokens == math.ceil(math.isqrt(729) / 2) ** 2
     assert frame(CASES["internvl"][0], 4000, 3000).tiles == 1
     assert frame(CASES["qwen2_vl"][0], 448, 448) == cut(CASES["qwen2_vl"][0], 448, 448)
 
@@ -191,7 +226,7 @@ def test_a_picture_has_from_4_to_16384_tokens(model: str, side: int, tokens: int
             {"seq_len": 2048},
             "2048 is more than the model's 448",
         ),
-        ({"model_type": "janus"}, {"video": "8x224x224"}, "pictures of any size in a captured model"),
+        ({"model_type": "janus"}, {"video": "8x224x224"}, "a video in a captured model"),
     ],
 )
 def test_what_no_capture_answers_is_refused_before_it(

@@ -118,7 +118,9 @@ def model(name: str) -> ModelSpec:
 def _listed(name: str) -> ModelSpec:
     line = names.listed(name)
     spec = from_dict(config(name), f"data/{names.FILE}: {name}", name)
-    towers = (Tower("vision_config", line.tower),) if line.tower and not line.beside else spec.towers
+    towers = (
+        (Tower("vision_config", line.tower or None),) if line.tower is not None and not line.beside else spec.towers
+    )
     return msgspec.structs.replace(spec, defaults=(), towers=towers, source=line.source)
 
 
@@ -300,9 +302,11 @@ def _as(text: str, alike: Derived) -> Found:
     return Found(spec, f"{text} {how}{f'; {line.how}' if line else ''}", alike.stored)
 
 
-def keys(text: str) -> dict[str, Any]:
+def keys(text: str, whole: bool = False) -> dict[str, Any]:
     """The keys of a model's `config.json`, whether or not a family here reads them; it is looked for as `find` does, not on the
     hub. Raises `ConfigError` as `find` does.
+
+    whole: with all that sees and hears, where the line of a name has the text model and its whole config too
 
     >>> keys("gpt2")["model_type"]
     'gpt2'
@@ -310,6 +314,10 @@ def keys(text: str) -> dict[str, Any]:
     listed = _catalogue_name(text)
     if listed is not None:
         return config(listed)
+    line = names.listed(name) if whole and (name := names.listed_name(text)) else None
+    if line is not None and line.own:
+        own = names.changed(config(line.base) if line.base else {}, line.config)
+        return names.around(msgspec.structs.replace(line, around="whole", beside=line.own), own)
     if is_shape(text):
         return read_shape(text)[1].config()
     file = os.path.join(text, "config.json") if os.path.isdir(text) else text

@@ -54,6 +54,10 @@ FILES = {
     "encoders.multimodal": (
         *(
             "aya_vision",
+            "deepseek_vl",
+            "dots_ocr",
+            "minicpmv",
+            "paligemma",
             "qwen2_audio",
             "voxtral",
             "cohere2_vision",

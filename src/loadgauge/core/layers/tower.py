@@ -6,10 +6,10 @@ import msgspec
 
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.model.lora import ALL_TARGETS
-from loadgauge.core.definitions.model.model import Block, Norm, Part
+from loadgauge.core.definitions.model.model import Block, Norm, Part, Step
 from loadgauge.core.layers.feed_forward.mlp import activate
 from loadgauge.core.layers.operations.builder import Builder
-from loadgauge.core.layers.operations.operations import PIXELS, Layer, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.operations import PIXELS, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.rank_view import View
 
 NORMS = {
@@ -77,6 +77,39 @@ def _hooked(build: Builder) -> Layer:
     )
 
 
+def _attend(build: Builder, name: str, x: Tensor, step: Step) -> Tensor:
+    """A table of `step.output` queries that attend to the patches of a tile, `step.width` wide, in one head's worth of products
+    (source: PyTorch, `MultiheadAttention`)."""
+    view, width = build.view, step.width
+    rows = view.sequences * step.output
+    table = Weight(f"{name}.queries.weight", width * step.output, 1, "vector", build.trains(f"{name}.queries"))
+    queries = build.tensor(f"{name}.queries", rows * width)
+    build.operations.append(Operation(f"{name}.queries", "view", (), (queries,), (table,)))
+    queries = build.norm(f"{name}.normed", queries, NORMS["layernorm"], rows, width)
+    query = build.linear(f"{name}.query", queries, rows, width, width, bias=True, adapter="")
+    key, value = (
+        build.linear(f"{name}.{each}", x, x.numel / width, width, width, bias=True, adapter="")
+        for each in ("key", "value")
+    )
+    context = build.tensor(f"{name}.context", rows * width)
+    patches = view.positions
+    gemms = (Gemm(step.output, patches, width, view.sequences), Gemm(step.output, width, patches, view.sequences))
+    flops = sum(product.flops for product in gemms)
+    inputs = (query, key, value)
+    build.operations.append(
+        Operation(
+            f"{name}.context",
+            "attention",
+            inputs,
+            (context,),
+            keeps=(*inputs, context),
+            gemms=gemms,
+            forward_flops=flops,
+        )
+    )
+    return build.linear(f"{name}.output", context, rows, width, width, bias=True, adapter="")
+
+
 def tower_steps(block: Block, view: View) -> Layer:
     """The operations of the steps of a block: convolutions (as products), linear layers, norms, tables, activations and pools."""
     part = block.tower
@@ -128,6 +161,13 @@ def tower_steps(block: Block, view: View) -> Layer:
             x = build.elementwise(
                 name, (x,), build.tensor(name, rows), (build.float32(f"{name}.shares", view.pairs / step.width),)
             )
+        elif step.kind == "attend":
+            x = _attend(build, name, x, step)
+        elif step.kind == "swiglu":  # of halves of what comes, which is kept whole
+            active = build.elementwise(
+                f"{name}.activation", (x,), build.tensor(f"{name}.activation", rows * step.output), (x,)
+            )
+            x = build.elementwise(name, (active, x), build.tensor(name, rows * step.output), (active, x))
         elif step.kind == "mlp":
             gate, up = (
                 build.linear(f"{name}.{each}", x, rows, step.width, step.output, adapter=each)

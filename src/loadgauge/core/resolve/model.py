@@ -1,9 +1,15 @@
 """The model of a job: by its family, or recorded from its code where no family reads it."""
 
+import msgspec
+
 from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.families.catalogue import Found, find
+from loadgauge.core.families.catalogue import Found, find, keys
+from loadgauge.core.families.encoders.pictures import unwritten
 from loadgauge.core.families.hub import allowed
+
+LACKS = "pip install"
+"""In an error that names what is not installed."""
 
 
 def found_model(job: Job) -> Found:
@@ -22,8 +28,14 @@ def found_model(job: Job) -> Found:
     if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")
         return recorded
+    why, written = "no family here reads it", None
     try:
-        return find(job.model, allowed(job.hub))
+        written = find(job.model, allowed(job.hub))
+        section, source = unwritten(job, written.spec), provider("MODEL_SOURCES")
+        if not section or source is None or job.road == "written" or not keys(job.model, whole=True).get(section):
+            return written
+        why = f"the layers of its {section} are not written here"
+        unread = NotModelled(f"{written.spec.name}: {why}")
     except ConfigError:
         if job.road == "written" or not of_library(job.model):
             raise
@@ -34,7 +46,11 @@ def found_model(job: Job) -> Found:
             raise
         unread = error
     try:
-        other: Found = source.model(job, "no family here reads it")
+        other: Found = source.model(job, why)
     except (NotModelled, ConfigError) as error:
+        if written is not None and (isinstance(error, NotModelled) or LACKS in str(error)):
+            return msgspec.structs.replace(
+                written, how="; ".join(filter(None, (written.how, f"its own code: {error}")))
+            )
         raise type(error)(f"{str(unread).split('; where ')[0]}; and captured: {error}") from None
     return other

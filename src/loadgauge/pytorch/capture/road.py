@@ -117,7 +117,7 @@ class OnDemand(Written):
         """Where the document of a regime is kept: by the configuration, or by a script's path, beside the files that it read."""
         if regime not in self._files:  # a plan asks for each layout
             script = {"script": self.target, "inputs": self.inputs, "rows": self.rows, "folder": os.getcwd()}
-            keys = {**self.keys, "_sizes": self.inputs} if self.keys and self.library else self.keys
+            keys = {**self.keys, "_sizes": self.inputs} if self.keys and self.inputs else self.keys
             self._files[regime] = place(keys or script, {"list": 1, **msgspec.to_builtins(regime)})
         return self._files[regime]
 
@@ -485,7 +485,7 @@ def road(job: Job, why: str) -> Found:
         usual, beside = usual_fields(job, keys), encoders(keys, job.model, job.encoders or "cached", inputs)
         job = job.replace(**dict(usual))
     elif job.pictures is not None or job.video is not None:
-        pictures.refuse_sizes()  # before what takes a minute
+        inputs = pictures.stated(job)
     elif job.encoders is not None:
         raise ConfigError("needs a diffusion model", key="encoders")
     elif is_script(job.model) and job.precision in ("bf16", "fp16"):  # of plain PyTorch: its autocast over float32

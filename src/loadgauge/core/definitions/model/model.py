@@ -440,12 +440,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Cutting of pictures: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token; of
-    sounds: into `tile` frames of a spectrum.
-
-    low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
-    spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches; frames: of a video
-    that make one patch; masks: attention of the language model has a mask of all pairs where there are pictures
-    """
+    sounds: into `tile` frames. low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids:
+    sizes it may be made; spare: patches of a tile that stand for no pixels; marks, each: tokens of a picture, of a tile, beside
+    its patches'; frames: of a video in one patch; pool: patches along a side of a frame that are averaged; masks: with pictures
+    the language model's attention has a mask of all pairs"""
 
     kind: str
     patch: int
@@ -455,7 +453,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     high: int = 0
     spare: int = 0
     marks: int = 0
+    each: int = 0
     frames: int = 1
+    pool: int = 1
     masks: bool = False
     grids: tuple[tuple[int, int], ...] = ()
 

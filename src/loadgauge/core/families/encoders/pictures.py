@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from math import ceil, floor, sqrt
+from math import ceil, floor, log, sqrt
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,7 +42,11 @@ def frame(rule: Rule, width: int, height: int) -> Cut:
     >>> frame(Rule(kind="canvas", patch=14, merge=2, tile=448, low=1, high=12, spare=1), 1920, 1080)
     Cut(tiles=1, patches=1025, tokens=256)
     """
-    return cut(rule, width, height) if not rule.tile or rule.kind == "fixed" else _tiled(rule, 1)
+    if not rule.tile or rule.kind == "fixed":
+        return cut(rule, width, height)
+    seen = _tiled(rule, 1)
+    side = ceil(rule.tile // rule.patch / rule.pool)
+    return seen if rule.pool == 1 else seen._replace(tokens=side**2)
 
 
 def _sides(rule: Rule, width: float, height: float, round_: Callable[[float], int]) -> tuple[int, int]:
@@ -58,7 +62,7 @@ def _whole(rule: Rule, sides: tuple[int, int], more: int = 0) -> Cut:
 def _tiled(rule: Rule, tiles: int, tokens: int | None = None) -> Cut:
     side = rule.tile // rule.patch
     each = (side // rule.merge) ** 2
-    return Cut(tiles, side**2 + rule.spare, tiles * each + rule.marks if tokens is None else tokens)
+    return Cut(tiles, side**2 + rule.spare, tiles * (each + rule.each) + rule.marks if tokens is None else tokens)
 
 
 def _area(rule: Rule, width: int, height: int) -> Cut:
@@ -86,6 +90,25 @@ def _budget(rule: Rule, width: int, height: int) -> Cut:
     side = rule.patch * rule.merge
     share = sqrt(rule.high * side**2 / (width * height))
     return _whole(rule, _sides(rule, width * share, height * share, floor))
+
+
+def _native(rule: Rule, width: int, height: int) -> Cut:
+    """Made smaller where it has more patches than it may, or more along a side, and padded to whole tokens (MoonViT)."""
+    patches = (width // rule.patch) * (height // rule.patch)
+    most = rule.low * rule.patch
+    share = min(1.0, sqrt(rule.high / max(1, patches)), most / width, most / height)
+    return _whole(rule, _sides(rule, min(most, int(width * share)), min(most, int(height * share)), ceil))
+
+
+def _slices(rule: Rule, width: int, height: int) -> Cut:
+    """Slices, as many as a picture has squares, in the grid of about so many whose shape is nearest, and one of the whole;
+    each comes to a number of queries (MiniCPM-V)."""
+    most = min(ceil(width * height / rule.tile**2), rule.high)
+    counts = [count for count in (most - 1, most, most + 1) if 1 < count <= rule.high] if most > 1 else []
+    grids = [(across, count // across) for count in counts for across in range(1, count + 1) if count % across == 0]
+    best = min(grids, key=lambda grid: abs(log(width / height) - log(grid[0] / grid[1])), default=(0, 0))
+    tiles = 1 + best[0] * best[1]
+    return _tiled(rule, tiles, tiles * (rule.low + rule.each))
 
 
 def _fixed(rule: Rule, width: int, height: int) -> Cut:
@@ -151,7 +174,7 @@ def _anyres(rule: Rule, width: int, height: int) -> Cut:
 
 RULES: dict[str, Callable[[Rule, int, int], Cut]] = {
     "area": _area, "edge": _edge, "budget": _budget, "fixed": _fixed, "canvas": _canvas, "split": _split, "fit": _fit,
-    "anyres": _anyres,
+    "anyres": _anyres, "native": _native, "slices": _slices,
 }  # fmt: skip
 
 
@@ -246,7 +269,7 @@ def _masked(block: Block, masked: bool) -> Block:
 
 
 def _tower(model: ModelSpec, key: str, section: str) -> Tower:
-    """The tower of a model for pictures or sounds. Raises `ConfigError` without one, `NotModelled` without its layers."""
+    """The tower of a model for pictures or sounds. Raises `ConfigError` without one."""
     tower = next((tower for tower in model.towers if tower.name.endswith(section)), None)
     if tower is None:
         if key == "audio":
@@ -255,11 +278,6 @@ def _tower(model: ModelSpec, key: str, section: str) -> Tower:
             f"{model.name}: no tower of pictures is in its sizes here; if it has one, type its published config.json,"
             " without --pictures for one picture by its own code",
             key=key,
-        )
-    if not tower.layers:
-        raise NotModelled(
-            f"{model.name}: the layers of its {tower.name} are not in its config, or not modelled here; with the"
-            " published config.json, --road captured runs the model's own code on one picture"
         )
     return tower
 
@@ -347,11 +365,28 @@ def without_pictures(model: ModelSpec) -> ModelSpec:
     )
 
 
-def refuse_sizes() -> None:
-    """Raise `NotModelled` for a captured model's pictures of stated sizes."""
-    raise NotModelled(
-        "pictures of any size in a captured model: without --pictures it has one; loadgauge capture has --picture"
-    )
+def stated(job: Job) -> str:
+    """Return the pictures of a job's sequences, made smaller where it says so, as text. Raises `NotModelled` for a video.
+
+    >>> stated(Job(model="", seq_len=8, pictures="2x1024x768,64x64", max_pixels=196608))
+    '2x512x384,1x64x64'
+    """
+    if job.video is not None:
+        raise NotModelled("a video in a captured model: --pictures has its frames")
+    each = read_pictures(job.pictures, "pictures") if job.pictures else ()
+    return ",".join("x".join(map(str, (n, *_smaller(w, h, job.max_pixels)))) for n, w, h in each)
+
+
+def unwritten(job: Job, model: ModelSpec) -> str:
+    """Return the section of a config that a job's pictures or sounds are of, where no layers of it are written; else ""."""
+    named = {tower.name.rpartition(".")[2]: bool(tower.layers) for tower in model.towers}
+    return next((section for _, section, asked in _asked(job) if asked and not named.get(section)), "")
+
+
+def _asked(job: Job) -> tuple[tuple[str, str, bool], ...]:
+    """Fields of a job that a tower sees or hears, the tower's section of a config, and whether the job has them."""
+    seen = "pictures" if job.pictures else "video"
+    return (seen, "vision_config", bool(job.pictures or job.video)), ("audio", "audio_config", job.audio is not None)
 
 
 def seeing(
@@ -368,13 +403,19 @@ def seeing(
     if model.own.library:
         return model  # its latents are of these sizes
     if not model.own.rewritten:
-        refuse_sizes()
+        return model  # as its processor makes them
     if degrees["pp"] > 1 or degrees["cp"] > 1:
         raise NotModelled(
             "pictures or sounds over pipeline stages or context-parallel ranks: --tp, --zero and --gpus go with them"
         )
     if job.tower == "adapters" and not job.adapts:
         raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
+    left = [_tower(model, key, section) for key, section, asked in _asked(job) if asked]
+    if not all(tower.layers for tower in left):
+        assumed[f"{'pictures' if job.pictures or job.video else 'sound'} of a sequence"] = (
+            f"the layers of its {unwritten(job, model)} are not known here: it is left out, and its tokens are among --seq-len"
+        )
+        return model
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )

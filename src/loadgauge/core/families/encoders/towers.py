@@ -23,7 +23,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a tower. Sizes are letters, of which `keys` says by which keys of its config they are read.
 
     stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`;
-    spare: as of `Rule`; own_norms: queries, keys and values have norms
+    spare: as of `Rule`; own_norms: queries, keys and values have norms; qk_norms: the key that says whether queries and keys have,
+    over all heads together
     """
 
     stem: str
@@ -40,6 +41,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     deep: str = ""
     spare: int = 0
     own_norms: bool = False
+    qk_norms: str = ""
     hooked: bool = False
     key_bias: bool = True
     keys: Mapping[str, str] = {}
@@ -49,9 +51,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
     semicolon where others before them are the tower's own
 
-    rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys; copied: tiles that
-    hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
-    pairs, always or where its config says what looks both ways
+    rule: what its processor does with pictures, and low, high, tile, marks, each and pool: its limits, as numbers or keys; copied:
+    tiles that hold a picture are chosen or joined first, which makes a copy of them; features: those of a single layer go on, by
+    default this one; masks: the language model's attention has a mask of all pairs, always or where its config says what
+    looks both ways
     """
 
     made: str = ""
@@ -62,8 +65,11 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     high: str = "0"
     tile: str = "0"
     marks: int = 0
+    each: int = 0
+    pool: int = 1
     frames: str = "1"
     copied: bool = False
+    features: int = 0
     masks: str = ""
 
 
@@ -71,6 +77,7 @@ USUAL = {
     "w": "hidden_size", "d": "num_hidden_layers|depth", "a": "num_attention_heads|num_heads", "i": "intermediate_size",
     "k": "patch_size", "c": "num_channels|in_channels|in_chans|3", "f": "temporal_patch_size|1", "g": "image_size|0",
     "m": "spatial_merge_size|1", "t": "text_config.hidden_size", "g2": "num_key_value_heads|num_attention_heads|num_heads",
+    "u": "config.alignment_intermediate_size",
 }  # fmt: skip
 MERGED = "linear q q +, gelu, linear q o +"
 QWEN: dict[str, Any] = {"fused": True, "rotary": True}
@@ -90,7 +97,18 @@ MADE = {
     "clip_vision_model": Made(stem="conv v w, vector w, positions p w, layernorm w", end="idle 2w", spare=1, hooked=True),
     "pixtral": Made(stem="conv v w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True),
     "internvl_vision": Made(
-        stem="conv v w +, vector w, positions p w", qkv_bias="attention_bias", scaled=True, spare=1, hooked=True
+        stem="conv v w +, vector w, positions p w", qkv_bias="attention_bias", scaled=True, spare=1, hooked=True,
+        qk_norms="use_qk_norm",
+    ),
+    "kimi_k25_vision": Made(
+        stem="conv v w +, positions p3 w", rotary=True, end="layernorm w", act="hidden_act|gelu_pytorch_tanh",
+        keys={"w": "hidden_size|vt_hidden_size", "d": "num_hidden_layers|vt_num_hidden_layers",
+              "a": "num_attention_heads|vt_num_attention_heads", "i": "intermediate_size|vt_intermediate_size",
+              "g2": "num_attention_heads|vt_num_attention_heads"},
+    ),
+    "dots_vit": Made(
+        stem="conv v w +, rmsnorm w", norm=RMS, gated=True, bias=False, qkv_bias=False, **QWEN, act="hidden_act|silu",
+        end="rmsnorm w, layernorm w, linear q q +, gelu, linear q t +", keys={"w": "embed_dim"},
     ),
     "idefics3_vision": Made(stem=TABLE, end="layernorm w", hooked=True),
     "glm4v_vision": Made(
@@ -123,7 +141,20 @@ MADE = {
 }  # fmt: skip
 """Towers by the `model_type` of their config, or by the word of `Joined.made`."""
 
-TWO_LAYERS = "linear w t +, gelu, linear t t +"
+TILES: dict[str, Any] = {
+    "made": "siglip_vision_model",
+    "rule": "canvas",
+    "merge": "config.downsample_factor|2",
+    "tile": "image_size",
+}
+TWO_LAYERS, HALVES = "linear w t +, gelu, linear t t +", "linear y u +, swiglu u u2, linear u2 t +"
+NEXT: dict[str, Any] = {
+    "end": TWO_LAYERS + ", idle t",
+    "features": -2,
+    "rule": "anyres",
+    "tile": "image_size",
+    "copied": True,
+}
 AREA: dict[str, Any] = {"rule": "area", "merge": "spatial_merge_size|2", "frames": "temporal_patch_size|2"}
 OLD = Joined(made="qwen2_vl", low="3136", high="12845056", **AREA)
 NEW = Joined(made="qwen3_vl", low="65536", high="16777216", **AREA)
@@ -144,11 +175,18 @@ JOINED = {
                      high="config.vision_soft_tokens_per_image|280", masks="vision"),
     "internvl": Joined(made="internvl_vision", end="layernorm y, linear y t +, gelu, linear t t +", rule="canvas", merge="2",
                        tile="image_size", low="1", high="12", marks=2),
-    "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
-    "llava_next": Joined(made="clip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", copied=True),
-    "llava_onevision": Joined(
-        made="siglip_vision_model", end=TWO_LAYERS + ", idle t", rule="anyres", tile="image_size", high="9", copied=True
-    ),
+    "aya_vision": Joined(**TILES, features=-1, end=f"layernorm y, {HALVES}", low="1", high="12", marks=2, each=1),
+    "cohere2_vision": Joined(**TILES | {"rule": "fit"}, end=HALVES, high="12", marks=3),
+    "paligemma": Joined(made="siglip_vision_model", end="linear w t +", rule="fixed", tile="image_size", masks="always"),
+    "kimi_k25": Joined(made="kimi_k25_vision", end="layernorm w, linear q q +, gelu, linear q t +", rule="native",
+                       merge="merge_kernel_size|2", low="512", high="config.in_token_limit|16384"),
+    "dots_ocr": Joined(made="dots_vit", rule="area", merge="spatial_merge_size|2", low="3136", high="11289600"),
+    "minicpmv": Joined(made="siglip_vision_model", end="linear w t, layernorm t, attend t 64, layernorm t, linear t t",
+                       rule="slices", tile="config.scale_resolution|448", low="64", high="config.max_slice_nums|9", each=2),
+    "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, features=-2, rule="fixed", tile="image_size"),
+    "deepseek_vl": Joined(made="siglip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
+    "llava_next": Joined(made="clip_vision_model", **NEXT),
+    "llava_onevision": Joined(made="siglip_vision_model", **NEXT, high="9", pool=2),
     "mistral3": Joined(
         made="pixtral", end="rmsnorm w, linear y w, linear w t, gelu, linear t t", rule="edge", high="image_size|1540",
         merge="config.spatial_merge_size|2",
@@ -159,7 +197,7 @@ JOINED = {
     "smolvlm": Joined(**SPLIT, marks=3),
     "qwen2_vl": OLD,
     "qwen2_5_vl": msgspec.structs.replace(OLD, made="qwen2_5_vl"),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), NEW),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe"), NEW),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), GLM),
 }  # fmt: skip
 """How a tower is joined, and which pictures it gets, by the `model_type` around it. Limits are those of published processors."""
@@ -219,11 +257,13 @@ class Sizes:
         self.tower, self.config, self.keys, self.joined = tower, config, {**USUAL, **keys}, joined
         self.derived: dict[str, Callable[[], int]] = {
             "v": lambda: self["c"] * self["f"] * self["k"] ** 2,
-            "q": lambda: self.read("spatial_merge_size|2") ** 2 * self["w"],
+            "q": lambda: self.read("spatial_merge_size|merge_kernel_size|2") ** 2 * self["w"],
             "y": lambda: self.read(joined.merge) ** 2 * self["w"],
             "s": lambda: self.read("config.scale_factor|2") ** 2 * self["w"],
             "o": lambda: self.read("out_hidden_size"),
             "p": lambda: (self["g"] // self["k"]) ** 2 + (MADE[_named(tower, joined)].spare),
+            "p3": lambda: self.read("pos_emb_height|init_pos_emb_height|64") * self.read("pos_emb_width|init_pos_emb_width|64"),
+            "u2": lambda: self["u"] // 2,
             "p2": lambda: 2 * self.read("position_embedding_size"),
             "x": lambda: self.pooled,
             "h": lambda: _blocks(self["w"], self["i"]) if tower.get("vision_use_head", True) else 0,
@@ -272,7 +312,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     width, heads, depth = sizes["w"], sizes["a"], sizes["d"]
     inner = sizes["i"] * (width if shape.keys.get("i") == "mlp_ratio" else 1)
     acts = shape.act.split("|")
-    own = GEMMA if shape.own_norms else None
+    own = GEMMA if shape.own_norms else RMS if sizes.tower.get(shape.qk_norms) else None
+    norm = RMS if sizes.tower.get("norm_type") == "rms_norm" else shape.norm
     qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
     ways: dict[str, Any] = {"hooked": shape.hooked, "narrow": shape.stem == PATCHES}
     attention = Attention(
@@ -289,7 +330,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         masked=joined.rule == "padded",
         causal=False,
         qk_norm=own,
-        value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
+        qk_norm_over="all" if shape.qk_norms else "head",
+        value_norm=msgspec.structs.replace(GEMMA, weight=False) if shape.own_norms else None,
     )
     block = Block(
         attention=attention,
@@ -299,7 +341,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
             bias=shape.bias,
             activation=next((sizes.tower[key] for key in acts if isinstance(sizes.tower.get(key), str)), acts[-1]),
         ),
-        norm=shape.norm,
+        norm=norm,
         placement=shape.placement,
         tower=Part(width=width, scaled=shape.scaled, **ways),
     )
@@ -315,14 +357,14 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     if shape.rotary:
         layers.append(of_steps(f"angles {attention.head_dim}", beside=True))
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
-    feature = sizes.config.get("vision_feature_layer", -2 if joined.end.startswith(TWO_LAYERS) else -1)
+    feature = sizes.config.get("vision_feature_layer", joined.features or -1)
     last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
     for index in range(depth):
         layers.append(unused if index > last else near if side and index not in whole else block)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
     # Of features of single layers, what follows the last of them is not read.
-    end = re.sub(r"layernorm (\w+)", r"idle 2\1", shape.end) if joined.end.startswith(TWO_LAYERS) else shape.end
+    end = re.sub(r"layernorm (\w+)", r"idle 2\1", shape.end) if joined.features else shape.end
     *own_ends, joins = "; ".join(text for text in (end, joined.end) if text).split("; ")
     came = width
     for text in own_ends:
@@ -343,6 +385,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         high=sizes["g"] if edge else sizes.read(joined.high),
         spare=shape.spare,
         marks=joined.marks,
+        each=joined.each,
+        pool=joined.pool,
         frames=sizes.read(joined.frames),
         masks=joined.masks
         in ("always", (sizes.config.get("text_config") or {}).get("use_bidirectional_attention") or "always"),
@@ -372,7 +416,8 @@ def _counted(block: Block) -> int:
         )
         total += (2 + mlp.gated) * width * inner + mlp.bias * ((1 + mlp.gated) * inner + width)
         total += (4 if block.placement == "sandwich" else 2) * (1 + block.norm.bias) * width + 2 * part.scaled * width
-        total += 2 * mixer.head_dim if mixer.qk_norm is not None else 0
+        heads = {"head": (1, 1), "all": (mixer.num_attention_heads, mixer.num_key_value_heads)}
+        total += sum(heads.get(mixer.qk_norm_over, ())) * mixer.head_dim if mixer.qk_norm is not None else 0
     return int(total)
 
 
@@ -380,5 +425,6 @@ def _of_step(step: Step) -> int:
     i, o = step.width, step.output
     return {
         "conv": i * o + step.bias * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
+        "attend": i * o + 2 * i + 4 * i * (i + 1),
         "rmsnorm1": i, "positions": i * o, "fixed": i * o, "vector": i, "idle": i, "sound": 3 * i * o + o, "halve": 3 * i * o + o,
     }.get(step.kind, 0)  # fmt: skip

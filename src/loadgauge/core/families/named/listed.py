@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_data, read_table
 
-FILE = "models/NAMES.toml"
+FILE, PARTS = "models/NAMES.toml", "models/TOWERS.toml"
 _LINE = re.compile(r'^"([^"]+)" = \{hub = \[([^\]]*)\].*\}$', re.MULTILINE)
 _TIMES = re.compile(r"(\w+)\*(\d+)")
 _HOW = {
@@ -36,6 +36,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     around: str = ""
     tower: int | None = None
     beside: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     seen: str = ""
     note: str = ""
 
@@ -92,7 +93,15 @@ def listed(name: str) -> Listed:
     >>> listed("yi-34b").config["num_hidden_layers"], listed("falcon3-10b").base
     (60, 'falcon3-7b')
     """
-    return msgspec.convert(tomllib.loads(_lines()[name][0])[name], Listed)
+    return msgspec.convert(_whole(tomllib.loads(_lines()[name][0])[name]), Listed)
+
+
+def _whole(value: Any) -> Any:
+    """A value with the parts that several models have in place of their names."""
+    if not isinstance(value, dict):
+        return value
+    own = {key: _whole(each) for key, each in value.items()}
+    return read_table(PARTS)[own.pop("as")] | own if "as" in own else own
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,11 +120,12 @@ def around(line: Listed, text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config of a line from that of its text model."""
     if not line.around:
         return {**text, **line.beside}
+    own = {key: value for key, value in text.items() if key != "architectures"}
     return {
-        **line.beside,
         "model_type": line.around,
-        "text_config": {key: value for key, value in text.items() if key != "architectures"},
         "tie_word_embeddings": bool(text.get("tie_word_embeddings", False)),
+        **line.beside,
+        "text_config": own | line.beside.get("text_config", {}),
     }
 
 

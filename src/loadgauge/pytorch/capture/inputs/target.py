@@ -43,7 +43,7 @@ def config_keys(target: str) -> dict[str, Any]:
     """
     if of_library(target):
         return library_keys(target)
-    found = keys(target)
+    found = keys(target, whole=True)
     check_keys(target, found)
     return found
 

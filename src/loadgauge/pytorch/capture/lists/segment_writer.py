@@ -203,7 +203,7 @@ class SegmentWriter:
                     if number not in looked_up:
                         add(moved, lister.nbytes[number])
         again: Terms = {}
-        if kind == "attention" and gemms:
+        if kind == "attention" and gemms and inner:  # else what is frozen has no backward
             doubled = summed(flops_terms := terms_of(flops), flops_terms)
             again, inner = terms_of(less(inner, doubled)), doubled
         moves = None

@@ -20,12 +20,14 @@ from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 from loadgauge.core.definitions.training.training import training
+from loadgauge.core.families.encoders.pictures import read_pictures
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import APART, PLACED, ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.inputs.heads import contrasts, head_class
 from loadgauge.pytorch.capture.inputs.kinds import PATCHED, of_config
 from loadgauge.pytorch.capture.inputs.libraries import is_library, of_keys, of_library, usual_sizes
+from loadgauge.pytorch.capture.inputs.pictures import Pictures, processed
 from loadgauge.pytorch.capture.inputs.pretrained import without_weights
 from loadgauge.pytorch.capture.inputs.small import shallow
 from loadgauge.pytorch.capture.inputs.target import (
@@ -35,6 +37,7 @@ from loadgauge.pytorch.capture.inputs.target import (
     SOUND,
     config_keys,
     longest_of,
+    processor_keys,
     rows_of,
     sized,
     usual_of_heads,
@@ -96,7 +99,7 @@ def list_request(
     left_out: set[str] = set()
     while True:
         try:
-            return _of_transformers(keys, request.job.model, run, regime, sizes, pairs or {}, left_out)
+            return _of_transformers(keys, request.job.model, run, regime, inputs, sizes, pairs or {}, left_out)
         except Unordered as error:
             if error.path in left_out:
                 raise
@@ -108,6 +111,7 @@ def _of_transformers(
     target: str,
     run: TorchRun,
     regime: Regime,
+    inputs: str,
     sizes: Mapping[str, int],
     pairs: dict[str, str],
     left_out: Collection[str],
@@ -129,7 +133,8 @@ def _of_transformers(
         if _stands_for(less, full) is not None:
             config, stacks = cut, less
             break
-    job = _of_config(config, run, regime)
+    seen = _seen(whole, inputs, target)
+    job = _of_config(config, run, regime, seen)
     job = _split(tuned(job, regime), regime, pairs)
     learnt: dict[str, str] = {}
     if regime.tuned.by_layer:
@@ -139,7 +144,7 @@ def _of_transformers(
         listings, learnt = _listings(job, target, stacks, regime, sizes)
         pattern = _pattern(stacks, full, listings[0])
     text = _text(whole)
-    model = tuned(_of_config(whole, run, regime), regime).build("meta")
+    model = tuned(_of_config(whole, run, regime, seen), regime).build("meta")
     return Document(
         name=str(keys.get("_name_or_path") or whole.model_type),
         model_type=whole.model_type,
@@ -196,8 +201,20 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
     return msgspec.structs.replace(job, build=build)
 
 
-def _of_config(config: Any, run: TorchRun, regime: Regime) -> Sized:
-    job = _trained(config, run)
+def _seen(config: Any, inputs: str, target: str) -> Pictures | None:
+    """Return what the processor of a model makes of the pictures of a sequence; None where they are not stated."""
+    sizes = (
+        [(width, height) for count, width, height in read_pictures(inputs, "pictures") for _ in range(count)]
+        if inputs
+        else []
+    )
+    if sizes and head_class(config, "") is not None:
+        raise ConfigError("with another head, a model has pictures of its own size", key="pictures")
+    return processed(config, sizes, processor_keys(target)) if sizes else None
+
+
+def _of_config(config: Any, run: TorchRun, regime: Regime, seen: Pictures | None = None) -> Sized:
+    job = _trained(config, run, seen)
     usual = {name: size for name, size in usual_of_heads().items() if name in job.names}
     names = tuple(name for name in job.names if name not in usual)
     job = msgspec.structs.replace(job, inputs=partial(job.inputs, **usual), names=names) if usual else job
@@ -489,10 +506,10 @@ def _blocks_of(config: Any, run: TorchRun) -> Blocks:
     return blocks(_trained(config, run).build("meta"), config)
 
 
-def _trained(config: Any, run: TorchRun) -> Sized:
+def _trained(config: Any, run: TorchRun, seen: Pictures | None = None) -> Sized:
     """The training of a model; of one text where two would be compared, whose blocks would run twice."""
     named = head_class(config, "")
-    return of_config(config, run, head=ALONE if named is not None and contrasts(named[0]) else "")
+    return of_config(config, run, seen, head=ALONE if named is not None and contrasts(named[0]) else "")
 
 
 def _smaller(less: Blocks, full: Blocks) -> bool:

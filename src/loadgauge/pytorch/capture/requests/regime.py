@@ -30,7 +30,8 @@ class Tuned(msgspec.Struct, frozen=True):
     targets: `all`, `attention`, names with commas, or a regular expression on whole names of modules; saved: modules that are
     trained whole beside the adapters; layers: those that have adapters, "" for all; base: how the frozen base is stored, ""
     where it is as the model was loaded; upcast: what else is cast to float32 before (`Lora.upcast`); loaded: bytes
-    of an element of the weights that were put in 4 bits
+    of an element of the weights that were put in 4 bits; tower: what of what sees pictures is trained (`Job.tower`), "" where
+    there are none of stated sizes
     """
 
     rank: int = 0
@@ -43,6 +44,7 @@ class Tuned(msgspec.Struct, frozen=True):
     upcast: str = "none"
     loaded: int = 2
     train: str = ""
+    tower: str = ""
 
     @classmethod
     def of(cls, job: Job) -> Tuned:
@@ -51,8 +53,11 @@ class Tuned(msgspec.Struct, frozen=True):
         >>> Tuned.of(Job(model="gpt2", lora_rank=8)).rank, Tuned.of(Job(model="gpt2", train="lm_head")).adapts
         (8, False)
         """
+        tower = (job.tower or ("frozen" if job.adapts else "trained")) if job.pictures or job.audio else ""
+        if tower == "adapters" and not job.adapts:
+            raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
         if not job.adapts:
-            return cls(train=job.train or "")
+            return cls(train=job.train or "", tower=tower if tower != "trained" else "")
         if job.train is not None:
             raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
         if job.adapter in TUNERS:
@@ -74,6 +79,7 @@ class Tuned(msgspec.Struct, frozen=True):
             base=base,
             upcast=_upcast(job, base) if base else "none",
             loaded=4 if base and _wide(job) else 2,
+            tower=tower if tower != "adapters" else "",
         )
 
     @property
@@ -84,12 +90,12 @@ class Tuned(msgspec.Struct, frozen=True):
     @property
     def by_layer(self) -> bool:
         """Return whether layers of one kind may be trained in different ways."""
-        return bool(self.layers or self.train)
+        return bool(self.layers or self.train or (self.tower and not self.rank))
 
     @property
     def whole(self) -> bool:
         """Return whether all of the model is trained. ``Tuned().whole``"""
-        return not (self.adapts or self.train)
+        return not (self.adapts or self.train or self.tower)
 
 
 WHOLE = Tuned()

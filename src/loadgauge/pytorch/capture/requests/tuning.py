@@ -42,8 +42,12 @@ def tuned(job: Sized, regime: Regime) -> Sized:
                     quantise(module, regime)
                 with as_on_cuda() if regime.tuned.base else contextlib.nullcontext():
                     _adapt(module, regime)
-            else:
+            elif regime.tuned.train:
                 _train(module, regime.tuned.train)
+            if regime.tuned.tower and not regime.tuned.adapts:
+                frozen, _ = _beside(module, regime.tuned.tower)
+                for name, parameter in module.named_parameters():
+                    parameter.requires_grad_(parameter.requires_grad and name.rpartition(".")[0] not in frozen)
         # As transformers does where the layers of a model of text run again, and PEFT for any.
         asks = regime.tuned.adapts or getattr(module, "main_input_name", "") == "input_ids"
         if regime.input_gradients and asks and hasattr(module, "enable_input_require_grads"):
@@ -66,6 +70,11 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
         ) from None
     asked = regime.tuned
     modules, parameters = _targets(module, asked)
+    saved = list(asked.saved)
+    if asked.tower:
+        frozen, whole = _beside(module, asked.tower)
+        modules = [name for name in _adapted(module, modules) if name not in frozen and name not in whole]
+        saved += whole
     for name in asked.saved:
         if not any(_ends(path, name) for path, _ in module.named_modules()):
             raise ConfigError(f"no module is called {name!r}", key="modules_to_save")
@@ -76,7 +85,7 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
         use_dora=asked.dora,
         target_modules=modules or ([] if parameters else None),
         target_parameters=parameters or None,
-        modules_to_save=list(asked.saved) or None,
+        modules_to_save=saved or None,
         layers_to_transform=_layers(module, asked.layers),
     )
     level = logging.root.manager.disable
@@ -100,9 +109,7 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
     if asked.targets in ALL:
         if not asked.layers:
             return "all-linear", []
-        # PEFT takes layers beside a list of names alone.
-        last = getattr(module, "get_output_embeddings", lambda: None)()
-        return [name for name, layer in possible.items() if _linear(layer) and layer is not last], []
+        return _adapted(module, "all-linear"), []  # PEFT takes layers beside a list of names alone
     if asked.targets == "attention":
         attention = [name for name in possible if re.search(r"(attn|attention)[^.]*\.", name, re.IGNORECASE)]
         if not attention:
@@ -140,6 +147,37 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
                 key="lora_targets",
             )
     return modules, parameters
+
+
+def _beside(module: nn.Module, tower: str) -> tuple[set[str], list[str]]:
+    """The names of modules with weights that see pictures or hear, or join what does to the language model: those that are frozen
+    where `tower` is trained, and the others. Raises NotModelled for a model without such parts."""
+    names = {id(part): name for name, part in module.named_modules()}
+    own: Any = module
+    decoder = names.get(id(own.get_decoder()), "") if hasattr(module, "get_decoder") else ""
+    if not decoder:
+        raise NotModelled("what of the model sees pictures is not known: --tower trained, or adapters, takes it whole")
+    language = [decoder, names.get(id(own.get_output_embeddings()), decoder)]
+    encoders = [names.get(id(own.get_encoder(kind)), "") for kind in ("image", "audio")]
+
+    def within(name: str, parts: list[str]) -> bool:
+        return any(part and f"{name}.".startswith(f"{part}.") for part in parts)
+
+    weighty = [name for name, part in module.named_modules() if next(part.parameters(recurse=False), None) is not None]
+    beside = [name for name in weighty if name and not within(name, language)]
+    frozen = {name for name in beside if tower == "frozen" or (tower == "projector" and within(name, encoders))}
+    return frozen, [name for name in beside if name not in frozen]
+
+
+def _adapted(module: nn.Module, targets: str | list[str] | None) -> list[str]:
+    """The whole names of the layers that PEFT's `target_modules` name."""
+    last = getattr(module, "get_output_embeddings", lambda: None)()
+    layers = {name: layer for name, layer in module.named_modules() if _adaptable(layer) and layer is not last}
+    if targets == "all-linear":
+        return [name for name, layer in layers.items() if _linear(layer)]
+    if isinstance(targets, str):
+        return [name for name in layers if re.fullmatch(targets, name)]
+    return [name for name in layers if any(_ends(name, word) for word in targets or ())]
 
 
 def _adaptable(module: nn.Module) -> bool:
