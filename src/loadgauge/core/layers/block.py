@@ -26,7 +26,7 @@ from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Layer, Tensor
 from loadgauge.core.layers.operations.rank_view import View, from_code
 from loadgauge.core.layers.streams import alternated, banked, connected
-from loadgauge.core.layers.tower import patches, scaled, tower_steps
+from loadgauge.core.layers.tower import entering, patches, scaled, tower_steps
 
 
 def _activation(block: Block) -> str:
@@ -72,6 +72,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         build.residual_itemsize = 4
     build.widen()
     x = build.residual("input", hidden_size * (1 if block.streams is None else block.streams.count))
+    if block.tower is not None:
+        x = entering(build, block)
 
     def norm(name: str, tensor: Tensor, branch: Tensor | None = None) -> Tensor:
         held = branch if branch is not None and build.kernels.compiled and branch.itemsize < tensor.itemsize else None

@@ -387,8 +387,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Its weights are trained where the model has adapters."""
     hooked: bool = False
     """transformers gives patches a gradient where layers run again beside adapters (`enable_input_require_grads`)."""
-    narrow: bool = False
-    """Nothing as wide as weights is added to patches: under autocast they stay in 16 bits."""
+    enters: str = ""
+    """Of patches under autocast: `normed` to float32 before all blocks; `narrow`: nothing as wide as weights is added; `first` block."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ GEMMA = Norm("rmsnorm", gain_float32=True, root_kept=True)
 class Made(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a tower. Sizes are letters, of which `keys` says by which keys of its config they are read.
 
-    stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`;
+    stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`; narrow: as of `Part.enters`;
     spare: as of `Rule`; own_norms: queries, keys and values have norms
     """
 
@@ -41,6 +41,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     spare: int = 0
     own_norms: bool = False
     hooked: bool = False
+    narrow: bool = False
     key_bias: bool = True
     keys: Mapping[str, str] = {}
 
@@ -73,7 +74,8 @@ USUAL = {
     "m": "spatial_merge_size|1", "t": "text_config.hidden_size", "g2": "num_key_value_heads|num_attention_heads|num_heads",
 }  # fmt: skip
 MERGED = "linear q q +, gelu, linear q o +"
-QWEN: dict[str, Any] = {"fused": True, "rotary": True}
+FUSED: dict[str, Any] = {"fused": True, "rotary": True}
+QWEN: dict[str, Any] = {**FUSED, "narrow": True}
 WHISPER: dict[str, Any] = {
     "hooked": True, "key_bias": False, "act": "activation_function|gelu",
     "keys": {
@@ -94,7 +96,7 @@ MADE = {
     ),
     "idefics3_vision": Made(stem=TABLE, end="layernorm w", hooked=True),
     "glm4v_vision": Made(
-        stem="conv v w +, rmsnorm w, positions p w", norm=RMS, gated=True, bias=False, qkv_bias=False, **QWEN,
+        stem="conv v w +, rmsnorm w, positions p w", norm=RMS, gated=True, bias=False, qkv_bias=False, **FUSED,
         end="rmsnorm w, conv q o +, linear o o, layernorm o, gelu, mlp o j",
         keys={"i": "out_hidden_size", "j": "intermediate_size"},
     ),
@@ -137,7 +139,7 @@ SPLIT: dict[str, Any] = {
 }
 JOINED = {
     "gemma3": Joined(
-        made="siglip_vision_model", end="pool x, rmsnorm1 w, conv w t", rule="fixed", tile="image_size",
+        made="siglip_vision_model", end="pool x, rmsnorm1 w, matrix w t", rule="fixed", tile="image_size",
         high="config.mm_tokens_per_image|256", masks="always",
     ),
     "gemma4": Joined(made="gemma4_vision", end="blend x, unweighted w, linear w t", rule="budget", merge="pooling_kernel_size|3",
@@ -274,7 +276,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     acts = shape.act.split("|")
     own = GEMMA if shape.own_norms else None
     qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
-    ways: dict[str, Any] = {"hooked": shape.hooked, "narrow": shape.stem == PATCHES}
+    enters = "normed" if shape.stem.endswith("layernorm w") else "narrow" * shape.narrow
+    ways: dict[str, Any] = {"hooked": shape.hooked, "enters": enters}
     attention = Attention(
         num_attention_heads=heads,
         num_key_value_heads=sizes["g2"],
@@ -291,6 +294,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         qk_norm=own,
         value_norm=None if own is None else msgspec.structs.replace(own, weight=False),
     )
+    part = Part(width=width, scaled=shape.scaled, **ways)
     block = Block(
         attention=attention,
         mlp=Mlp(
@@ -301,7 +305,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         ),
         norm=shape.norm,
         placement=shape.placement,
-        tower=Part(width=width, scaled=shape.scaled, **ways),
+        tower=part,
     )
 
     def of_steps(text: str, of_width: int = width, **own: bool) -> Block:
@@ -317,8 +321,11 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
     feature = sizes.config.get("vision_feature_layer", -2 if joined.end.startswith(TWO_LAYERS) else -1)
     last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
+    first = msgspec.structs.replace(part, enters=enters if enters == "normed" else f"{enters} first")
     for index in range(depth):
         layers.append(unused if index > last else near if side and index not in whole else block)
+        if not index:
+            layers[-1] = msgspec.structs.replace(layers[-1], tower=first)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
     # Of features of single layers, what follows the last of them is not read.
@@ -379,6 +386,6 @@ def _counted(block: Block) -> int:
 def _of_step(step: Step) -> int:
     i, o = step.width, step.output
     return {
-        "conv": i * o + step.bias * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
+        "conv": i * o + step.bias * o, "matrix": i * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
         "rmsnorm1": i, "positions": i * o, "fixed": i * o, "vector": i, "idle": i, "sound": 3 * i * o + o, "halve": 3 * i * o + o,
     }.get(step.kind, 0)  # fmt: skip
