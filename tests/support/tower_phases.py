@@ -20,6 +20,7 @@ import torch
 import transformers
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 
 import stand_ins
 from loadgauge import estimate
@@ -81,6 +82,8 @@ SIZES = {
     "idefics3": ["1x448x336", "1x100x112"], "smolvlm": ["1x448x336", "1x100x112"],
     **{kind: ["1x448x336", "2x448x336,1x280x560"] for kind in FREE_KINDS},
 }  # fmt: skip
+VOLUMES = {**dict.fromkeys(("qwen3_vl", "qwen3_5"), (4096, 25165824)), "glm4v": (12544, 47040000)}
+"""The fewest and most pixels of a whole video, as published beside the models; their code is the same."""
 VIDEOS, SECONDS, RANK = ["8x224x224", "16x280x168"], [12.3, 29.9], 8
 PROJECTORS = ("multi_modal_projector", "connector", "merger", "downsample", "visual.post_layernorm")
 SEEING = ("visual", "vision_tower", "vision_model", "audio_tower")
@@ -180,6 +183,11 @@ def pictures_of(config: Any, how: How) -> Pictures | None:
         frames, width, height = map(int, how["video"].split("x"))
         still = processed(config, [(width, height)])
         ((_, rows, columns),) = still.given["image_grid_thw"].values
+        if config.model_type in VOLUMES:
+            side = 2 * config.vision_config.patch_size
+            low, high = VOLUMES[config.model_type]
+            sides = smart_resize(frames, height, width, factor=side, min_pixels=low, max_pixels=high)
+            rows, columns = (2 * each // side for each in sides)
         times = -(-frames // config.vision_config.temporal_patch_size)
         patches = Given((times * rows * columns, still.given["pixel_values"].shape[1]), 0)
         grid = Given((1, 3), 0, [[times, rows, columns]])

@@ -107,7 +107,8 @@ def tower_steps(block: Block, view: View) -> Layer:
     seen = not (part.projects or part.beside)
     if seen:
         first = next(step for step in part.steps if step.kind != "copied")
-        x = pixels = build.float32("pixels", view.tokens * first.width * (2 if first.kind in SOUND else 1))
+        given = view.tokens * (part.padded / part.patches if part.padded else 1)
+        x = pixels = build.float32("pixels", given * first.width * (2 if first.kind in SOUND else 1))
         if build.residual_itemsize != 4:
             x = build.cast("pixels.cast", pixels, build.residual_itemsize)
     for index, step in enumerate(part.steps):
@@ -136,8 +137,10 @@ def tower_steps(block: Block, view: View) -> Layer:
                                               (weight,), shares_gradient=True))  # fmt: skip
         elif step.kind in ("mask", "angles"):
             angles = step.kind == "angles"
-            wide = build.float32(name, view.tokens * 2 * step.width) if angles else build.tensor(name, view.pairs)
+            wide = build.float32(name, view.tokens * 2 * step.width) if angles else Tensor(name, view.pairs, x.itemsize)
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), (wide,), shares_gradient=True)
+        elif step.kind == "cropped":
+            x = build.elementwise(name, (x,), build.tensor(name, view.tokens * step.width))
         elif step.kind == "rescale":
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), shares_gradient=True)
         elif step.kind == "copied":

@@ -378,11 +378,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     unused: bool = False
     """It runs, and what it makes is not looked at (LLaVA's last layer)."""
     tiles: int = 0
-    """Sets of patches of a sequence, each of which attends to itself."""
+    """Of a sequence: sets of patches, each of which attends to itself; patches; pairs of those that attend to each other; and
+    patches with those that make all pictures as large as the largest."""
     patches: int = 0
-    """Of a sequence."""
     pairs: int = 0
-    """Of patches that attend to each other, of a sequence."""
+    padded: int = 0
     whole: bool = False
     """Its weights are trained where the model has adapters."""
     hooked: bool = False
@@ -444,7 +444,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches; frames: of a video
-    that make one patch; masks: attention of the language model has a mask of all pairs where there are pictures
+    that make one patch; volume: the fewest and most pixels of all frames, where a video has limits of its own
+    masks: attention of the language model has a mask of all pairs where there are pictures
     """
 
     kind: str
@@ -456,6 +457,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     spare: int = 0
     marks: int = 0
     frames: int = 1
+    volume: tuple[int, int] = (0, 0)
     masks: bool = False
     grids: tuple[tuple[int, int], ...] = ()
 

@@ -66,17 +66,8 @@ class LayerFacts(msgspec.Struct, frozen=True):
         kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
         inputs = (tensor for operation in layer for tensor in operation.inputs)
         entering = next((tensor.nbytes for tensor in inputs if tensor.name == "input"), 0)
-        return cls(
-            layer,
-            recompute,
-            kept,
-            waits,
-            entering,
-            forward_peak(layer, recompute, ("input",), hosts=off.names),
-            working,
-            weights,
-            off.nbytes,
-        )
+        forming = forward_peak(layer, recompute, ("input",), hosts=off.names)
+        return cls(layer, recompute, kept, waits, entering, forming, working, weights, off.nbytes)
 
 
 class End(StrEnum):
@@ -282,9 +273,17 @@ class MemoryModel:
         return self.training.precision.autocast and self.layout.zero < self.training.framework.weights_stage
 
     @property
+    def caches(self) -> bool:
+        """Return whether autocast's cache alone holds 16-bit copies of adapters through the forward, as their layers run again."""
+        lora = self.training.lora
+        return lora is not None and lora.casts and self.layout.recompute.mode == "full"
+
+    @property
     def head_apart(self) -> bool:
         """Return whether the gathered copies differ between the head's forward and its backward."""
-        return self.layout.pp == 1 and (self.copied or (self.by_layer and self.layout.zero == 2) or self.ends_apart)
+        return self.layout.pp == 1 and (
+            self.copied or self.caches or (self.by_layer and self.layout.zero == 2) or self.ends_apart
+        )
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """Return the weights of a layer on this rank, by the group that ZeRO shards them over."""
@@ -433,9 +432,8 @@ class MemoryModel:
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
             return ()
         key = self.key(stage, chunk.start)
-        if (
-            key[1] or self.training.host.activations != "none" or not self.model.own.rewritten
-        ):  # a captured one was seen as it is
+        # A captured one was seen as it is.
+        if key[1] or self.training.host.activations != "none" or not self.model.own.rewritten:
             return ()
         nbytes = idle_kept(self.facts[key].layer, self.training.precision.compute if self.copied else 0)
         return (Kept(End.IDLE, 1, -nbytes, 0, 0),) if not same(nbytes, 0) else ()

@@ -43,7 +43,7 @@ def at(memory: MemoryModel, stage: Stage, doing: Pass, position: int | None = No
     position: the layer at work (numbered through all stages); None where the pass is not a layer's. Only what the copies
     depend on is distinguished, so that few points need computing.
     """
-    if memory.by_layer or ((memory.copied or memory.engine is not None) and memory.layout.pp == 1):
+    if memory.by_layer or ((memory.copied or memory.caches or memory.engine is not None) and memory.layout.pp == 1):
         return _in_turn(memory, stage, doing, position)
     if memory.training.framework.unit_gradients and doing == "backward" and position is not None:
         return At("backward", (stage.kind(position), False))
@@ -135,6 +135,8 @@ def _copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
         terms["unsharded gradient of one layer"] = several * (precision.compute + 4) * trainable
     if memory.copied:
         terms["16-bit copies of the weights"] = precision.compute * _cast(memory, stage, point, weights)
+    if memory.caches and point.doing in ("forward", "gather", "head"):
+        terms["16-bit copies of adapters in autocast's cache"] = _cached(memory, stage, point)
     terms["placeholders of weights' gradients"] = memory.placeholders
     if layout.zero < 2 and framework.ddp_copies:
         terms[buckets] = in_buckets
@@ -282,6 +284,16 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
         # Liger's loss has made both gradients in forward, and keeps no copy.
         left = left if by_tile or memory.view.kernels.loss == "liger" else left + every - layers
     return left
+
+
+def _cached(memory: MemoryModel, stage: Stage, point: At) -> Size:
+    """Bytes of copies of adapters of layers that run again, but of the one at work, which are counted with it."""
+    total: Size = 0
+    for key, count in memory.counts(stage, stage.start, stage.stop).items():
+        copies = (kept.nbytes for kept in memory.facts[key].layer.kept() if kept.name.endswith(".weight.cast"))
+        own = point.doing == "forward" and key == point.layer
+        total = total + key[1] * (count - own) * sum(copies)
+    return total
 
 
 def _largest(memory: MemoryModel) -> Size:

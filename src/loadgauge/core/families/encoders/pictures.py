@@ -272,14 +272,21 @@ def _seen(rule: Rule, pictures: str, video: str, most: int | None) -> tuple[dict
         (n, cut(rule, *_smaller(w, h, most))) for n, w, h in (read_pictures(pictures, "pictures") if pictures else ())
     ]
     for frames, width, height in read_pictures(video, "video") if video else ():
-        cuts.append((ceil(frames / rule.frames), frame(rule, *_smaller(width, height, most))))
+        own = rule
+        if rule.volume[1]:
+            low, high = (each / frames for each in rule.volume)
+            own = msgspec.structs.replace(rule, low=low, high=high if most is None else min(high, most))
+        cuts.append((ceil(frames / rule.frames), frame(own, *_smaller(width, height, most))))
     each = {
         "tiles": sum(count * seen.tiles for count, seen in cuts),
         "patches": sum(count * seen.tiles * seen.patches for count, seen in cuts),
         "pairs": sum(count * seen.tiles * seen.patches**2 for count, seen in cuts),
     }
     if rule.kind == "edge":  # they lie side by side in one sequence, and a mask parts them
-        each |= {"tiles": 1, "pairs": each["patches"] ** 2}
+        rows = [seen.tokens - seen.patches // rule.merge**2 for _, seen in cuts]
+        columns = [seen.patches // (rule.merge**2 * row) for row, (_, seen) in zip(rows, cuts, strict=True)]
+        padded = sum(count for count, _ in cuts) * max(rows) * max(columns) * rule.merge**2
+        each |= {"tiles": 1, "pairs": each["patches"] ** 2, "padded": padded}
     return each, sum(count * seen.tokens for count, seen in cuts)
 
 

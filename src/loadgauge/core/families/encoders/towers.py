@@ -50,7 +50,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
     semicolon where others before them are the tower's own
 
-    rule: what its processor does with pictures, and low, high, tile and marks: its limits, as numbers or keys; copied: tiles that
+    rule: what its processor does with pictures, and low, high, tile, volume and marks: its limits, as numbers or keys; copied: tiles that
     hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
     pairs, always or where its config says what looks both ways
     """
@@ -64,6 +64,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     tile: str = "0"
     marks: int = 0
     frames: str = "1"
+    volume: tuple[int, int] = (0, 0)
     copied: bool = False
     masks: str = ""
 
@@ -90,7 +91,7 @@ PATCHES, TABLE = "conv v w", "conv v w +, positions p w"
 MADE = {
     "siglip_vision_model": Made(hooked=True, stem=TABLE, end="layernorm w, idle h"),
     "clip_vision_model": Made(stem="conv v w, vector w, positions p w, layernorm w", end="idle 2w", spare=1, hooked=True),
-    "pixtral": Made(stem="conv v w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True),
+    "pixtral": Made(stem="conv v w, cropped w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True),
     "internvl_vision": Made(
         stem="conv v w +, vector w, positions p w", qkv_bias="attention_bias", scaled=True, spare=1, hooked=True
     ),
@@ -128,8 +129,8 @@ MADE = {
 TWO_LAYERS = "linear w t +, gelu, linear t t +"
 AREA: dict[str, Any] = {"rule": "area", "merge": "spatial_merge_size|2", "frames": "temporal_patch_size|2"}
 OLD = Joined(made="qwen2_vl", low="3136", high="12845056", **AREA)
-NEW = Joined(made="qwen3_vl", low="65536", high="16777216", **AREA)
-GLM = Joined(made="glm4v_vision", low="6272", high="4816896", **AREA)
+NEW = Joined(made="qwen3_vl", low="65536", high="16777216", volume=(4096, 25165824), **AREA)
+GLM = Joined(made="glm4v_vision", low="6272", high="4816896", volume=(12544, 47040000), **AREA)
 SPLIT: dict[str, Any] = {
     "made": "idefics3_vision",
     "end": "linear s t",
@@ -351,6 +352,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         spare=shape.spare,
         marks=joined.marks,
         frames=sizes.read(joined.frames),
+        volume=joined.volume,
         masks=joined.masks
         in ("always", (sizes.config.get("text_config") or {}).get("use_bidirectional_attention") or "always"),
         grids=tuple((int(grid[0]), int(grid[1])) for grid in grids),
