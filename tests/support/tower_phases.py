@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llava_next": (TEXT, FIXED, GRIDS),
     "llava_onevision": (TEXT, FIXED, GRIDS),
     "mistral3": (TEXT, {**FIXED, "head_dim": 24, "image_size": 1540}, {}),
-    "llama4": ({**TEXT, **EXPERTS}, {**FIXED, "intermediate_size": 384, "projector_input_dim": 160, "projector_output_dim": 160,
+    "llama4": ({**TEXT, **EXPERTS, "no_rope_layers": [1, 1, 0]}, {**FIXED, "intermediate_size": 384, "projector_input_dim": 160, "projector_output_dim": 160,
                                      "vision_output_dim": 160}, {}),
     "idefics3": (TEXT, FIXED, {"scale_factor": 2, "pad_token_id": 0}),
     "smolvlm": (TEXT, FIXED, {"scale_factor": 2, "pad_token_id": 0}),

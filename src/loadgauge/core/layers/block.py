@@ -151,6 +151,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         apart = isinstance(block.mlp, Moe) and block.mlp.own_norms
         fed = experts_beside(build, y, normed, block, hidden_size) if apart else feed_forward(normed)
         y = build.add("mlp.residual", y, norm("mlp.post_norm", fed) if sandwich else fed)
+        if isinstance(block.mlp, Moe) and block.mlp.everywhere:  # whose layer has a name for it
+            build.operations[-1] = msgspec.structs.replace(build.operations[-1], holds=(attended,))
         if not same(block.per_layer_input, 0):
             per_layer_input(build, y, block, hidden_size, _activation(block))
     if block.shares_weights:

@@ -108,8 +108,10 @@ def tower_steps(block: Block, view: View) -> Layer:
     if seen:
         first = next(step for step in part.steps if step.kind != "copied")
         given = view.tokens * (part.padded / part.patches if part.padded else 1)
-        x = pixels = build.float32("pixels", given * first.width * (2 if first.kind in SOUND else 1))
-        if build.residual_itemsize != 4:
+        # Where none is a convolution, the model leaves its dtype to who calls it.
+        wide = build.dtypes.activation if first.kind == "linear" and not build.autocast else 4
+        x = pixels = Tensor("pixels", given * first.width * (2 if first.kind in SOUND else 1), wide, "float32")
+        if build.residual_itemsize != wide:
             x = build.cast("pixels.cast", pixels, build.residual_itemsize)
     for index, step in enumerate(part.steps):
         name = f"{'projector' if part.projects else 'patches'}.{step.kind}_{index}"
@@ -124,6 +126,8 @@ def tower_steps(block: Block, view: View) -> Layer:
             rows = rows / SOUND[step.kind]
             output = build.tensor(name, rows * step.output)
             x = build.linear(name, x, rows, 3 * step.width, step.output, bias=step.bias, adapter="", output=output)
+            if step.kind == "halve":
+                build.operations[-1] = msgspec.structs.replace(build.operations[-1], keeps=build.operations[-1].inputs)
         elif step.kind in NORMS:
             x = build.norm(name, x, NORMS[step.kind], rows, step.width)
         elif step.kind in ("positions", "vector", "idle", "fixed"):

@@ -444,7 +444,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches; frames: of a video
-    that make one patch; volume: the fewest and most pixels of all frames, where a video has limits of its own
+    that make one patch; volume: the fewest and most pixels of all frames, where a video has limits of its own; head: `inner`, or of
+    that `shifted`: as of `Head`
     masks: attention of the language model has a mask of all pairs where there are pictures
     """
 
@@ -458,6 +459,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     marks: int = 0
     frames: int = 1
     volume: tuple[int, int] = (0, 0)
+    head: str = ""
     masks: bool = False
     grids: tuple[tuple[int, int], ...] = ()
 
@@ -478,17 +480,18 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     softcap: bool = False
     """Logits pass through tanh (Gemma 2)."""
     loss_float32: bool = True
-    """transformers' module computes the loss in float32 (all but the family of BERT)."""
+    """transformers' module computes the loss in float32 (all but the family of BERT, and Qwen2-Audio)."""
+    inner: bool = False
+    """Called as a whole by the class with the loss: the norm's result is gone by then, logits left in 16 bits are shifted in a copy."""
 
 
 class Tower(msgspec.Struct, frozen=True):
     """A tower of images or sounds beside a language model, by its key in the config: its parameters, with what joins it to the
-    language model; None where they are not known."""
+    language model, None where they are not known; its blocks, in order, empty where they are not modelled."""
 
     name: str
     parameters: int | None = None
     layers: tuple[Block, ...] = ()
-    """Its blocks, in order; empty where they are not modelled."""
     rule: Rule | None = None
 
 

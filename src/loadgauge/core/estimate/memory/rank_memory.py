@@ -169,6 +169,8 @@ class MemoryModel:
         """Sets what the head keeps and needs at its peaks. A loss of the model's own runs before its forward returns the logits."""
         loss = self.view.kernels.loss, self.view.kernels.logprobs
         held = ("head.norm", "head.logits") if loss == ("float32", "") else ()
+        if held and self.model.head.inner:
+            held = "head.logits", "head.shifted"
         self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)

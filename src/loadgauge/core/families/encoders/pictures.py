@@ -206,6 +206,9 @@ def with_pictures(
         else:
             each, own = _seen(rule, pictures, video, most)
         reached, masked = False, masked or rule.masks
+        if rule.head:
+            head = msgspec.structs.replace(model.head, inner=True, loss_float32="shifted" not in rule.head)
+            model = msgspec.structs.replace(model, head=head)
         for block in tower.layers:
             assert block.tower is not None
             whole = not block.tower.unused and (
@@ -385,7 +388,7 @@ def seeing(
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )
-    masks = job.attention in (None, "flash")
+    masks = job.attention in (None, "flash", "eager")
     seen = with_pictures(model, job.pictures or "", job.video or "", how, job.adapts, job.max_pixels, sound, masks)
     shown = "audio" if sound is not None else "pictures" if job.pictures else "video"
     if seen.tokens > seq_len:

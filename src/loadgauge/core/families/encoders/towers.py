@@ -52,7 +52,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
     rule: what its processor does with pictures, and low, high, tile, volume and marks: its limits, as numbers or keys; copied: tiles that
     hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
-    pairs, always or where its config says what looks both ways
+    pairs, always or where its config says what looks both ways; head: as of `Rule`
     """
 
     made: str = ""
@@ -65,6 +65,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     marks: int = 0
     frames: str = "1"
     volume: tuple[int, int] = (0, 0)
+    head: str = ""
     copied: bool = False
     masks: str = ""
 
@@ -157,7 +158,7 @@ JOINED = {
         merge="config.spatial_merge_size|2",
     ),
     "llama4": Joined(made="llama4_vision_model", end="linear r t", rule="fit", merge="2", tile="image_size", high="16", marks=3,
-                     copied=True),
+                     copied=True, head="inner"),
     "idefics3": Joined(**SPLIT, marks=3),
     "smolvlm": Joined(**SPLIT, marks=3),
     "qwen2_vl": OLD,
@@ -169,7 +170,8 @@ JOINED = {
 
 
 HEARD = {
-    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w; linear w t +", rule="padded", merge="2", tile="3000"),
+    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w; linear w t +", rule="padded", merge="2", tile="3000",
+                           head="inner shifted"),
     "voxtral": Joined(made="whisper", end="layernorm w; linear 4w t, gelu, linear t t", rule="windows", merge="4", tile="3000"),
     "qwen2_5_vl": Joined(made="whisper_in_chunks", end="pool 2, layernorm w, linear w o +, idle 2o", rule="chunks", merge="2",
                            tile="n_window|100"),
@@ -353,6 +355,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         marks=joined.marks,
         frames=sizes.read(joined.frames),
         volume=joined.volume,
+        head=joined.head,
         masks=joined.masks
         in ("always", (sizes.config.get("text_config") or {}).get("use_bidirectional_attention") or "always"),
         grids=tuple((int(grid[0]), int(grid[1])) for grid in grids),
