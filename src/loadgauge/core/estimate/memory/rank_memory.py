@@ -168,9 +168,8 @@ class MemoryModel:
     def _measure_head(self) -> None:
         """Sets what the head keeps and needs at its peaks. A loss of the model's own runs before its forward returns the logits."""
         loss = self.view.kernels.loss, self.view.kernels.logprobs
-        held = ("head.norm", "head.logits") if loss == ("float32", "") else ()
-        if held and self.model.head.inner:
-            held = "head.logits", "head.shifted"
+        beside = "head.shifted" if self.model.head.inner else "head.norm"
+        held = (beside, "head.logits") if loss == ("float32", "") else ()
         self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)
@@ -449,9 +448,12 @@ class MemoryModel:
 
     def around(self, stage: Stage) -> Size:
         """Return the bytes that the model's forward holds while its layers run, besides what they keep: masks, embeddings."""
-        around = self.model.own.around  # of captured layers it is among what is alive in each
-        total: Size = self.masks if around and self.layout.recompute.mode != "full" else 0
-        if around and stage.first:
+        if not self.model.own.around:  # of captured layers it is among what is alive in each
+            return 0
+        total: Size = self.masks if self.layout.recompute.mode != "full" else 0
+        if stage.first:
+            if seen := self.model.tower_layers:  # what a tower made of pictures
+                total = total + self.facts[self.key(stage, seen - 1)].layer.operations[-1].outputs[0].nbytes
             key = None if stage.start == stage.stop else self.key(stage, stage.start)
             if key is None or not (key[1] or (self.embedding_trained and keeps_input(self.facts[key].layer))):
                 total = total + self.embedding.operations[-1].outputs[0].nbytes

@@ -363,7 +363,9 @@ def _masks(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
     if not _given_mask(build, spec):
         return ()
     mask = build.tensor("attention.mask", build.view.pairs)
-    build.operations.append(Operation(mask.name, "elementwise", (), (mask,), workspace=build.view.pairs))
+    # Rows of a padded sound's are no multiple of 8, to which a copy fills them up.
+    beside = build.view.pairs if spec.causal else mask.nbytes
+    build.operations.append(Operation(mask.name, "elementwise", (), (mask,), workspace=beside))
     return (mask,)
 
 
