@@ -260,6 +260,8 @@ class Tuning(FunctionJob):
                 if hasattr(batch[name], values._WHOLE):
                     values.whole(wide)
                 batch[name] = wide
+        if self.kind in SOUND:  # whose loss takes what it does not mask
+            batch["attention_mask"] = known([[1] * how["s"]], device)
         if self.kind.startswith("qwen3_vl"):  # whose layers ask again where the pictures are
             grid = batch.get("image_grid_thw", batch.get("video_grid_thw"))
             count = sum(t * h * w for t, h, w in getattr(grid, values._VALUE).tolist()) // 4

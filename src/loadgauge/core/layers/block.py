@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, remembered, same
+from loadgauge.core.base.algebra import Size, minimum, remembered, same
 from loadgauge.core.definitions.model.model import (
     AltUp,
     Attention,
@@ -26,7 +26,7 @@ from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Layer, Tensor
 from loadgauge.core.layers.operations.rank_view import View, from_code
 from loadgauge.core.layers.streams import alternated, banked, connected
-from loadgauge.core.layers.tower import entering, patches, scaled, tower_steps
+from loadgauge.core.layers.tower import cast_masks, entering, frozen, patches, scaled, tower_steps
 
 
 def _activation(block: Block) -> str:
@@ -64,6 +64,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         view, hidden_size = patches(block.tower, view), block.tower.width
         if block.tower.steps:
             return tower_steps(block, view)
+        if (near := getattr(block.attention, "sliding_window", None)) is not None:  # each window by itself
+            view = msgspec.structs.replace(view, pairs=minimum(view.pairs, view.tokens * near))
     if not block.adapted and view.lora is not None:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)
@@ -91,6 +93,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = latent_attention(build, tensor, spec, hidden_size)
         elif isinstance(spec, Attention):
             output = attention(build, tensor, spec, hidden_size)
+            if block.tower is not None and "masked" in block.tower.enters:
+                cast_masks(build, x)
         elif isinstance(spec, CompressedAttention):
             output = compressed_attention(build, tensor, spec, hidden_size)
         else:
@@ -155,6 +159,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             build.operations[-1] = msgspec.structs.replace(build.operations[-1], holds=(attended,))
         if not same(block.per_layer_input, 0):
             per_layer_input(build, y, block, hidden_size, _activation(block))
+    if block.tower is not None and block.tower.unused:
+        build.operations = [frozen(operation) for operation in build.operations]
     if block.shares_weights:
         build.operations = [msgspec.structs.replace(operation, weights=()) for operation in build.operations]
     return build.layer("block", reached=block.reached or view.input_gradients)

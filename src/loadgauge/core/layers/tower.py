@@ -72,6 +72,21 @@ def entering(build: Builder, block: Block) -> Tensor:
     return Tensor("input", build.local_tokens * part.width, itemsize if "first" in part.enters else build.residual_itemsize)
 
 
+def cast_masks(build: Builder, x: Tensor) -> None:
+    """Of a tower whose pictures a mask parts, that is as wide as its patches: the copy that autocast makes for each layer's kernel."""
+    last = next((index for index, each in enumerate(build.operations) if each.name == "attention.flash"), None)
+    if last is not None and x.itemsize != build.dtypes.activation:
+        flash = build.operations[last]
+        copy = build.tensor("attention.mask", build.view.pairs)
+        build.operations[last] = msgspec.structs.replace(flash, keeps=(*flash.keeps, copy))
+
+
+def frozen(operation: Operation) -> Operation:
+    """The operation where what it makes is not looked at: its weights, adapters too, get no gradient."""
+    weights = tuple(msgspec.structs.replace(weight, trainable=False) for weight in operation.weights)
+    return msgspec.structs.replace(operation, weights=weights)
+
+
 def scaled(build: Builder, name: str, x: Tensor, block: Block) -> Tensor:
     """The output of a half of a block times a vector, where the block has one; keeps it for the vector's gradient."""
     if block.tower is None or not block.tower.scaled:

@@ -607,7 +607,9 @@ class StageAtWork:
                 rows = operation.backward_workspace + joined
                 transient = transient + rows + sum(kept.nbytes for kept in operation.keeps)
             seen = (each for (_, again), facts in memory.facts.items() if not again for each in facts.layer)
-            transient = transient + sum(kept.nbytes for each in seen if each.name == PIXELS for kept in each.keeps)
+            pixels = sum(kept.nbytes for each in seen if each.name == PIXELS for kept in each.keeps)
+            ids = 2 * memory.view.kernels.dtypes.index * memory.view.tokens if memory.model.tower_layers else 0
+            transient = transient + pixels + ids
         return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 
 

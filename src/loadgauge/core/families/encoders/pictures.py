@@ -216,7 +216,6 @@ def with_pictures(
             )
             tuned = (
                 trained == "adapters"
-                and not block.tower.unused
                 and (block.attention is not None or any(s.kind in ("linear", "angles") for s in block.tower.steps))
             )
             part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
@@ -226,6 +225,8 @@ def with_pictures(
                 "reached": reached and not block.tower.unused,
             }
             layers.append(msgspec.structs.replace(block, tower=part, **changes))
+            if block.tower.unused:
+                continue
             anywhere = anywhere or whole or tuned
             # What lies beside the next layer hands nothing on to it.
             reached = reached or ((whole or tuned) and not block.tower.beside)

@@ -279,7 +279,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     acts = shape.act.split("|")
     own = GEMMA if shape.own_norms else None
     qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
-    enters = "normed" if shape.stem.endswith("layernorm w") else "narrow" * shape.narrow
+    enters = "normed" if shape.stem.endswith("layernorm w") else "narrow" * shape.narrow + "masked" * ("mask" in shape.stem)
     ways: dict[str, Any] = {"hooked": shape.hooked, "enters": enters}
     attention = Attention(
         num_attention_heads=heads,
