@@ -99,6 +99,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = compressed_attention(build, tensor, spec, hidden_size)
         else:
             output = linear_mixer(build, tensor, spec, hidden_size)
+        build.hold(tensor)
         output = scaled(build, "attention.scale", output, block)
         dropout = block.dropout if block.dropout_after_attention else 0.0
         return build.dropout("attention.residual_dropout", output, dropout, "residual_dropout")
@@ -118,6 +119,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = moe(build, tensor, block.mlp, hidden_size)
         else:
             output = mlp(build, tensor, block.mlp, hidden_size)
+        build.hold(tensor)
         output = scaled(build, "mlp.scale", output, block)
         return build.dropout("mlp.residual_dropout", output, dropout, "residual_dropout")
 

@@ -261,6 +261,7 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
     cache, which has those of trained weights (source: pytorch, `aten/src/ATen/autocast_mode.cpp`, `cached_cast`).
     """
     every: Size = weights.all.matrices + memory.tied_matrices
+    again = {key for key, facts in memory.facts.items() if facts.recompute}  # none around the blocks of a tower
     by_tile = memory.view.kernels.loss == "tiled"  # which casts the head's rows itself
     if memory.layout.pp > 1:
         return every
@@ -269,15 +270,15 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             of = memory.facts[key].weights.all
             frozen = memory.training.lora is not None or not same(of.frozen, 0)
-            cached = of.trainable_matrices if key[1] and frozen else of.matrices
+            cached = of.trainable_matrices if key in again and frozen else of.matrices
             cached_bytes = cached_bytes + count * (
                 cached - (of.matrices if point.doing == "head" and not by_tile else 0)
             )
         return cached_bytes
     if point.doing in ("embedding", "ends"):
         return 0
-    left: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held if not key[1])
-    if point.doing == "backward" and point.layer is not None and point.layer[1]:
+    left: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held if key not in again)
+    if point.doing == "backward" and point.layer in again:
         left = left + memory.facts[point.layer].weights.all.matrices
     if point.doing in ("loss", "prediction"):
         layers: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held)

@@ -81,7 +81,7 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
         # Arguments of the functions that write attention out, or call its kernel.
         last = build.operations[-1]
         repeated = tuple(kept.outputs[0] for kept in build.operations[written:] if kept.name == "attention.repeat_k")
-        build.operations[-1] = msgspec.structs.replace(last, holds=(x, *given, query, key, value, *repeated))
+        build.operations[-1] = msgspec.structs.replace(last, holds=(*given, query, key, value, *repeated))
     if gate is not None:
         opened, product = (Tensor(f"attention.{name}", gate.numel, gate.itemsize) for name in ("gate_sigmoid", "gated"))
         build.elementwise("attention.gate_sigmoid", (gate,), opened, keeps=(opened,))
