@@ -1,6 +1,7 @@
-"""Steps of models with pictures, videos or sounds, by transformers' and PEFT's own code on the simulated device, beside the answer.
+"""Steps of models with pictures, videos or sounds, by transformers' and PEFT's code on the simulated device, beside the answer.
 
-`python tests/support/tower_phases.py SEED COUNT [KINDS]` draws combinations and prints by how much each part and phase is off.
+`python tests/support/tower_phases.py SEED COUNT [KINDS [FILE]]` draws combinations and prints by how much each part and phase
+is off; what the libraries' code needs is appended to a file.
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llava_next": (TEXT, FIXED, GRIDS),
     "llava_onevision": (TEXT, FIXED, GRIDS),
     "mistral3": (TEXT, {**FIXED, "head_dim": 24, "image_size": 1540}, {}),
-    "llama4": ({**TEXT, **EXPERTS, "no_rope_layers": [1, 1, 0]}, {**FIXED, "intermediate_size": 384, "projector_input_dim": 160, "projector_output_dim": 160,
-                                     "vision_output_dim": 160}, {}),
+    "llama4": ({**TEXT, **EXPERTS, "no_rope_layers": [1, 1, 0]},
+               {**FIXED, "intermediate_size": 384, "projector_input_dim": 160, "projector_output_dim": 160,
+                "vision_output_dim": 160},
+               {}),
     "idefics3": (TEXT, FIXED, {"scale_factor": 2, "pad_token_id": 0}),
     "smolvlm": (TEXT, FIXED, {"scale_factor": 2, "pad_token_id": 0}),
     "qwen2_vl": (THREE, {"depth": 4, "embed_dim": 96, "num_heads": 4, "hidden_size": 128, "mlp_ratio": 2}, {}),
@@ -70,9 +73,11 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "glm4v": (THREE, {**FREE, "image_size": 112}, {}),
     "qwen2_audio": (TEXT, {"d_model": 96, "encoder_layers": 4, "encoder_attention_heads": 4, "encoder_ffn_dim": 256,
                            "num_mel_bins": 128}, {}),
+    "voxtral": (TEXT, {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384,
+                       "num_mel_bins": 128, "head_dim": 24, "num_key_value_heads": 4}, {}),
 }  # fmt: skip
 """Keys of a text model, of what sees or hears, and of what is around them."""
-SOUND = ("qwen2_audio",)
+SOUND = ("qwen2_audio", "voxtral")
 TOKENS = {name: 500 + number for number, name in enumerate(("image", "audio", "video", "vision_start"))}
 FREE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "glm4v")
 SIZES = {
@@ -151,7 +156,9 @@ def tuned(model: Any, how: How) -> Any:
                 parameter.requires_grad_(False)
         return model
     linears = [
-        name for name, part in model.named_modules() if isinstance(part, nn.Linear) and not name.endswith("lm_head")
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and not name.endswith(("lm_head", "router"))
     ]
     adapted = [
         name
@@ -267,6 +274,7 @@ class Tuning(FunctionJob):
             count = sum(t * h * w for t, h, w in getattr(grid, values._VALUE).tolist()) // 4
             token = TOKENS["video" if "video" in how else "image"]
             batch["input_ids"] = batch["labels"] = known([[token] * count + [5] * (how["s"] - count)], device)
+        batch["labels"] = batch["labels"].clone()
         return dict(batch)
 
     def introduce(self, observer: Any) -> None:
@@ -361,16 +369,31 @@ def compare(kind: str, how: How) -> dict[str, float]:
     return {part: mine[part] / theirs[part] - 1 for part in PARTS}
 
 
-def main(seed: int, count: int, kinds: list[str]) -> None:
-    """Print a line for each combination."""
+def words(kind: str, how: How) -> str:
+    """A combination on a line."""
+    return f"{kind} {' '.join(str(value) for value in how.values() if value)}"
+
+
+def read(file: Path) -> list[tuple[str, How, dict[str, float]]]:
+    """The rows of a table: a combination, and the bytes of its parts and phases by the libraries' code."""
+    return [tuple(json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def main(seed: int, count: int, kinds: list[str], file: Path | None = None) -> None:
+    """Print a line for each combination, and append to a file what it measures."""
     good = ran = 0
     for number, (kind, how) in enumerate(draw(seed, count, kinds)):
-        label = f"{number:3} {kind} {' '.join(str(value) for value in how.values() if value)}"
+        label = f"{number:3} {words(kind, how)}"
         try:
-            off = compare(kind, how)
+            theirs, config = real(kind, how)
+            mine = ours(how, config)
+            off = {part: mine[part] / theirs[part] - 1 for part in PARTS}
         except Exception as error:  # the next one is another model
             print(f"ERR {label}: {type(error).__name__}: {str(error)[:160]}", flush=True)
             continue
+        if file is not None:
+            with file.open("a") as table:
+                table.write(json.dumps([kind, how, {part: int(theirs[part]) for part in PARTS}]) + "\n")
         ran, good = ran + 1, good + all(abs(share) <= 0.01 for share in off.values())
         shown = " ".join(f"{part} {100 * share:+.2f}" for part, share in off.items() if abs(share) > 0.002)
         print(f"{'BAD' if any(abs(share) > 0.01 for share in off.values()) else 'ok '} {label} | {shown}", flush=True)
@@ -378,4 +401,5 @@ def main(seed: int, count: int, kinds: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",") if len(sys.argv) > 3 else list(MODELS))
+    given = sys.argv[3].split(",") if len(sys.argv) > 3 and sys.argv[3] else list(MODELS)
+    main(int(sys.argv[1]), int(sys.argv[2]), given, Path(sys.argv[4]) if len(sys.argv) > 4 else None)

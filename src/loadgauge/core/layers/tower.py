@@ -9,7 +9,7 @@ from loadgauge.core.definitions.model.lora import ALL_TARGETS
 from loadgauge.core.definitions.model.model import Block, Norm, Part
 from loadgauge.core.layers.feed_forward.mlp import activate
 from loadgauge.core.layers.operations.builder import Builder
-from loadgauge.core.layers.operations.operations import PIXELS, Layer, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.operations import PIXELS, TYPED, Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.rank_view import View
 
 NORMS = {
@@ -69,11 +69,13 @@ def entering(build: Builder, block: Block) -> Tensor:
         build.residual_itemsize = itemsize
     elif lora.casts and lora.stored is not None and block.norm.kind == "layernorm":
         build.residual_itemsize = 4
-    return Tensor("input", build.local_tokens * part.width, itemsize if "first" in part.enters else build.residual_itemsize)
+    return Tensor(
+        "input", build.local_tokens * part.width, itemsize if "first" in part.enters else build.residual_itemsize
+    )
 
 
 def cast_masks(build: Builder, x: Tensor) -> None:
-    """Of a tower whose pictures a mask parts, that is as wide as its patches: the copy that autocast makes for each layer's kernel."""
+    """Of a tower whose pictures a mask parts, as wide as its patches: the copy that autocast makes for each layer's kernel."""
     last = next((index for index, each in enumerate(build.operations) if each.name == "attention.flash"), None)
     if last is not None and x.itemsize != build.dtypes.activation:
         flash = build.operations[last]
@@ -127,7 +129,9 @@ def tower_steps(block: Block, view: View) -> Layer:
         wide = build.dtypes.activation if first.kind == "linear" and not build.autocast else 4
         x = pixels = Tensor("pixels", given * first.width * (2 if first.kind in SOUND else 1), wide, "float32")
         if build.residual_itemsize != wide:
-            x = build.cast("pixels.cast", pixels, build.residual_itemsize)
+            # Qwen's models have a name for pixels in the dtype of the tower's weights.
+            name = TYPED if "narrow" in part.enters and not build.wide_weights else "pixels.cast"
+            x = build.cast(name, pixels, build.residual_itemsize)
     for index, step in enumerate(part.steps):
         name = f"{'projector' if part.projects else 'patches'}.{step.kind}_{index}"
         rows: Size = x.numel / (step.width or 1)
@@ -150,6 +154,9 @@ def tower_steps(block: Block, view: View) -> Layer:
             weight = Weight(
                 f"{name}.weight", size, 1, "vector", step.kind not in ("idle", "fixed") and build.trains(name)
             )
+            if step.kind == "positions" and "narrow" in part.enters:  # made in float32, and named
+                named = build.float32(f"{TYPED}.positions", x.numel)
+                build.operations.append(Operation(named.name, "view", (), (named,), gradients=False))
             wide = x.itemsize if "narrow" in part.enters or step.kind == "idle" else build.residual_itemsize
             x, before = Tensor(name, x.numel, maximum(x.itemsize, wide)), x
             build.operations.append(Operation(name, "view" if step.kind == "idle" else "elementwise", (before,), (x,),

@@ -367,28 +367,25 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     width: int
     steps: tuple[Step, ...] = ()
-    """Run in place of attention and an MLP."""
     scaled: bool = False
-    """The outputs of both halves are multiplied by a vector (InternVL)."""
+    """`steps`: run in place of attention and an MLP; `scaled`: the outputs of both halves are multiplied by a vector (InternVL)."""
     projects: bool = False
     """Joins the tower to the language model; with `own` it ends the tower itself."""
     own: bool = False
     beside: bool = False
-    """The next block reads what goes in as well, and keeps it."""
     unused: bool = False
-    """It runs, and what it makes is not looked at (LLaVA's last layer)."""
+    """`beside`: the next block reads what goes in as well, and keeps it; `unused`: nothing reads what comes out (LLaVA's last)."""
     tiles: int = 0
-    """Of a sequence: sets of patches, each of which attends to itself; patches; pairs of those that attend to each other; and
-    patches with those that make all pictures as large as the largest."""
     patches: int = 0
     pairs: int = 0
     padded: int = 0
+    """Of a sequence: sets that attend to themselves, patches, pairs, and patches where all pictures are as large as the largest."""
     whole: bool = False
     """Its weights are trained where the model has adapters."""
     hooked: bool = False
     """transformers gives patches a gradient where layers run again beside adapters (`enable_input_require_grads`)."""
     enters: str = ""
-    """Of patches under autocast: `normed` to float32 before all blocks; `narrow`: nothing as wide as weights is added; `first` block."""
+    """Under autocast: `normed` to float32 before all blocks; `narrow`: nothing as wide as weights is added; `first` block."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -444,8 +441,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids: sizes it may be made
     spare: patches of a tile that stand for no pixels; marks: tokens of a picture beside those of its patches; frames: of a video
-    that make one patch; volume: the fewest and most pixels of all frames, where a video has limits of its own; head: `inner`, or of
-    that `shifted`: as of `Head`
+    that make one patch; volume: the fewest and most pixels of all frames of a video; head: `inner`, of that `shifted`, as of `Head`
     masks: attention of the language model has a mask of all pairs where there are pictures
     """
 
@@ -480,9 +476,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     softcap: bool = False
     """Logits pass through tanh (Gemma 2)."""
     loss_float32: bool = True
-    """transformers' module computes the loss in float32 (all but the family of BERT, and Qwen2-Audio)."""
     inner: bool = False
-    """Called as a whole by the class with the loss: the norm's result is gone by then, logits left in 16 bits are shifted in a copy."""
+    """`loss_float32`: transformers' module has the loss in float32 (not the family of BERT, Qwen2-Audio); `inner`: it is called by
+    the class that has the loss: the norm's result is gone by then, and 16-bit logits are shifted in a copy."""
 
 
 class Tower(msgspec.Struct, frozen=True):

@@ -276,8 +276,7 @@ class MemoryModel:
     @property
     def caches(self) -> bool:
         """Return whether autocast's cache alone holds 16-bit copies of adapters through the forward, as their layers run again."""
-        lora = self.training.lora
-        return lora is not None and lora.casts and self.layout.recompute.mode == "full"
+        return self.training.lora is not None and self.training.lora.casts and self.layout.recompute.mode == "full"
 
     @property
     def head_apart(self) -> bool:
@@ -448,10 +447,9 @@ class MemoryModel:
 
     def around(self, stage: Stage) -> Size:
         """Return the bytes that the model's forward holds while its layers run, besides what they keep: masks, embeddings."""
-        if not self.model.own.around:  # of captured layers it is among what is alive in each
-            return 0
-        total: Size = self.masks if self.layout.recompute.mode != "full" else 0
-        if stage.first:
+        around = self.model.own.around  # of captured layers it is among what is alive in each
+        total: Size = self.masks if around and self.layout.recompute.mode != "full" else 0
+        if around and stage.first:
             if seen := self.model.tower_layers:  # what a tower made of pictures
                 total = total + self.facts[self.key(stage, seen - 1)].layer.operations[-1].outputs[0].nbytes
             key = None if stage.start == stage.stop else self.key(stage, stage.start)

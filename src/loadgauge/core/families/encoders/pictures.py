@@ -214,9 +214,8 @@ def with_pictures(
             whole = not block.tower.unused and (
                 trained == "trained" or (trained == "projector" and block.tower.projects and not block.tower.own)
             )
-            tuned = (
-                trained == "adapters"
-                and (block.attention is not None or any(s.kind in ("linear", "angles") for s in block.tower.steps))
+            tuned = trained == "adapters" and (
+                block.attention is not None or any(s.kind in ("linear", "angles") for s in block.tower.steps)
             )
             part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
             changes: dict[str, Any] = {

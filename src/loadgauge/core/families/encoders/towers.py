@@ -22,8 +22,8 @@ GEMMA = Norm("rmsnorm", gain_float32=True, root_kept=True)
 class Made(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a tower. Sizes are letters, of which `keys` says by which keys of its config they are read.
 
-    stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`; narrow: as of `Part.enters`;
-    spare: as of `Rule`; own_norms: queries, keys and values have norms
+    stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`;
+    spare: as of `Rule`; narrow: as of `Part.enters`; own_norms: queries, keys and values have norms
     """
 
     stem: str
@@ -50,9 +50,9 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
     semicolon where others before them are the tower's own
 
-    rule: what its processor does with pictures, and low, high, tile, volume and marks: its limits, as numbers or keys; copied: tiles that
-    hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention has a mask of all
-    pairs, always or where its config says what looks both ways; head: as of `Rule`
+    rule: what its processor does with pictures, and low, high, tile, volume and marks: its limits, as numbers or keys
+    copied: tiles that hold a picture are chosen or joined first, which makes a copy of them; masks: the language model's attention
+    has a mask of all pairs, always or where its config says what looks both ways; head: as of `Rule`
     """
 
     made: str = ""
@@ -92,7 +92,9 @@ PATCHES, TABLE = "conv v w", "conv v w +, positions p w"
 MADE = {
     "siglip_vision_model": Made(hooked=True, stem=TABLE, end="layernorm w, idle h"),
     "clip_vision_model": Made(stem="conv v w, vector w, positions p w, layernorm w", end="idle 2w", spare=1, hooked=True),
-    "pixtral": Made(stem="conv v w, cropped w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True),
+    "pixtral": Made(
+        stem="conv v w, cropped w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True
+    ),
     "internvl_vision": Made(
         stem="conv v w +, vector w, positions p w", qkv_bias="attention_bias", scaled=True, spare=1, hooked=True
     ),
@@ -279,7 +281,9 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     acts = shape.act.split("|")
     own = GEMMA if shape.own_norms else None
     qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
-    enters = "normed" if shape.stem.endswith("layernorm w") else "narrow" * shape.narrow + "masked" * ("mask" in shape.stem)
+    enters = (
+        "normed" if shape.stem.endswith("layernorm w") else "narrow" * shape.narrow + "masked" * ("mask" in shape.stem)
+    )
     ways: dict[str, Any] = {"hooked": shape.hooked, "enters": enters}
     attention = Attention(
         num_attention_heads=heads,
@@ -391,6 +395,7 @@ def _counted(block: Block) -> int:
 def _of_step(step: Step) -> int:
     i, o = step.width, step.output
     return {
-        "conv": i * o + step.bias * o, "matrix": i * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
+        "conv": i * o + step.bias * o, "matrix": i * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i,
+        "rmsnorm": i,
         "rmsnorm1": i, "positions": i * o, "fixed": i * o, "vector": i, "idle": i, "sound": 3 * i * o + o, "halve": 3 * i * o + o,
     }.get(step.kind, 0)  # fmt: skip

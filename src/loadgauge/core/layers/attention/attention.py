@@ -207,6 +207,10 @@ def _project(
             )
             for n, x in (("q", query), ("k", key))
         )
+        if spec.fused_qkv and not spec.causal and view.kernels.written_mask:
+            # Of pictures it is written out in float32: both, a product, turned halves, theirs, and of the first its sum.
+            inside = 24 * key.numel - query.nbytes - key.nbytes - (8 * key.numel if key.itemsize == 4 else 0)
+            build.operations[-1] = msgspec.structs.replace(build.operations[-1], workspace=inside)
         if spec.borrowed:
             key = build.operations.pop().inputs[0]
     if spec.query_scale != "none":

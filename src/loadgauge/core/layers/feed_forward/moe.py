@@ -383,9 +383,7 @@ def _unsorted(
     return summed
 
 
-def _everywhere(
-    build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows
-) -> tuple[Tensor, Tensor | None]:
+def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Every token times its score of every expert, zero for those that it did not choose, through all experts in one batched
     product, and what the shared expert makes before the sum (source: transformers 5.23, `Llama4TextMoe`). Model FLOPs are those
     of the chosen experts."""
