@@ -301,7 +301,7 @@ def real(kind: str, how: How) -> tuple[dict[str, float], Any]:
             if hasattr(module, kernel):
                 setattr(module, kernel, function)
     # Fake tensors count as traced ones, for which masks are made that real ones do without.
-    transformers.masking_utils.is_tracing = lambda tensor=None: False
+    vars(transformers.masking_utils)["is_tracing"] = lambda tensor=None: False
     job = Tuning(kind, how)
     with recording(job, "cuda", 2, tensors=_tensors()) as run:
         run.observer.finish()
