@@ -1,7 +1,7 @@
 """Steps with pictures, video and sound, phase by phase: weights, gradients, states, what is kept, and the peak of each phase.
 
-What the libraries' code needs for a draw is in tests/data/towers.jsonl (`python tests/support/tower_phases.py 20142 85 "" FILE`), and
-estimates are made anew; some combinations of another draw run here as well.
+What the libraries' code needs for a draw is in tests/data/towers.jsonl (`python tests/support/tower_phases.py 20142 85 "" FILE`);
+estimates are made anew, and some combinations of another draw run here as well.
 """
 
 from __future__ import annotations

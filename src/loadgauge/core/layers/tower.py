@@ -56,7 +56,7 @@ def patches(part: Part, view: View) -> View:
 
 
 def entering(build: Builder, block: Block) -> Tensor:
-    """What goes into a block of a tower; the residual stream of its builder is made as wide as autocast makes it.
+    """Input of a block of a tower; the residual stream of its builder is made as wide as autocast makes it.
 
     LayerNorms are float32, before all blocks or, of 4-bit layers that hand it on, within them; else 16-bit sums stay so.
     """
@@ -124,10 +124,10 @@ def tower_steps(block: Block, view: View) -> Layer:
     seen = not (part.projects or part.beside)
     if seen:
         first = next(step for step in part.steps if step.kind != "copied")
-        given = view.tokens * (part.padded / part.patches if part.padded else 1)
+        patched = view.tokens * (part.padded / part.patches if part.padded else 1)
         # Where none is a convolution, the model leaves its dtype to who calls it.
         wide = build.dtypes.activation if first.kind == "linear" and not build.autocast else 4
-        x = pixels = Tensor("pixels", given * first.width * (2 if first.kind in SOUND else 1), wide, "float32")
+        x = pixels = Tensor("pixels", patched * first.width * (2 if first.kind in SOUND else 1), wide, "float32")
         if build.residual_itemsize != wide:
             # Qwen's models have a name for pixels in the dtype of the tower's weights.
             name = TYPED if "narrow" in part.enters and not build.wide_weights else "pixels.cast"

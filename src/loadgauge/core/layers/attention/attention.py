@@ -52,14 +52,14 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
     kv_heads = spread(spec.num_key_value_heads, view.tp)
     query, key, value, gate = _project(build, x, spec, hidden_size, heads, kv_heads)
     masked = _given_mask(build, spec) and build.kernels.attention == "flash"
-    given = [query, key, value]
+    arguments = [query, key, value]
     if build.kernels.repeat_kv and (spec.repeats_kv or (masked and not same(heads, kv_heads))):
         full = tokens * heads * spec.head_dim
         key, value = (
             build.elementwise(name := f"attention.repeat_{n}", (tensor,), Tensor(name, full, tensor.itemsize))
             for n, tensor in (("k", key), ("v", value))
         )
-        given += [key, value]
+        arguments += [key, value]
     if build.view.lora is not None and value.itemsize != build.dtypes.activation:
         # Attention runs in 16 bits, and keeps these copies, of values without what they were a part of.
         value = Tensor(value.name, key.numel / spec.head_dim * _value_width(spec), value.itemsize)
@@ -81,7 +81,7 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
         # Arguments of the functions that write attention out, or call its kernel.
         last = build.operations[-1]
         repeated = tuple(kept.outputs[0] for kept in build.operations[written:] if kept.name == "attention.repeat_k")
-        build.operations[-1] = msgspec.structs.replace(last, holds=(*given, query, key, value, *repeated))
+        build.operations[-1] = msgspec.structs.replace(last, holds=(*arguments, query, key, value, *repeated))
     if gate is not None:
         opened, product = (Tensor(f"attention.{name}", gate.numel, gate.itemsize) for name in ("gate_sigmoid", "gated"))
         build.elementwise("attention.gate_sigmoid", (gate,), opened, keeps=(opened,))
