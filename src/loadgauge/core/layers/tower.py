@@ -106,7 +106,10 @@ def _hooked(build: Builder) -> Layer:
     follows keeps as if it were reached (source: transformers, `enable_input_require_grads`)."""
     every = build.operations
     end = 1 + next(index for index, each in enumerate(every) if each.gemms)
-    leaf = Operation("patches.leaf", "view", every[end - 1].outputs, (), keeps=every[end - 1].outputs)
+    made = every[end - 1].outputs
+    leaf = Operation(
+        "patches.leaf", "view", made, (), keeps=made if every[end:] else ()
+    )  # the first block has its input
     build.operations = every[:end]
     frozen = build.layer("tower", reached=False)
     build.operations = every[end:]

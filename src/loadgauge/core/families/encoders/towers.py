@@ -113,7 +113,7 @@ MADE = {
         keys={"w": "embed_dim", "o": "hidden_size", "i": "mlp_ratio"},
     ),
     "qwen2_5_vl": Made(
-        stem=PATCHES, norm=RMS, gated=True, **QWEN, end="rmsnorm w, " + MERGED, act="hidden_act|silu", hooked=True,
+        stem=f"{PATCHES}, cropped w", norm=RMS, gated=True, **QWEN, end="rmsnorm w, " + MERGED, act="hidden_act|silu", hooked=True,
     ),
     "qwen3_vl": Made(
         stem=TABLE, **QWEN, end="layernorm w, " + MERGED, deep="layernorm q, " + MERGED, act="hidden_act|gelu_pytorch_tanh",
