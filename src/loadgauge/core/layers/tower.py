@@ -106,9 +106,9 @@ def _hooked(build: Builder) -> Layer:
     follows keeps as if it were reached (source: transformers, `enable_input_require_grads`)."""
     every = build.operations
     end = 1 + next(index for index, each in enumerate(every) if each.gemms)
-    made = every[end - 1].outputs
+    product = every[end - 1].outputs
     leaf = Operation(
-        "patches.leaf", "view", made, (), keeps=made if every[end:] else ()
+        "patches.leaf", "view", product, (), keeps=product if every[end:] else ()
     )  # the first block has its input
     build.operations = every[:end]
     frozen = build.layer("tower", reached=False)
