@@ -1,6 +1,7 @@
-"""Steps of models with pictures, videos or sounds, by transformers' and PEFT's own code on the simulated device, beside the answer.
+"""Steps of models with pictures, videos or sounds, by transformers' and PEFT's code on the simulated device, beside the answer.
 
-`python tests/support/tower_phases.py SEED COUNT [KINDS]` draws combinations and prints by how much each part and phase is off.
+`python tests/support/tower_phases.py SEED COUNT [KINDS [FILE]]` draws combinations and prints by how much each part and phase
+is off; what the libraries' code needs is appended to a file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 import transformers
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize
 
 import stand_ins
 from loadgauge import estimate
@@ -57,8 +59,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llava_next": (TEXT, FIXED, GRIDS),
     "llava_onevision": (TEXT, FIXED, GRIDS),
     "mistral3": (TEXT, {**FIXED, "head_dim": 24, "image_size": 1540}, {}),
-    "llama4": ({**TEXT, **EXPERTS}, {**FIXED, "intermediate_size": 384, "projector_input_dim": 160, "projector_output_dim": 160,
-                                     "vision_output_dim": 160}, {}),
+    "llama4": ({**TEXT, **EXPERTS, "no_rope_layers": [1, 1, 0]},
+               {**FIXED, "intermediate_size": 384, "projector_input_dim": 160, "projector_output_dim": 160,
+                "vision_output_dim": 160},
+               {}),
     "idefics3": (TEXT, FIXED, {"scale_factor": 2, "pad_token_id": 0}),
     "smolvlm": (TEXT, FIXED, {"scale_factor": 2, "pad_token_id": 0}),
     "qwen2_vl": (THREE, {"depth": 4, "embed_dim": 96, "num_heads": 4, "hidden_size": 128, "mlp_ratio": 2}, {}),
@@ -69,9 +73,11 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "glm4v": (THREE, {**FREE, "image_size": 112}, {}),
     "qwen2_audio": (TEXT, {"d_model": 96, "encoder_layers": 4, "encoder_attention_heads": 4, "encoder_ffn_dim": 256,
                            "num_mel_bins": 128}, {}),
+    "voxtral": (TEXT, {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384,
+                       "num_mel_bins": 128, "head_dim": 24, "num_key_value_heads": 4}, {}),
 }  # fmt: skip
 """Keys of a text model, of what sees or hears, and of what is around them."""
-SOUND = ("qwen2_audio",)
+SOUND = ("qwen2_audio", "voxtral")
 TOKENS = {name: 500 + number for number, name in enumerate(("image", "audio", "video", "vision_start"))}
 FREE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "glm4v")
 SIZES = {
@@ -81,6 +87,8 @@ SIZES = {
     "idefics3": ["1x448x336", "1x100x112"], "smolvlm": ["1x448x336", "1x100x112"],
     **{kind: ["1x448x336", "2x448x336,1x280x560"] for kind in FREE_KINDS},
 }  # fmt: skip
+VOLUMES = {**dict.fromkeys(("qwen3_vl", "qwen3_5"), (4096, 25165824)), "glm4v": (12544, 47040000)}
+"""The fewest and most pixels of a whole video, as published beside the models; their code is the same."""
 VIDEOS, SECONDS, RANK = ["8x224x224", "16x280x168"], [12.3, 29.9], 8
 PROJECTORS = ("multi_modal_projector", "connector", "merger", "downsample", "visual.post_layernorm")
 SEEING = ("visual", "vision_tower", "vision_model", "audio_tower")
@@ -148,7 +156,9 @@ def tuned(model: Any, how: How) -> Any:
                 parameter.requires_grad_(False)
         return model
     linears = [
-        name for name, part in model.named_modules() if isinstance(part, nn.Linear) and not name.endswith("lm_head")
+        name
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and not name.endswith(("lm_head", "router"))
     ]
     adapted = [
         name
@@ -180,6 +190,11 @@ def pictures_of(config: Any, how: How) -> Pictures | None:
         frames, width, height = map(int, how["video"].split("x"))
         still = processed(config, [(width, height)])
         ((_, rows, columns),) = still.given["image_grid_thw"].values
+        if config.model_type in VOLUMES:
+            side = 2 * config.vision_config.patch_size
+            low, high = VOLUMES[config.model_type]
+            sides = smart_resize(frames, height, width, factor=side, min_pixels=low, max_pixels=high)
+            rows, columns = (2 * each // side for each in sides)
         times = -(-frames // config.vision_config.temporal_patch_size)
         patches = Given((times * rows * columns, still.given["pixel_values"].shape[1]), 0)
         grid = Given((1, 3), 0, [[times, rows, columns]])
@@ -252,11 +267,14 @@ class Tuning(FunctionJob):
                 if hasattr(batch[name], values._WHOLE):
                     values.whole(wide)
                 batch[name] = wide
+        if self.kind in SOUND:  # whose loss takes what it does not mask
+            batch["attention_mask"] = known([[1] * how["s"]], device)
         if self.kind.startswith("qwen3_vl"):  # whose layers ask again where the pictures are
             grid = batch.get("image_grid_thw", batch.get("video_grid_thw"))
             count = sum(t * h * w for t, h, w in getattr(grid, values._VALUE).tolist()) // 4
             token = TOKENS["video" if "video" in how else "image"]
             batch["input_ids"] = batch["labels"] = known([[token] * count + [5] * (how["s"] - count)], device)
+        batch["labels"] = batch["labels"].clone()
         return dict(batch)
 
     def introduce(self, observer: Any) -> None:
@@ -282,6 +300,8 @@ def real(kind: str, how: How) -> tuple[dict[str, float], Any]:
         for kernel, function in stand_ins.KERNELS.items():
             if hasattr(module, kernel):
                 setattr(module, kernel, function)
+    # Fake tensors count as traced ones, for which masks are made that real ones do without.
+    vars(transformers.masking_utils)["is_tracing"] = lambda tensor=None: False
     job = Tuning(kind, how)
     with recording(job, "cuda", 2, tensors=_tensors()) as run:
         run.observer.finish()
@@ -349,16 +369,31 @@ def compare(kind: str, how: How) -> dict[str, float]:
     return {part: mine[part] / theirs[part] - 1 for part in PARTS}
 
 
-def main(seed: int, count: int, kinds: list[str]) -> None:
-    """Print a line for each combination."""
+def words(kind: str, how: How) -> str:
+    """A combination on a line."""
+    return f"{kind} {' '.join(str(value) for value in how.values() if value)}"
+
+
+def read(file: Path) -> list[tuple[str, How, dict[str, float]]]:
+    """The rows of a table: a combination, and the bytes of its parts and phases by the libraries' code."""
+    return [tuple(json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def main(seed: int, count: int, kinds: list[str], file: Path | None = None) -> None:
+    """Print a line for each combination, and append to a file what it measures."""
     good = ran = 0
     for number, (kind, how) in enumerate(draw(seed, count, kinds)):
-        label = f"{number:3} {kind} {' '.join(str(value) for value in how.values() if value)}"
+        label = f"{number:3} {words(kind, how)}"
         try:
-            off = compare(kind, how)
+            theirs, config = real(kind, how)
+            mine = ours(how, config)
+            off = {part: mine[part] / theirs[part] - 1 for part in PARTS}
         except Exception as error:  # the next one is another model
             print(f"ERR {label}: {type(error).__name__}: {str(error)[:160]}", flush=True)
             continue
+        if file is not None:
+            with file.open("a") as table:
+                table.write(json.dumps([kind, how, {part: int(theirs[part]) for part in PARTS}]) + "\n")
         ran, good = ran + 1, good + all(abs(share) <= 0.01 for share in off.values())
         shown = " ".join(f"{part} {100 * share:+.2f}" for part, share in off.items() if abs(share) > 0.002)
         print(f"{'BAD' if any(abs(share) > 0.01 for share in off.values()) else 'ok '} {label} | {shown}", flush=True)
@@ -366,4 +401,5 @@ def main(seed: int, count: int, kinds: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",") if len(sys.argv) > 3 else list(MODELS))
+    given = sys.argv[3].split(",") if len(sys.argv) > 3 and sys.argv[3] else list(MODELS)
+    main(int(sys.argv[1]), int(sys.argv[2]), given, Path(sys.argv[4]) if len(sys.argv) > 4 else None)

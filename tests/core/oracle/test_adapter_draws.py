@@ -14,8 +14,8 @@ from adapter_draws import Draw, measured, off, read
 
 TOLERANCE = 0.01
 ROWS = read(Path(__file__).parents[2] / "data" / "adapters.jsonl")
-AGREE = 118
-"""Of the rows, those that are within 1 %; what the others miss is in decision 0132."""
+AGREE = 123
+"""Of the rows, those that are within 1 %; what the others miss is in decisions 0132 and 0142."""
 CASES = [
     Draw(family="nemotron", method="ia3", targets=("down_proj", "k_proj", "v_proj"), precision="pure", batch=1, rank=4),
     Draw(family="lfm2", method="ia3", targets=("k_proj", "v_proj"), length=96),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, remembered, same
+from loadgauge.core.base.algebra import Size, minimum, remembered, same
 from loadgauge.core.definitions.model.model import (
     AltUp,
     Attention,
@@ -26,7 +26,7 @@ from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Layer, Tensor
 from loadgauge.core.layers.operations.rank_view import View, from_code
 from loadgauge.core.layers.streams import alternated, banked, connected
-from loadgauge.core.layers.tower import patches, scaled, tower_steps
+from loadgauge.core.layers.tower import cast_masks, entering, frozen, patches, scaled, tower_steps
 
 
 def _activation(block: Block) -> str:
@@ -64,6 +64,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         view, hidden_size = patches(block.tower, view), block.tower.width
         if block.tower.steps:
             return tower_steps(block, view)
+        if (near := getattr(block.attention, "sliding_window", None)) is not None:  # each window by itself
+            view = msgspec.structs.replace(view, pairs=minimum(view.pairs, view.tokens * near))
     if not block.adapted and view.lora is not None:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)
@@ -72,6 +74,8 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         build.residual_itemsize = 4
     build.widen()
     x = build.residual("input", hidden_size * (1 if block.streams is None else block.streams.count))
+    if block.tower is not None:
+        x = entering(build, block)
 
     def norm(name: str, tensor: Tensor, branch: Tensor | None = None) -> Tensor:
         held = branch if branch is not None and build.kernels.compiled and branch.itemsize < tensor.itemsize else None
@@ -89,10 +93,13 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = latent_attention(build, tensor, spec, hidden_size)
         elif isinstance(spec, Attention):
             output = attention(build, tensor, spec, hidden_size)
+            if block.tower is not None and "masked" in block.tower.enters:
+                cast_masks(build, x)
         elif isinstance(spec, CompressedAttention):
             output = compressed_attention(build, tensor, spec, hidden_size)
         else:
             output = linear_mixer(build, tensor, spec, hidden_size)
+        build.hold(tensor)
         output = scaled(build, "attention.scale", output, block)
         dropout = block.dropout if block.dropout_after_attention else 0.0
         return build.dropout("attention.residual_dropout", output, dropout, "residual_dropout")
@@ -112,6 +119,7 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
             output = moe(build, tensor, block.mlp, hidden_size)
         else:
             output = mlp(build, tensor, block.mlp, hidden_size)
+        build.hold(tensor)
         output = scaled(build, "mlp.scale", output, block)
         return build.dropout("mlp.residual_dropout", output, dropout, "residual_dropout")
 
@@ -149,8 +157,12 @@ def block_layer(block: Block, hidden_size: Size, view: View) -> Layer:
         apart = isinstance(block.mlp, Moe) and block.mlp.own_norms
         fed = experts_beside(build, y, normed, block, hidden_size) if apart else feed_forward(normed)
         y = build.add("mlp.residual", y, norm("mlp.post_norm", fed) if sandwich else fed)
+        if isinstance(block.mlp, Moe) and block.mlp.everywhere:  # whose layer has a name for it
+            build.operations[-1] = msgspec.structs.replace(build.operations[-1], holds=(attended,))
         if not same(block.per_layer_input, 0):
             per_layer_input(build, y, block, hidden_size, _activation(block))
+    if block.tower is not None and block.tower.unused:
+        build.operations = [frozen(operation) for operation in build.operations]
     if block.shares_weights:
         build.operations = [msgspec.structs.replace(operation, weights=()) for operation in build.operations]
     return build.layer("block", reached=block.reached or view.input_gradients)

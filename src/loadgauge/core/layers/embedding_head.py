@@ -144,7 +144,10 @@ def mask_bytes(model: ModelSpec, view: View) -> Size:
         if isinstance(mixer, masked) and (eager or kernels.masks or getattr(mixer, "masked", False))
     }
     itemsize = Builder(view).residual_itemsize if eager else 1
-    return kernels.written_mask * len(seen - {(False, None)}) * itemsize * view.pairs
+    pairs = len(seen - {(False, None)}) * view.pairs
+    # That of a tower whose sounds are padded has a name until the model returns.
+    towers = {block.tower.pairs for block in model.blocks if block.tower and getattr(block.attention, "masked", False)}
+    return kernels.written_mask * itemsize * (pairs + view.sequences * sum(towers))
 
 
 def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:
@@ -285,6 +288,11 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
         logits = build.elementwise("head.softcap", (logits,), capped, keeps=() if chunked else (capped,))
     if loss:
         upcast = (head.loss_float32 or build.autocast) and build.kernels.loss != "plain"
+        # Its softmax is told the dtype of the logits, and autocast makes a copy of that for the sum (ATen, `cross_entropy_loss`).
+        copied = build.kernels.loss == "float32" and not head.loss_float32 and build.dtypes.activation != 4
+        if copied and head.inner:
+            name = "head.shifted"
+            logits = build.elementwise(name, (logits,), build.tensor(name, logits.numel), holds=(logits,))
         if in_pieces:
             _sums_pieces(build, width * columns)
             _loss_in_pieces(build, logits, upcast)
@@ -306,7 +314,13 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
         if build.kernels.logprobs:
             logprobs(build, logits, upcast, Gemm(view.tokens, columns, width).flops)
             return
-        _loss(build, logits, upcast, chunked, Gemm(view.tokens, columns, width).flops)
+        _loss(build, logits, upcast and not copied, chunked, Gemm(view.tokens, columns, width).flops)
+        if copied and build.autocast:
+            last, wide = build.operations[-1], build.float32("head.log_softmax_float32", logits.numel)
+            build.operations[-1:] = [
+                Operation(wide.name, "elementwise", last.inputs[:1], (wide,)),
+                msgspec.structs.replace(last, inputs=(wide, last.inputs[1]), keeps=(wide, *last.keeps)),
+            ]
 
 
 TILE_ROWS, TILE_COLUMNS = 4096, 32768

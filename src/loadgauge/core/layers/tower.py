@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size
+from loadgauge.core.base.algebra import Size, maximum
 from loadgauge.core.definitions.model.lora import ALL_TARGETS
 from loadgauge.core.definitions.model.model import Block, Norm, Part, Step
 from loadgauge.core.layers.feed_forward.mlp import activate
 from loadgauge.core.layers.operations.builder import Builder
-from loadgauge.core.layers.operations.operations import PIXELS, Gemm, Layer, Operation, Tensor, Weight
+from loadgauge.core.layers.operations.operations import PIXELS, TYPED, Gemm, Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.rank_view import View
 
 NORMS = {
@@ -32,12 +32,14 @@ def patches(part: Part, view: View) -> View:
     >>> view.tokens, view.pairs, view.sequences, view.positions
     (1536, 393216, 6, 256.0)
     """
-    lora = view.lora
-    if lora is not None:
-        lora = None if part.whole else msgspec.structs.replace(lora, targets=ALL_TARGETS)
-    kernels = view.kernels
-    if part.narrow:
-        kernels = msgspec.structs.replace(kernels, dtypes=msgspec.structs.replace(kernels.dtypes, residual=None))
+    lora, kernels = view.lora, view.kernels
+    if lora is not None and part.whole:
+        dtypes = kernels.dtypes
+        if lora.casts and dtypes.residual is None:  # autocast of weights in 16 bits
+            dtypes = msgspec.structs.replace(dtypes, residual=dtypes.activation)
+        lora, kernels = None, msgspec.structs.replace(kernels, dtypes=dtypes)
+    elif lora is not None:
+        lora = msgspec.structs.replace(lora, targets=ALL_TARGETS)
     return msgspec.structs.replace(
         view,
         kernels=kernels,
@@ -51,6 +53,40 @@ def patches(part: Part, view: View) -> View:
         cp=1,
         lora=lora,
     )
+
+
+def entering(build: Builder, block: Block) -> Tensor:
+    """Input of a block of a tower; the residual stream of its builder is made as wide as autocast makes it.
+
+    LayerNorms are float32, before all blocks or, of 4-bit layers that hand it on, within them; else 16-bit sums stay so.
+    """
+    part, lora, narrow = block.tower, build.view.lora, build.dtypes.activation
+    assert part is not None
+    itemsize = narrow if "narrow" in part.enters else build.residual_itemsize
+    if build.autocast and "normed" in part.enters:
+        build.residual_itemsize = itemsize = 4
+    elif lora is None:
+        build.residual_itemsize = itemsize
+    elif lora.casts and lora.stored is not None and block.norm.kind == "layernorm":
+        build.residual_itemsize = 4
+    return Tensor(
+        "input", build.local_tokens * part.width, itemsize if "first" in part.enters else build.residual_itemsize
+    )
+
+
+def cast_masks(build: Builder, x: Tensor) -> None:
+    """Of a tower whose pictures a mask parts, as wide as its patches: the copy that autocast makes for each layer's kernel."""
+    last = next((index for index, each in enumerate(build.operations) if each.name == "attention.flash"), None)
+    if last is not None and x.itemsize != build.dtypes.activation:
+        flash = build.operations[last]
+        copy = build.tensor("attention.mask", build.view.pairs)
+        build.operations[last] = msgspec.structs.replace(flash, keeps=(*flash.keeps, copy))
+
+
+def frozen(operation: Operation) -> Operation:
+    """The operation where what it makes is not looked at: its weights, adapters too, get no gradient."""
+    weights = tuple(msgspec.structs.replace(weight, trainable=False) for weight in operation.weights)
+    return msgspec.structs.replace(operation, weights=weights)
 
 
 def scaled(build: Builder, name: str, x: Tensor, block: Block) -> Tensor:
@@ -70,11 +106,14 @@ def _hooked(build: Builder) -> Layer:
     follows keeps as if it were reached (source: transformers, `enable_input_require_grads`)."""
     every = build.operations
     end = 1 + next(index for index, each in enumerate(every) if each.gemms)
-    leaf = Operation("patches.leaf", "view", every[end - 1].outputs, (), keeps=every[end - 1].outputs)
+    product = every[end - 1].outputs
+    leaf = Operation(
+        "patches.leaf", "view", product, (), keeps=product if every[end:] else ()
+    )  # the first block has its input
+    build.operations = every[:end]
+    frozen = build.layer("tower", reached=False)
     build.operations = every[end:]
-    return Layer(
-        "tower", (*(msgspec.structs.replace(each, keeps=()) for each in every[:end]), leaf, *build.layer("tower"))
-    )
+    return Layer("tower", (*frozen, leaf, *build.layer("tower")))
 
 
 def _attend(build: Builder, name: str, x: Tensor, step: Step) -> Tensor:
@@ -117,25 +156,32 @@ def tower_steps(block: Block, view: View) -> Layer:
     if not block.adapted and view.lora is not None:
         view = msgspec.structs.replace(view, lora=msgspec.structs.replace(view.lora, targets=frozenset()))
     build = Builder(view, low=view.kernels.products, trained=block.trained)
-    x = build.residual("input", part.width)
+    x = entering(build, block)
     seen = not (part.projects or part.beside)
     if seen:
         first = next(step for step in part.steps if step.kind != "copied")
-        x = pixels = build.float32("pixels", view.tokens * first.width * (2 if first.kind in SOUND else 1))
-        if build.residual_itemsize != 4:
-            x = build.cast("pixels.cast", pixels, build.residual_itemsize)
+        patched = view.tokens * (part.padded / part.patches if part.padded else 1)
+        # Where none is a convolution, the model leaves its dtype to who calls it.
+        wide = build.dtypes.activation if first.kind == "linear" and not build.autocast else 4
+        x = pixels = Tensor("pixels", patched * first.width * (2 if first.kind in SOUND else 1), wide, "float32")
+        if build.residual_itemsize != wide:
+            # Qwen's models have a name for pixels in the dtype of the tower's weights.
+            name = TYPED if "narrow" in part.enters and not build.wide_weights else "pixels.cast"
+            x = build.cast(name, pixels, build.residual_itemsize)
     for index, step in enumerate(part.steps):
         name = f"{'projector' if part.projects else 'patches'}.{step.kind}_{index}"
         rows: Size = x.numel / (step.width or 1)
-        if step.kind in ("conv", "linear"):
+        if step.kind in ("conv", "linear", "matrix"):
             adapter = "up" if step.kind == "linear" else ""
             x = build.linear(name, x, rows, step.width, step.output, bias=step.bias, adapter=adapter,
                              output=build.tensor(name, rows * step.output))  # fmt: skip
+            if part.projects and step.kind == "conv":  # which keeps what goes in for either gradient
+                build.operations[-1] = msgspec.structs.replace(build.operations[-1], keeps=build.operations[-1].inputs)
         elif step.kind in SOUND:  # convolutions of three frames, of which the second halves them
             rows = rows / SOUND[step.kind]
             output = build.tensor(name, rows * step.output)
             x = build.linear(name, x, rows, 3 * step.width, step.output, bias=step.bias, adapter="", output=output)
-            if part.projects and step.kind == "conv":  # which keeps what goes in for either gradient
+            if step.kind == "halve":
                 build.operations[-1] = msgspec.structs.replace(build.operations[-1], keeps=build.operations[-1].inputs)
         elif step.kind in NORMS:
             x = build.norm(name, x, NORMS[step.kind], rows, step.width)
@@ -144,13 +190,19 @@ def tower_steps(block: Block, view: View) -> Layer:
             weight = Weight(
                 f"{name}.weight", size, 1, "vector", step.kind not in ("idle", "fixed") and build.trains(name)
             )
-            x, before = Tensor(name, x.numel, x.itemsize), x
+            if step.kind == "positions" and "narrow" in part.enters:  # made in float32, and named
+                named = build.float32(f"{TYPED}.positions", x.numel)
+                build.operations.append(Operation(named.name, "view", (), (named,), gradients=False))
+            wide = x.itemsize if "narrow" in part.enters or step.kind == "idle" else build.residual_itemsize
+            x, before = Tensor(name, x.numel, maximum(x.itemsize, wide)), x
             build.operations.append(Operation(name, "view" if step.kind == "idle" else "elementwise", (before,), (x,),
                                               (weight,), shares_gradient=True))  # fmt: skip
         elif step.kind in ("mask", "angles"):
             angles = step.kind == "angles"
-            wide = build.float32(name, view.tokens * 2 * step.width) if angles else build.tensor(name, view.pairs)
+            wide = build.float32(name, view.tokens * 2 * step.width) if angles else Tensor(name, view.pairs, x.itemsize)
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), (wide,), shares_gradient=True)
+        elif step.kind == "cropped":
+            x = build.elementwise(name, (x,), build.tensor(name, view.tokens * step.width))
         elif step.kind == "rescale":
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), shares_gradient=True)
         elif step.kind == "copied":

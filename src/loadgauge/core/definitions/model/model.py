@@ -367,28 +367,25 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     width: int
     steps: tuple[Step, ...] = ()
-    """Run in place of attention and an MLP."""
     scaled: bool = False
-    """The outputs of both halves are multiplied by a vector (InternVL)."""
+    """`steps`: run in place of attention and an MLP; `scaled`: the outputs of both halves are multiplied by a vector (InternVL)."""
     projects: bool = False
     """Joins the tower to the language model; with `own` it ends the tower itself."""
     own: bool = False
     beside: bool = False
-    """The next block reads what goes in as well, and keeps it."""
     unused: bool = False
-    """It runs, and what it makes is not looked at (LLaVA's last layer)."""
+    """`beside`: the next block reads what goes in as well, and keeps it; `unused`: nothing reads what comes out (LLaVA's last)."""
     tiles: int = 0
-    """Sets of patches of a sequence, each of which attends to itself."""
     patches: int = 0
-    """Of a sequence."""
     pairs: int = 0
-    """Of patches that attend to each other, of a sequence."""
+    padded: int = 0
+    """Of a sequence: sets that attend to themselves, patches, pairs, and patches where all pictures are as large as the largest."""
     whole: bool = False
     """Its weights are trained where the model has adapters."""
     hooked: bool = False
     """transformers gives patches a gradient where layers run again beside adapters (`enable_input_require_grads`)."""
-    narrow: bool = False
-    """Nothing as wide as weights is added to patches: under autocast they stay in 16 bits."""
+    enters: str = ""
+    """Under autocast: `normed` to float32 before all blocks; `narrow`: nothing as wide as weights is added; `first` block."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -442,8 +439,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Cutting of pictures: into `tile` x `tile` pixels or as a whole, then into patches, of which merge x merge are a token; of
     sounds: into `tile` frames. low, high: the fewest and most pixels, tiles or tokens of a picture, or its longest edge; grids:
     sizes it may be made; spare: patches of a tile that stand for no pixels; marks, each: tokens of a picture, of a tile, beside
-    its patches'; frames: of a video in one patch; pool: patches along a side of a frame that are averaged; masks: with pictures
-    the language model's attention has a mask of all pairs"""
+    its patches'; frames: of a video in one patch; pool: patches along a side of a frame that are averaged; volume: the fewest and
+    most pixels of all frames; head: `inner`, of that `shifted`, as of `Head`; masks: attention sees all pairs with pictures"""
 
     kind: str
     patch: int
@@ -456,6 +453,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     each: int = 0
     frames: int = 1
     pool: int = 1
+    volume: tuple[int, int] = (0, 0)
+    head: str = ""
     masks: bool = False
     grids: tuple[tuple[int, int], ...] = ()
 
@@ -476,17 +475,18 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     softcap: bool = False
     """Logits pass through tanh (Gemma 2)."""
     loss_float32: bool = True
-    """transformers' module computes the loss in float32 (all but the family of BERT)."""
+    inner: bool = False
+    """`loss_float32`: transformers' module has the loss in float32 (not the family of BERT, Qwen2-Audio); `inner`: it is called by
+    the class that has the loss: the norm's result is gone by then, and 16-bit logits are shifted in a copy."""
 
 
 class Tower(msgspec.Struct, frozen=True):
     """A tower of images or sounds beside a language model, by its key in the config: its parameters, with what joins it to the
-    language model; None where they are not known."""
+    language model, None where they are not known; its blocks, in order, empty where they are not modelled."""
 
     name: str
     parameters: int | None = None
     layers: tuple[Block, ...] = ()
-    """Its blocks, in order; empty where they are not modelled."""
     rule: Rule | None = None
 
 

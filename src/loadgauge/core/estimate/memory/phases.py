@@ -26,13 +26,12 @@ from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import at, copies
 from loadgauge.core.estimate.states.optimizer_step import on_card, step_transient
 from loadgauge.core.estimate.states.states import RankWeights
-from loadgauge.core.layers.operations.operations import LYING, PIXELS
+from loadgauge.core.layers.operations.operations import LYING, PIXELS, TYPED
 
 PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "loss", "transient", "evaluation", "outside")
 
 
 NO_LAYERS: dict[Key, int] = {}
-
 JOINED = 3
 """Copies of a table's rows that a step with states makes at once: joined ones, their squares, the state's (torch.optim.Adagrad)."""
 
@@ -355,15 +354,18 @@ class StageAtWork:
 
     def forward(self, work: Work, key: Key, position: int) -> Moment:
         """Return the moment of the forward of the layer at `position`, after all earlier layers kept their tensors."""
-        memory, facts = self.memory, self.memory.facts[key]
+        memory, facts, held = self.memory, self.memory.facts[key], self.around
         ahead = self.counts(position + 1, self.chunk(work).stop)
+        if 0 < position < memory.model.tower_layers:
+            first = memory.facts[memory.key(self.stage, 0)].layer
+            held = held + sum(each.outputs[0].nbytes for each in first if each.name.startswith(TYPED))
         return self.at(
             self.name("forward", "last", work, position),
             Phase.FORWARD,
             work,
             self.point("forward", position),
             gradients=self.gradients(0),
-            transient=memory.forming(self.stage, position) - facts.kept + self.around,
+            transient=memory.forming(self.stage, position) - facts.kept + held,
             key=key,
             gone=ahead,
             **self.held(work, ahead),
@@ -608,6 +610,8 @@ class StageAtWork:
                 transient = transient + rows + sum(kept.nbytes for kept in operation.keeps)
             seen = (each for (_, again), facts in memory.facts.items() if not again for each in facts.layer)
             transient = transient + sum(kept.nbytes for each in seen if each.name == PIXELS for kept in each.keeps)
+            if memory.model.tower_layers:  # ids and labels
+                transient = transient + 2 * memory.view.kernels.dtypes.index * memory.view.tokens
         return self.at("optimizer step", Phase.STEP, point=At("step"), transient=transient)
 
 

@@ -66,17 +66,8 @@ class LayerFacts(msgspec.Struct, frozen=True):
         kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
         inputs = (tensor for operation in layer for tensor in operation.inputs)
         entering = next((tensor.nbytes for tensor in inputs if tensor.name == "input"), 0)
-        return cls(
-            layer,
-            recompute,
-            kept,
-            waits,
-            entering,
-            forward_peak(layer, recompute, ("input",), hosts=off.names),
-            working,
-            weights,
-            off.nbytes,
-        )
+        forming = forward_peak(layer, recompute, ("input",), hosts=off.names)
+        return cls(layer, recompute, kept, waits, entering, forming, working, weights, off.nbytes)
 
 
 class End(StrEnum):
@@ -177,7 +168,8 @@ class MemoryModel:
     def _measure_head(self) -> None:
         """Sets what the head keeps and needs at its peaks. A loss of the model's own runs before its forward returns the logits."""
         loss = self.view.kernels.loss, self.view.kernels.logprobs
-        held = ("head.norm", "head.logits") if loss == ("float32", "") else ()
+        beside = "head.shifted" if self.model.head.inner else "head.norm"
+        held = (beside, "head.logits") if loss == ("float32", "") else ()
         self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)
@@ -282,9 +274,16 @@ class MemoryModel:
         return self.training.precision.autocast and self.layout.zero < self.training.framework.weights_stage
 
     @property
+    def caches(self) -> bool:
+        """Return whether autocast's cache alone holds 16-bit copies of adapters through the forward, as their layers run again."""
+        return self.training.lora is not None and self.training.lora.casts and self.layout.recompute.mode == "full"
+
+    @property
     def head_apart(self) -> bool:
         """Return whether the gathered copies differ between the head's forward and its backward."""
-        return self.layout.pp == 1 and (self.copied or (self.by_layer and self.layout.zero == 2) or self.ends_apart)
+        return self.layout.pp == 1 and (
+            self.copied or self.caches or (self.by_layer and self.layout.zero == 2) or self.ends_apart
+        )
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """Return the weights of a layer on this rank, by the group that ZeRO shards them over."""
@@ -433,9 +432,8 @@ class MemoryModel:
         if not chunk.first or chunk.start == chunk.stop or self.embedding_trained or not self.reaches_embedding:
             return ()
         key = self.key(stage, chunk.start)
-        if (
-            key[1] or self.training.host.activations != "none" or not self.model.own.rewritten
-        ):  # a captured one was seen as it is
+        # A captured one was seen as it is.
+        if key[1] or self.training.host.activations != "none" or not self.model.own.rewritten:
             return ()
         nbytes = idle_kept(self.facts[key].layer, self.training.precision.compute if self.copied else 0)
         return (Kept(End.IDLE, 1, -nbytes, 0, 0),) if not same(nbytes, 0) else ()
@@ -452,6 +450,8 @@ class MemoryModel:
         around = self.model.own.around  # of captured layers it is among what is alive in each
         total: Size = self.masks if around and self.layout.recompute.mode != "full" else 0
         if around and stage.first:
+            if seen := self.model.tower_layers:  # what a tower made of pictures
+                total = total + self.facts[self.key(stage, seen - 1)].layer.operations[-1].outputs[0].nbytes
             key = None if stage.start == stage.stop else self.key(stage, stage.start)
             if key is None or not (key[1] or (self.embedding_trained and keeps_input(self.facts[key].layer))):
                 total = total + self.embedding.operations[-1].outputs[0].nbytes

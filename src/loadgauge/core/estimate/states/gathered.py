@@ -43,7 +43,7 @@ def at(memory: MemoryModel, stage: Stage, doing: Pass, position: int | None = No
     position: the layer at work (numbered through all stages); None where the pass is not a layer's. Only what the copies
     depend on is distinguished, so that few points need computing.
     """
-    if memory.by_layer or ((memory.copied or memory.engine is not None) and memory.layout.pp == 1):
+    if memory.by_layer or ((memory.copied or memory.caches or memory.engine is not None) and memory.layout.pp == 1):
         return _in_turn(memory, stage, doing, position)
     if memory.training.framework.unit_gradients and doing == "backward" and position is not None:
         return At("backward", (stage.kind(position), False))
@@ -135,6 +135,8 @@ def _copies(memory: MemoryModel, stage: Stage, point: At) -> dict[str, Size]:
         terms["unsharded gradient of one layer"] = several * (precision.compute + 4) * trainable
     if memory.copied:
         terms["16-bit copies of the weights"] = precision.compute * _cast(memory, stage, point, weights)
+    if memory.caches and point.doing in ("forward", "gather", "head"):
+        terms["16-bit copies of adapters in autocast's cache"] = _cached(memory, stage, point)
     terms["placeholders of weights' gradients"] = memory.placeholders
     if layout.zero < 2 and framework.ddp_copies:
         terms[buckets] = in_buckets
@@ -259,6 +261,7 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
     cache, which has those of trained weights (source: pytorch, `aten/src/ATen/autocast_mode.cpp`, `cached_cast`).
     """
     every: Size = weights.all.matrices + memory.tied_matrices
+    again = {key for key, facts in memory.facts.items() if facts.recompute}  # none around the blocks of a tower
     by_tile = memory.view.kernels.loss == "tiled"  # which casts the head's rows itself
     if memory.layout.pp > 1:
         return every
@@ -267,21 +270,31 @@ def _cast(memory: MemoryModel, stage: Stage, point: At, weights: RankWeights) ->
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             of = memory.facts[key].weights.all
             frozen = memory.training.lora is not None or not same(of.frozen, 0)
-            cached = of.trainable_matrices if key[1] and frozen else of.matrices
+            cached = of.trainable_matrices if key in again and frozen else of.matrices
             cached_bytes = cached_bytes + count * (
                 cached - (of.matrices if point.doing == "head" and not by_tile else 0)
             )
         return cached_bytes
     if point.doing in ("embedding", "ends"):
         return 0
-    left: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held if not key[1])
-    if point.doing == "backward" and point.layer is not None and point.layer[1]:
+    left: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held if key not in again)
+    if point.doing == "backward" and point.layer in again:
         left = left + memory.facts[point.layer].weights.all.matrices
     if point.doing in ("loss", "prediction"):
         layers: Size = sum(count * memory.facts[key].weights.all.matrices for key, count in point.held)
         # Liger's loss has made both gradients in forward, and keeps no copy.
         left = left if by_tile or memory.view.kernels.loss == "liger" else left + every - layers
     return left
+
+
+def _cached(memory: MemoryModel, stage: Stage, point: At) -> Size:
+    """Bytes of copies of adapters of layers that run again, but of the one at work, which are counted with it."""
+    total: Size = 0
+    for key, count in memory.counts(stage, stage.start, stage.stop).items():
+        copies = (kept.nbytes for kept in memory.facts[key].layer.kept() if kept.name.endswith(".weight.cast"))
+        own = point.doing == "forward" and key == point.layer
+        total = total + key[1] * (count - own) * sum(copies)
+    return total
 
 
 def _largest(memory: MemoryModel) -> Size:

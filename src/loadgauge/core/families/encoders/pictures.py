@@ -229,15 +229,16 @@ def with_pictures(
         else:
             each, own = _seen(rule, pictures, video, most)
         reached, masked = False, masked or rule.masks
+        if rule.head:
+            head = msgspec.structs.replace(model.head, inner=True, loss_float32="shifted" not in rule.head)
+            model = msgspec.structs.replace(model, head=head)
         for block in tower.layers:
             assert block.tower is not None
             whole = not block.tower.unused and (
                 trained == "trained" or (trained == "projector" and block.tower.projects and not block.tower.own)
             )
-            tuned = (
-                trained == "adapters"
-                and not block.tower.unused
-                and (block.attention is not None or any(s.kind in ("linear", "angles") for s in block.tower.steps))
+            tuned = trained == "adapters" and (
+                block.attention is not None or any(s.kind in ("linear", "angles") for s in block.tower.steps)
             )
             part = msgspec.structs.replace(block.tower, **each, whole=whole and adapts)
             changes: dict[str, Any] = {
@@ -246,6 +247,8 @@ def with_pictures(
                 "reached": reached and not block.tower.unused,
             }
             layers.append(msgspec.structs.replace(block, tower=part, **changes))
+            if block.tower.unused:
+                continue
             anywhere = anywhere or whole or tuned
             # What lies beside the next layer hands nothing on to it.
             reached = reached or ((whole or tuned) and not block.tower.beside)
@@ -290,14 +293,21 @@ def _seen(rule: Rule, pictures: str, video: str, most: int | None) -> tuple[dict
         (n, cut(rule, *_smaller(w, h, most))) for n, w, h in (read_pictures(pictures, "pictures") if pictures else ())
     ]
     for frames, width, height in read_pictures(video, "video") if video else ():
-        cuts.append((ceil(frames / rule.frames), frame(rule, *_smaller(width, height, most))))
+        own = rule
+        if rule.volume[1]:
+            low, high = (each / frames for each in rule.volume)
+            own = msgspec.structs.replace(rule, low=low, high=high if most is None else min(high, most))
+        cuts.append((ceil(frames / rule.frames), frame(own, *_smaller(width, height, most))))
     each = {
         "tiles": sum(count * seen.tiles for count, seen in cuts),
         "patches": sum(count * seen.tiles * seen.patches for count, seen in cuts),
         "pairs": sum(count * seen.tiles * seen.patches**2 for count, seen in cuts),
     }
     if rule.kind == "edge":  # they lie side by side in one sequence, and a mask parts them
-        each |= {"tiles": 1, "pairs": each["patches"] ** 2}
+        rows = [seen.tokens - seen.patches // rule.merge**2 for _, seen in cuts]
+        columns = [seen.patches // (rule.merge**2 * row) for row, (_, seen) in zip(rows, cuts, strict=True)]
+        padded = sum(count for count, _ in cuts) * max(rows) * max(columns) * rule.merge**2
+        each |= {"tiles": 1, "pairs": each["patches"] ** 2, "padded": padded}
     return each, sum(count * seen.tokens for count, seen in cuts)
 
 
@@ -419,7 +429,7 @@ def seeing(
     how = fill(
         "tower", "frozen" if job.adapts else "trained", "as the language model alone has adapters" if job.adapts else ""
     )
-    masks = job.attention in (None, "flash")
+    masks = job.attention in (None, "flash", "eager")
     seen = with_pictures(model, job.pictures or "", job.video or "", how, job.adapts, job.max_pixels, sound, masks)
     shown = "audio" if sound is not None else "pictures" if job.pictures else "video"
     if seen.tokens > seq_len:

@@ -23,8 +23,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of a tower. Sizes are letters, of which `keys` says by which keys of its config they are read.
 
     stem, end: steps before and after its blocks; deep: those after single blocks, beside them; scaled, hooked: as of `Part`;
-    spare: as of `Rule`; own_norms: queries, keys and values have norms; qk_norms: the key that says whether queries and keys have,
-    over all heads together
+    spare: as of `Rule`; narrow: as of `Part.enters`; own_norms: queries, keys and values have norms; qk_norms: the key that says
+    whether queries and keys have, over all heads together
     """
 
     stem: str
@@ -43,6 +43,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     own_norms: bool = False
     qk_norms: str = ""
     hooked: bool = False
+    narrow: bool = False
     key_bias: bool = True
     keys: Mapping[str, str] = {}
 
@@ -51,10 +52,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """Way in which a model type joins its tower. made: the tower where its config names none; end: steps that join it, after a
     semicolon where others before them are the tower's own
 
-    rule: what its processor does with pictures, and low, high, tile, marks, each and pool: its limits, as numbers or keys; copied:
-    tiles that hold a picture are chosen or joined first, which makes a copy of them; features: those of a single layer go on, by
-    default this one; masks: the language model's attention has a mask of all pairs, always or where its config says what
-    looks both ways
+    rule: what its processor does with pictures, and low, high, tile, volume, marks, each and pool: its limits, as numbers or
+    keys; copied: tiles that hold a picture are chosen or joined first, which makes a copy of them; features: those of a single
+    layer go on, by default this one; masks: the language model's attention has a mask of all pairs, always or where its config
+    says what looks both ways; head: as of `Rule`
     """
 
     made: str = ""
@@ -68,6 +69,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     each: int = 0
     pool: int = 1
     frames: str = "1"
+    volume: tuple[int, int] = (0, 0)
+    head: str = ""
     copied: bool = False
     features: int = 0
     masks: str = ""
@@ -80,7 +83,8 @@ USUAL = {
     "u": "config.alignment_intermediate_size",
 }  # fmt: skip
 MERGED = "linear q q +, gelu, linear q o +"
-QWEN: dict[str, Any] = {"fused": True, "rotary": True}
+FUSED: dict[str, Any] = {"fused": True, "rotary": True}
+QWEN: dict[str, Any] = {**FUSED, "narrow": True}
 WHISPER: dict[str, Any] = {
     "hooked": True, "key_bias": False, "act": "activation_function|gelu",
     "keys": {
@@ -95,7 +99,9 @@ PATCHES, TABLE = "conv v w", "conv v w +, positions p w"
 MADE = {
     "siglip_vision_model": Made(hooked=True, stem=TABLE, end="layernorm w, idle h"),
     "clip_vision_model": Made(stem="conv v w, vector w, positions p w, layernorm w", end="idle 2w", spare=1, hooked=True),
-    "pixtral": Made(stem="conv v w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True),
+    "pixtral": Made(
+        stem="conv v w, cropped w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True
+    ),
     "internvl_vision": Made(
         stem="conv v w +, vector w, positions p w", qkv_bias="attention_bias", scaled=True, spare=1, hooked=True,
         qk_norms="use_qk_norm",
@@ -112,7 +118,7 @@ MADE = {
     ),
     "idefics3_vision": Made(stem=TABLE, end="layernorm w", hooked=True),
     "glm4v_vision": Made(
-        stem="conv v w +, rmsnorm w, positions p w", norm=RMS, gated=True, bias=False, qkv_bias=False, **QWEN,
+        stem="conv v w +, rmsnorm w, positions p w", norm=RMS, gated=True, bias=False, qkv_bias=False, **FUSED,
         end="rmsnorm w, conv q o +, linear o o, layernorm o, gelu, mlp o j",
         keys={"i": "out_hidden_size", "j": "intermediate_size"},
     ),
@@ -125,7 +131,7 @@ MADE = {
         keys={"w": "embed_dim", "o": "hidden_size", "i": "mlp_ratio"},
     ),
     "qwen2_5_vl": Made(
-        stem=PATCHES, norm=RMS, gated=True, **QWEN, end="rmsnorm w, " + MERGED, act="hidden_act|silu", hooked=True,
+        stem=f"{PATCHES}, cropped w", norm=RMS, gated=True, **QWEN, end="rmsnorm w, " + MERGED, act="hidden_act|silu", hooked=True,
     ),
     "qwen3_vl": Made(
         stem=TABLE, **QWEN, end="layernorm w, " + MERGED, deep="layernorm q, " + MERGED, act="hidden_act|gelu_pytorch_tanh",
@@ -157,8 +163,8 @@ NEXT: dict[str, Any] = {
 }
 AREA: dict[str, Any] = {"rule": "area", "merge": "spatial_merge_size|2", "frames": "temporal_patch_size|2"}
 OLD = Joined(made="qwen2_vl", low="3136", high="12845056", **AREA)
-NEW = Joined(made="qwen3_vl", low="65536", high="16777216", **AREA)
-GLM = Joined(made="glm4v_vision", low="6272", high="4816896", **AREA)
+NEW = Joined(made="qwen3_vl", low="65536", high="16777216", volume=(4096, 25165824), **AREA)
+GLM = Joined(made="glm4v_vision", low="6272", high="4816896", volume=(12544, 47040000), **AREA)
 SPLIT: dict[str, Any] = {
     "made": "idefics3_vision",
     "end": "linear s t",
@@ -168,7 +174,7 @@ SPLIT: dict[str, Any] = {
 }
 JOINED = {
     "gemma3": Joined(
-        made="siglip_vision_model", end="pool x, rmsnorm1 w, conv w t", rule="fixed", tile="image_size",
+        made="siglip_vision_model", end="pool x, rmsnorm1 w, matrix w t", rule="fixed", tile="image_size",
         high="config.mm_tokens_per_image|256", masks="always",
     ),
     "gemma4": Joined(made="gemma4_vision", end="blend x, unweighted w, linear w t", rule="budget", merge="pooling_kernel_size|3",
@@ -192,7 +198,7 @@ JOINED = {
         merge="config.spatial_merge_size|2",
     ),
     "llama4": Joined(made="llama4_vision_model", end="linear r t", rule="fit", merge="2", tile="image_size", high="16", marks=3,
-                     copied=True),
+                     copied=True, head="inner"),
     "idefics3": Joined(**SPLIT, marks=3),
     "smolvlm": Joined(**SPLIT, marks=3),
     "qwen2_vl": OLD,
@@ -204,7 +210,8 @@ JOINED = {
 
 
 HEARD = {
-    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w; linear w t +", rule="padded", merge="2", tile="3000"),
+    "qwen2_audio": Joined(made="whisper", end="pool 2, layernorm w; linear w t +", rule="padded", merge="2", tile="3000",
+                           head="inner shifted"),
     "voxtral": Joined(made="whisper", end="layernorm w; linear 4w t, gelu, linear t t", rule="windows", merge="4", tile="3000"),
     "qwen2_5_vl": Joined(made="whisper_in_chunks", end="pool 2, layernorm w, linear w o +, idle 2o", rule="chunks", merge="2",
                            tile="n_window|100"),
@@ -315,7 +322,10 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     own = GEMMA if shape.own_norms else RMS if sizes.tower.get(shape.qk_norms) else None
     norm = RMS if sizes.tower.get("norm_type") == "rms_norm" else shape.norm
     qkv = bool(sizes.tower.get(shape.qkv_bias, False)) if isinstance(shape.qkv_bias, str) else shape.qkv_bias
-    ways: dict[str, Any] = {"hooked": shape.hooked, "narrow": shape.stem == PATCHES}
+    enters = (
+        "normed" if shape.stem.endswith("layernorm w") else "narrow" * shape.narrow + "masked" * ("mask" in shape.stem)
+    )
+    ways: dict[str, Any] = {"hooked": shape.hooked, "enters": enters}
     attention = Attention(
         num_attention_heads=heads,
         num_key_value_heads=sizes["g2"],
@@ -333,6 +343,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         qk_norm_over="all" if shape.qk_norms else "head",
         value_norm=msgspec.structs.replace(GEMMA, weight=False) if shape.own_norms else None,
     )
+    part = Part(width=width, scaled=shape.scaled, **ways)
     block = Block(
         attention=attention,
         mlp=Mlp(
@@ -343,10 +354,10 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         ),
         norm=norm,
         placement=shape.placement,
-        tower=Part(width=width, scaled=shape.scaled, **ways),
+        tower=part,
     )
 
-    def of_steps(text: str, of_width: int = width, **own: bool) -> Block:
+    def of_steps(text: str, of_width: int = width, **own: Any) -> Block:
         part = Part(width=of_width, steps=_steps(text, sizes), **ways, **own)
         return Block(attention=None, mlp=None, norm=shape.norm, tower=part)
 
@@ -359,8 +370,11 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
     feature = sizes.config.get("vision_feature_layer", joined.features or -1)
     last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
+    first = msgspec.structs.replace(part, enters=enters if enters == "normed" else f"{enters} first")
     for index in range(depth):
         layers.append(unused if index > last else near if side and index not in whole else block)
+        if not index:
+            layers[-1] = msgspec.structs.replace(layers[-1], tower=first)
         if shape.deep and index in (sizes.tower.get("deepstack_visual_indexes") or ()):
             layers.append(of_steps(shape.deep, projects=True, beside=True))
     # Of features of single layers, what follows the last of them is not read.
@@ -388,6 +402,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         each=joined.each,
         pool=joined.pool,
         frames=sizes.read(joined.frames),
+        volume=joined.volume,
+        head=joined.head,
         masks=joined.masks
         in ("always", (sizes.config.get("text_config") or {}).get("use_bidirectional_attention") or "always"),
         grids=tuple((int(grid[0]), int(grid[1])) for grid in grids),
@@ -424,7 +440,7 @@ def _counted(block: Block) -> int:
 def _of_step(step: Step) -> int:
     i, o = step.width, step.output
     return {
-        "conv": i * o + step.bias * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i, "rmsnorm": i,
-        "attend": i * o + 2 * i + 4 * i * (i + 1),
+        "conv": i * o + step.bias * o, "matrix": i * o, "linear": i * o + step.bias * o, "mlp": 3 * i * o, "layernorm": 2 * i,
+        "rmsnorm": i, "attend": i * o + 2 * i + 4 * i * (i + 1),
         "rmsnorm1": i, "positions": i * o, "fixed": i * o, "vector": i, "idle": i, "sound": 3 * i * o + o, "halve": 3 * i * o + o,
     }.get(step.kind, 0)  # fmt: skip

@@ -52,11 +52,20 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
     kv_heads = spread(spec.num_key_value_heads, view.tp)
     query, key, value, gate = _project(build, x, spec, hidden_size, heads, kv_heads)
     masked = _given_mask(build, spec) and build.kernels.attention == "flash"
+    arguments = [query, key, value]
     if build.kernels.repeat_kv and (spec.repeats_kv or (masked and not same(heads, kv_heads))):
         full = tokens * heads * spec.head_dim
         key, value = (
-            build.elementwise(f"attention.repeat_{n}", (tensor,), build.tensor(f"attention.repeat_{n}", full))
+            build.elementwise(name := f"attention.repeat_{n}", (tensor,), Tensor(name, full, tensor.itemsize))
             for n, tensor in (("k", key), ("v", value))
+        )
+        arguments += [key, value]
+    if build.view.lora is not None and value.itemsize != build.dtypes.activation:
+        # Attention runs in 16 bits, and keeps these copies, of values without what they were a part of.
+        value = Tensor(value.name, key.numel / spec.head_dim * _value_width(spec), value.itemsize)
+        query, key, value = (
+            build.cast(f"attention.cast_{n}", each, build.dtypes.activation)
+            for n, each in (("q", query), ("k", key), ("v", value))
         )
     written = len(build.operations)
     context = core(build, spec, query, key, value, heads, kv_heads, spec.value_head_dim)
@@ -68,15 +77,11 @@ def attention(build: Builder, x: Tensor, spec: Attention, hidden_size: Size) -> 
             )
             for each in build.operations[written:]
         ]
-    if (
-        build.kernels.written_mask
-        and build.operations[-1].name == "attention.context"
-        and len(build.operations) > written + 1
-    ):
-        # Arguments of the functions that write attention out.
+    if build.kernels.written_mask and build.operations[-1].gradients:
+        # Arguments of the functions that write attention out, or call its kernel.
         last = build.operations[-1]
         repeated = tuple(kept.outputs[0] for kept in build.operations[written:] if kept.name == "attention.repeat_k")
-        build.operations[-1] = msgspec.structs.replace(last, holds=(x, query, key, value, *repeated))
+        build.operations[-1] = msgspec.structs.replace(last, holds=(*arguments, query, key, value, *repeated))
     if gate is not None:
         opened, product = (Tensor(f"attention.{name}", gate.numel, gate.itemsize) for name in ("gate_sigmoid", "gated"))
         build.elementwise("attention.gate_sigmoid", (gate,), opened, keeps=(opened,))
@@ -202,19 +207,16 @@ def _project(
             )
             for n, x in (("q", query), ("k", key))
         )
+        if spec.fused_qkv and not spec.causal and view.kernels.written_mask:
+            # Of pictures it is written out in float32: both, a product, turned halves, theirs, and of the first its sum.
+            inside = 24 * key.numel - query.nbytes - key.nbytes - (8 * key.numel if key.itemsize == 4 else 0)
+            build.operations[-1] = msgspec.structs.replace(build.operations[-1], workspace=inside)
         if spec.borrowed:
             key = build.operations.pop().inputs[0]
     if spec.query_scale != "none":
         factor = Tensor("attention.query_scale", view.positions, 4 if spec.query_scale == "float32" else query.itemsize)
         scaled = build.tensor("attention.query_scaled", query.numel)
         query = build.elementwise("attention.query_scaled", (query,), scaled, keeps=(factor,))
-    if build.view.lora is not None and value.itemsize != build.dtypes.activation:
-        # Attention runs in 16 bits, and keeps these copies, of values without what they were a part of.
-        value = Tensor(value.name, tokens * kv_heads * _value_width(spec), value.itemsize)
-        query, key, value = (
-            build.cast(f"attention.cast_{n}", x, build.dtypes.activation)
-            for n, x in (("q", query), ("k", key), ("v", value))
-        )
     return query, key, value, gate
 
 
@@ -365,7 +367,9 @@ def _masks(build: Builder, spec: Attention) -> tuple[Tensor, ...]:
     if not _given_mask(build, spec):
         return ()
     mask = build.tensor("attention.mask", build.view.pairs)
-    build.operations.append(Operation(mask.name, "elementwise", (), (mask,), workspace=build.view.pairs))
+    # Rows of a padded sound's are no multiple of 8, to which a copy fills them up.
+    beside = build.view.pairs if spec.causal else mask.nbytes
+    build.operations.append(Operation(mask.name, "elementwise", (), (mask,), workspace=beside))
     return (mask,)
 
 

@@ -73,7 +73,7 @@ def moe(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, scored: Tensor 
         shared = _gated(build, x, shared, spec, hidden_size)
     rows = Rows(build, spec)
     if spec.everywhere and build.kernels.written_mask and same(build.view.ep, 1):
-        routed = _everywhere(build, x, spec, hidden_size, rows)
+        routed, shared = _everywhere(build, x, spec, hidden_size, rows)
     elif spec.latent_size is None:
         routed = _experts(build, x, *_route(build, scored or x, spec, hidden_size, rows), spec, hidden_size, rows)
     else:
@@ -383,9 +383,10 @@ def _unsorted(
     return summed
 
 
-def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) -> Tensor:
+def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Every token times its score of every expert, zero for those that it did not choose, through all experts in one batched
-    product (source: transformers 5.23, `Llama4TextMoe`). Model FLOPs are those of the chosen experts."""
+    product, and what the shared expert makes before the sum (source: transformers 5.23, `Llama4TextMoe`). Model FLOPs are those
+    of the chosen experts."""
     logits = _logits(build, x, spec, hidden_size)
     local, experts, itemsize = build.local_tokens, spec.num_experts, logits.itemsize
     choice = Tensor("mlp.router_choice", local * spec.num_experts_per_tok, build.dtypes.index, "index")
@@ -417,8 +418,9 @@ def _everywhere(build: Builder, x: Tensor, spec: Moe, hidden_size: Size, rows: R
         else each
         for each in build.operations[start:]
     ]
+    shared = None if spec.shared is None else _shared(build, x, spec, hidden_size)
     summed = build.tensor("mlp.combine", local * hidden_size)
-    return build.elementwise(summed.name, (output,), summed, holds=(source,))
+    return build.elementwise(summed.name, (output,), summed, holds=(source,)), shared
 
 
 def _held(build: Builder, spec: Moe, rows: Rows, source: Tensor) -> Tensor:

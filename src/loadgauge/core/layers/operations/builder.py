@@ -75,7 +75,8 @@ class Builder(Writer):
         autocast = self.autocast or (lora is not None and lora.casts)
         widened = autocast and spec.kind == "layernorm" and spec.arithmetic != "written" and x.itemsize != 4
         # A float32 gain makes a float32 result of a 16-bit row.
-        of_gain = lora is not None and lora.upcast != "none" and spec.weight
+        wide = self.wide_weights and self.residual_itemsize == self.dtypes.activation
+        of_gain = (wide or (lora is not None and lora.upcast != "none")) and spec.weight
         output = Tensor(name, rows * width, 4 if widened or of_gain else x.itemsize)
         statistic = self.dtypes.norm_statistic
         keeps: list[Tensor]

@@ -29,8 +29,9 @@ Role = Literal["activation", "quantised", "float32", "statistic", "mask", "index
 LYING = "entry.inputs", "entry.buffers", "entry.held", "entry.rows"
 """Operations of captured layers that only stand for what lies there in the whole step, that of the optimizer too; the last, for
 rows of sparse gradients, from the backward that makes them on (`backward_workspace`)."""
-PIXELS = "pixels"
-"""The operation that stands for pictures and sounds, which the loop that trains holds."""
+PIXELS, TYPED = "pixels", "pixels.typed"
+"""The operations that stand for pictures and sounds, which the loop that trains holds, and for a copy that the model does while its
+tower runs."""
 
 OperationKind = Literal[
     "gemm", "router", "attention", "convolution", "scan", "solve", "norm", "elementwise", "residual_dropout", "lookup",

@@ -97,6 +97,12 @@ class Writer:
             self.operations.append(Operation(copy.name, "quantise", (x,), (copy,)))
         return copy
 
+    def hold(self, argument: Tensor) -> None:
+        """Let a module's argument live until it returns, as transformers' layers have a name for it."""
+        if self.kernels.written_mask:
+            last = self.operations[-1]
+            self.operations[-1] = msgspec.structs.replace(last, holds=(*last.holds, argument))
+
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def elementwise(
