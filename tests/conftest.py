@@ -24,6 +24,7 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 # A terminal's width and colours, and the language, as nowhere set.
 for variable in (
     "PYTHONUNBUFFERED",
+    "LOADGAUGE_LANG",
     "COLUMNS",
     "LINES",
     "FORCE_COLOR",
