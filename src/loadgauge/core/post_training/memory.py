@@ -545,7 +545,11 @@ def _sync(
 def _host(run: Run, sides: dict[str, _Side], card: Card | None) -> dict[str, float]:
     """Bytes of host memory by what they are, of the node that needs the most: sets of GPUs fill nodes one after another."""
     # A set that is smaller than a node says nothing of the node's size.
-    sizes = [(one.cluster.gpus_per_node, one.layout.gpus) for one in run.members.values() if one.cluster is not None]
+    sizes = [
+        (member.cluster.gpus_per_node, member.layout.gpus)
+        for member in run.members.values()
+        if member.cluster is not None
+    ]
     nodes = run.placement.nodes(max((size for size, gpus in sizes if size < gpus), default=GPUS_PER_NODE))
     return max((_on_node(run, sides, card, there) for there in nodes), key=lambda held: sum(held.values()))
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
@@ -196,7 +197,7 @@ def _degrees(keys: Keys, at: Named) -> Facts:
         stays = kind == 3 and keys.flag(at.kept)
         keys.note(at.kept, LEFT, "saves", "gathered", when=stays)
         kind = 2 if stays else kind
-    size = {axis: _size(keys, getattr(at, axis)) or 1 for axis in ("tp", "cp", "pp", "ep")}
+    size = {axis: _size(keys, getattr(at, axis)) or 1 for axis in MODEL_PARALLEL if axis != "etp"}
     replicas = _size(keys, at.copies)
     ranks_of_data = _size(keys, at.whole)
     inner = size["tp"] * size["cp"]

@@ -282,7 +282,10 @@ def _known_gpus(keys: Keys) -> int | None:
     inner=offload(OVER),
     when=lambda keys: engine_of(keys) == "megatron",
     write=lambda facts, keys, at: (
-        at.inner.write(facts, keys) if str(facts.get("offload")).startswith("optim") or keys.has(*at.inner.keys) else {}
+        at.inner.write(facts, keys)
+        if keys.has(*at.inner.keys)
+        or (facts.get("framework") == "megatron" and str(facts.get("offload")).startswith("optim"))
+        else {}
     ),
 )
 def _host(keys: Keys, at: Named) -> Facts:

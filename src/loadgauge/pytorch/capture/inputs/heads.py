@@ -41,15 +41,15 @@ def head_class(config: Any, word: str) -> tuple[str, Any] | None:
         )
     stated = next(iter(getattr(config, "architectures", None) or ()), "")
     spoken = bool(classes_of(HEADS, kind))
-    for one in (word,) if word else words():
-        row = read_table("capture/heads.toml")[one]
+    for each in (word,) if word else words():
+        row = read_table("capture/heads.toml")[each]
         names = classes_of(row["table"] if isinstance(row["table"], list) else (row["table"],), kind)
         if "main" in row and stated and (stated.endswith("Model") or not (word or spoken)):
             names = (*names, stated)
         wanted = stated if stated in names else names[0] if names and (word or not (stated or spoken)) else ""
         found = getattr(transformers, wanted, None)
         if found is not None and _takes(found, row):
-            return one, found
+            return each, found
     if word:
         raise ConfigError(f"transformers has no {word} head for {kind!r}")
     return None
