@@ -18,7 +18,7 @@ from loadgauge.core.layers.operations.operations import Recompute
 from loadgauge.core.plan.request import PlanRequest, cases
 from loadgauge.core.plan.search import Case, search
 from loadgauge.core.plan.space.axis_values import space_for
-from loadgauge.core.resolve.recompute_words import MODULES, _layers, _of_modules, recompute_policy
+from loadgauge.core.resolve.recompute_words import MODULES, _layers, _names, _of_modules, recompute_policy
 from spaces import ends
 
 LOCKS: dict[str, tuple[Any, ...]] = {
@@ -136,7 +136,7 @@ def drawn(seed: int) -> tuple[Case, Layout, tuple[str, ...]]:
     space = space_for(spec, kind, ranks, 8, seq_len, locks=locks)
     roomy = Case(space=space, training=kind, cluster=cluster(with_memory(gpu("h100"), "4000GiB"), ranks), locks=locks)
     layout = search([roomy], top=1).layouts[0].layout
-    names = [name for name in MODULES if framework == "megatron" and _of_modules([name], spec, kind)]
+    names = [name for name in MODULES if framework == "megatron" and _of_modules([name], spec, _names(spec, kind))]
     sets = itertools.chain(*(itertools.combinations(names, count) for count in range(1, len(names) + 1)))
     words = (*WHOLE, *("modules:" + ",".join(chosen) for chosen in sets))
     highs = {ends(roomy, with_policy(layout, word, roomy))[1] for word in words}
