@@ -247,7 +247,6 @@ def test_what_is_loaded_again_at_the_end_is_not_what_is_trained(again: str, tmp_
         ("a.yaml", TUNE.replace("lora_llama3_1_8b", "lora_llama9_8b"), "'llama9_8b' is no language model that is read"),
         ("a.yaml", LIT.replace("devices: 1", "devices: 4"), "needs one GPU"),
         ("a.yaml", LIT.replace("bf16-true", "8-true"), "'8-true' is not one that is read"),
-        ("a.sh", SWIFT.replace("swift sft", "swift infer"), "swift infer: is no training job"),
         ("a.py", UNSLOTH.replace("r = 16", "r = RANK"), "'$RANK' comes from outside the file: add --lora-rank"),
         ("a.py", UNSLOTH + ")", "is not valid Python"),
         ("a.py", "x = " + "[" * 90 + "]" * 90, "nested too deeply"),

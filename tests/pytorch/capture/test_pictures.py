@@ -22,7 +22,7 @@ from loadgauge.pytorch.capture.inputs.kinds import model_class
 from loadgauge.pytorch.capture.record import record
 from loadgauge.pytorch.capture.symbols.values import KeptValues, known
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
-from small_models import model_types, small_config
+from small_models import small_config
 
 TEXT = {
     "hidden_size": 64,
@@ -117,7 +117,7 @@ def test_tables_name_what_there_is() -> None:
     table = tomllib.loads(read_data("capture/inputs.toml"))
     groups = {"default", "grid"}
     kinds = set(table) - groups
-    assert kinds | set(tomllib.loads(SMALL.read_text(encoding="utf-8"))) <= set(model_types())
+    assert kinds | set(tomllib.loads(SMALL.read_text(encoding="utf-8"))) <= set(CONFIG_MAPPING)
     assert {row["as"] for row in table.values() if "as" in row} <= set(table)
     for kind in sorted(kinds):
         taken = inspect.signature(model_class(CONFIG_MAPPING[kind]()).forward).parameters

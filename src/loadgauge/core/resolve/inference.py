@@ -17,7 +17,7 @@ from loadgauge.core.definitions.serving.inference import PREFILL, WEIGHT_FORMATS
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine, said_of
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
-from loadgauge.core.families.encoders.pictures import Seen, with_pictures
+from loadgauge.core.families.encoders import pictures
 from loadgauge.core.families.hub import allowed
 from loadgauge.core.resolve.resolve import bandwidth, named_card
 from loadgauge.core.serving.draft import Draft, block_of
@@ -221,20 +221,25 @@ def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str,
     return Draft(name=title, model=spec, tokens=tokens, acceptance=acceptance)
 
 
-def _seen(job: Job, model: ModelSpec, assumed: dict[str, str]) -> tuple[ModelSpec, Seen | None]:
+def _seen(job: Job, model: ModelSpec, assumed: dict[str, str]) -> tuple[ModelSpec, pictures.Seen | None]:
     """Return the model without the towers that a job's prompts need, and with them. Raises `ConfigError` or `NotModelled`."""
     if job.pictures is None and job.video is None and job.audio is None:
         if job.max_pixels is not None:
             raise ConfigError("needs --pictures or --video", key="max_pixels")
         return model, None
-    seen = with_pictures(model, job.pictures or "", job.video or "", "frozen", True, job.max_pixels, job.audio)
+    seen = pictures.with_pictures(model, job.pictures or "", job.video or "", "frozen", True, job.max_pixels, job.audio)
     assumed["pictures or sound of a prompt"] = f"{seen.words} of it (by the limits of the published processor)"
     left = msgspec.structs.replace(model, towers=seen.model.left_out, unused_keys=seen.model.unused_keys)
     return left, seen
 
 
 def _filled(
-    flags: dict[str, Any], model: ModelSpec, task: Task, assumed: dict[str, str], card: Gpu | None, seen: Seen | None
+    flags: dict[str, Any],
+    model: ModelSpec,
+    task: Task,
+    assumed: dict[str, str],
+    card: Gpu | None,
+    seen: pictures.Seen | None,
 ) -> dict[str, Any]:
     """The flags with a context where none is given; defaults are noted."""
     filled = dict(flags)

@@ -5,7 +5,7 @@ import msgspec
 from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.catalogue import Found, find, keys
-from loadgauge.core.families.encoders.pictures import unwritten
+from loadgauge.core.families.encoders import pictures
 from loadgauge.core.families.hub import allowed
 
 LACKS = "pip install"
@@ -31,7 +31,7 @@ def found_model(job: Job) -> Found:
     why, written = "no family here reads it", None
     try:
         written = find(job.model, allowed(job.hub))
-        section, source = unwritten(job, written.spec), provider("MODEL_SOURCES")
+        section, source = pictures.unwritten(job, written.spec), provider("MODEL_SOURCES")
         if not section or source is None or job.road == "written" or not keys(job.model, whole=True).get(section):
             return written
         why = f"the layers of its {section} are not written here"

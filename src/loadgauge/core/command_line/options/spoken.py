@@ -9,7 +9,7 @@ import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class Spoken(click.Command):
         bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None)
         if any(name == "nodes" for name, _ in counts.values()):
-            words, notes = _of_each(words, notes)
+            words, notes = _of_each(args, words, notes)
         try:
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
@@ -138,18 +138,19 @@ def _is_line(word: str) -> bool:
     return line and not is_command(word) and not Path(word).exists()
 
 
-def _of_each(words: list[str], notes: list[str]) -> tuple[list[str], list[str]]:
+def _of_each(typed: Sequence[str], words: list[str], notes: list[str]) -> tuple[list[str], list[str]]:
     """Return words and notes in which the GPUs of a machine are those of each node, as nodes are counted beside it.
 
-    >>> _of_each(["gpt2", "--gpu", "a100", "--gpus", "8"], ["--gres gpu:a100:8 as --gpu a100 --gpus 8"])[0]
+    typed: the words before they were taken, which name a machine, or GPUs by `--gres`
+
+    >>> _of_each(["gpt2", "--gres", "gpu:a100:8"], ["gpt2", "--gpu", "a100", "--gpus", "8"], [])[0]
     ['gpt2', '--gpu', 'a100', '--gpus-per-node', '8']
     """
-    machine = [bool(re.search("^--gres| as --gpu [^ ]+ --gpus ", note)) for note in notes]
-    if not any(machine) or "--gpus-per-node" in words:
+    cards = [after for word, after in pairwise(words) if word == "--gpu"]
+    machine = "gres" in map(_plain, typed) or not set(cards) <= set(typed)
+    if not machine or "--gpus" in typed or "--gpus-per-node" in words:
         return words, notes
-    each = [
-        note.replace("--gpus ", "--gpus-per-node ") if own else note for note, own in zip(notes, machine, strict=True)
-    ]
+    each = [note.replace("--gpus ", "--gpus-per-node ") for note in notes]
     return ["--gpus-per-node" if word == "--gpus" else word for word in words], each
 
 

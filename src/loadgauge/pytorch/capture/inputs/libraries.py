@@ -18,7 +18,7 @@ from loadgauge.core.base.files import read_start
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.units import gib, parse_count
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.families.encoders.pictures import read_pictures
+from loadgauge.core.families.encoders import pictures as of_pictures
 from loadgauge.core.families.hf import LARGEST_FILE, decode
 
 if TYPE_CHECKING:
@@ -136,7 +136,9 @@ def latents(target: str, pictures: str, video: str) -> str:
     if not is_library(keys):
         return ""
     row = _row(keys, target)
-    ((frames, width, height),) = list(read_pictures(video or pictures, "video" if video else "pictures"))[:1]
+    ((frames, width, height),) = list(of_pictures.read_pictures(video or pictures, "video" if video else "pictures"))[
+        :1
+    ]
     side, step = keys.get("_scale") or row.get("scale", (8, 4))
     sizes = {"h": height // side, "w": width // side} | ({"f": (frames - 1) // step + 1} if "f" in row["sizes"] else {})
     return ",".join(f"{name}={size}" for name, size in sizes.items())

@@ -20,7 +20,7 @@ from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.training.optimizers import torch_optimizers
 from loadgauge.core.definitions.training.training import training
-from loadgauge.core.families.encoders.pictures import read_pictures
+from loadgauge.core.families.encoders import pictures
 from loadgauge.pytorch.capture.call import capture, inputs_of, module_of, with_rows
 from loadgauge.pytorch.capture.capture import APART, PLACED, ROWS, reason, recorded, stopped_at
 from loadgauge.pytorch.capture.captured import Captured
@@ -204,7 +204,7 @@ def _split(job: Sized, regime: Regime, pairs: dict[str, str]) -> Sized:
 def _seen(config: Any, inputs: str, target: str) -> Pictures | None:
     """Return what the processor of a model makes of the pictures of a sequence; None where they are not stated."""
     sizes = (
-        [(width, height) for count, width, height in read_pictures(inputs, "pictures") for _ in range(count)]
+        [(width, height) for count, width, height in pictures.read_pictures(inputs, "pictures") for _ in range(count)]
         if inputs
         else []
     )
