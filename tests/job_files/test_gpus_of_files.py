@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import document, typed
+from loadgauge.job_files.reading.configured import asked_for
 
 TRL = "torchrun --nproc_per_node 8 -m trl.scripts.sft --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --bf16 true\n"
 PROGRAM = (
@@ -54,3 +55,11 @@ def test_a_plan_takes_them_too(tmp_path: Path) -> None:
     found = typed(f"plan {file} --gpus 8")
     assert found.code == 0, found.err
     assert "--gres=gpu:h100:8 as --gpu h100-sxm5-80gb" in found.err
+
+
+@pytest.mark.parametrize(
+    "text", ["\n", " ", "gpu:" + " " * 99_000, "accelerators: ", "instance_type  ", "#SBATCH --x ", "srun  \n"]
+)
+def test_a_long_file_is_searched_once(text: str) -> None:
+    """Patterns that look at each blank again for each line would take minutes of 100,000 letters."""
+    assert asked_for(text * (100_000 // len(text))) is None

@@ -131,3 +131,20 @@ def test_a_program_is_read_and_never_run(tmp_path: Path) -> None:
     read(str(file))
     assert not (tmp_path / "made").exists()
     assert "tyro" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("\n".join(f"a{n} = a{n + 1}" for n in range(4000)), "a0"),
+        ("".join(f"d{n} = {{**d{n + 1}, **d{n + 1}}}\n" for n in range(60)), "d0['k']"),
+        ("".join(f"s{n} = s{n + 1} + s{n + 1}\n" for n in range(60)), "s0"),
+        ("".join(f"class A{n}(A{n + 1}, A{n + 1}): pass\n" for n in range(40)), "A0.k"),
+        ("".join(f"def f{n}(a, b=f{n + 1}()):\n    return f{n + 1}(a) + f{n + 1}(a)\n" for n in range(500)), "f0(1)"),
+    ],
+    ids=["chain", "spread", "sums", "bases", "functions"],
+)
+def test_a_program_that_would_take_for_ever_is_given_up(program: str, text: str) -> None:
+    """Each doubles, or goes on, at every step; what is looked at is counted, and the suite would stand still without."""
+    names = Names(ast.parse(program))
+    assert worked_out(ast.parse(text, mode="eval").body, names, {}) is UNKNOWN

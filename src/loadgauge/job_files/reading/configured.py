@@ -213,13 +213,13 @@ def _commands(node: Mapping[str, Any]) -> Iterator[str]:
 ASKED = re.compile(
     r"""(?xm)
     ^\#SBATCH.*?\s(?:--gres[ =]gpu:|--gpus(?:-per-\w+)?[ =]|--constraint[ =]|-[CG][ ]?)['"]?(?P<slurm>[A-Za-z][\w.-]*(?::\d+)?)
-    | ^\s*srun\b.*?\s--gres[ =]gpu:(?P<srun>[A-Za-z][\w.-]*)
-    | \baccelerators['"]?:\s*[\['"{]*\s*(?P<sky>[A-Za-z][\w.-]*['"]?(?::\s*\d+)?)
-    | ^\s*gpu:\s*['"{]?\s*(?:name:\s*)?(?P<dstack>[A-Za-z][\w.-]*(?::\d+)?)
-    | (?:gpu\.product|gke-accelerator)['"]?:\s*['"]?(?P<labels>[\w.-]+)
-    | \bgpu\s*=\s*['"](?P<modal>[A-Za-z][\w.-]*!?(?::\d+)?)['"] | \bmodal\.gpu\.(?P<older>\w+)\(
-    | "gpuType":\s*"(?P<colab>\w+)" | "accelerator":\s*"nvidiaTesla(?P<kaggle>\w+)"
-    | \binstance_?[tT]ype['"]?\s*[:=]\s*['"]?(?:ml\.|Standard_)?(?P<machine>[\w.-]+)
+    | ^[ \t]{0,99}srun\b.*?\s--gres[ =]gpu:(?P<srun>[A-Za-z][\w.-]*)
+    | \baccelerators['"]?:\s{0,99}[\['"{]{0,9}\s{0,99}(?P<sky>[A-Za-z][\w.-]*['"]?(?::\s{0,99}\d+)?)
+    | ^[ \t]{0,99}gpu:\s{0,99}['"{]?\s{0,99}(?:name:\s{0,99})?(?P<dstack>[A-Za-z][\w.-]*(?::\d+)?)
+    | (?:gpu\.product|gke-accelerator)['"]?:\s{0,99}['"]?(?P<labels>[\w.-]+)
+    | \bgpu\s{0,99}=\s{0,99}['"](?P<modal>[A-Za-z][\w.-]*!?(?::\d+)?)['"] | \bmodal\.gpu\.(?P<older>\w+)\(
+    | "gpuType":\s{0,99}"(?P<colab>\w+)" | "accelerator":\s{0,99}"nvidiaTesla(?P<kaggle>\w+)"
+    | \binstance_?[tT]ype['"]?\s{0,99}[:=]\s{0,99}['"]?(?:ml\.|Standard_)?(?P<machine>[\w.-]+)
     """
 )
 """Where files name the cards, or the machines, that they run on."""

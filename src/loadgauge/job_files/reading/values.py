@@ -26,6 +26,7 @@ MEMBERS = {
 NAMED = re.compile(r"(?:.*\.)?[A-Z]\w*(?:Type|Mode|Name|Strategy|Implementation)\.([a-z]\w*)")
 """Members of other enumerations, whose values are their names."""
 LARGEST = 10**12
+MOST_STEPS = 200_000
 TELLS = re.compile(r"\bis_bf(?:loat)?16_(?:supported|available)$|is_torch_bf16_gpu_available$")
 """Calls that ask the GPU for bfloat16, which those since Ampere have."""
 STARTED = re.compile(r"RANK$|^WORLD_SIZE$|^SLURM_|^CUDA_VISIBLE_DEVICES$|^MASTER_")
@@ -47,7 +48,8 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
     >>> worked_out(whole, Names(ast.parse("size = 1024")), {})
     1536
     """
-    if depth > 20:
+    names.left -= 1
+    if depth > 20 or names.left < 0:
         return UNKNOWN
 
     def inner(part: ast.expr) -> Any:
@@ -171,10 +173,14 @@ class Names:
             if isinstance(name, ast.Name)
         }
         """Names of what a program's arguments are parsed into."""
+        self.left = MOST_STEPS
+        """Expressions that may still be looked at: a program can be made to need more of them than anybody has time for."""
         self.open: set[int] = set()
         """Expressions that are being looked up: one that stands for itself has no value."""
         nodes = [*ast.walk(tree)]
         self.scopes = [node for node in nodes if isinstance(node, Function | ast.ClassDef)]
+        self.around: dict[int, list[Any]] = {}
+        self.lone: dict[tuple[str, int], bool] = {}
         self.classes = {node.name: node for node in self.scopes if isinstance(node, ast.ClassDef)}
         self.functions = {node.name: node for node in self.scopes if isinstance(node, Function)}
         self.calls = lists((_function_of(node.func), node) for node in nodes if isinstance(node, ast.Call))
@@ -191,13 +197,18 @@ class Names:
     def of(self, name: str, line: int) -> ast.expr | None:
         """The value of a name at a line: the only one that it gets, or the last before, where nothing but the order of the lines
         decides; of a function's parameter, what the only call gives, or its default; None where that is not known."""
-        several = [each for each in self.assigned.get(name, []) if each[0] < line or name.isidentifier()]
+        several = self.assigned.get(name, [])
+        if not name.isidentifier():  # fields are set in the order of the lines
+            several = [each for each in several if each[0] < line]
         for function in self._around(line, Function):
             if any(function.lineno <= at <= (function.end_lineno or 0) for at, _, _ in several):
                 break
             if name in _parameters(function) and (value := self._argument(function, name)) is not None:
                 return value
-        if len({"" if value is None else ast.dump(value) for _, value, _ in several}) == 1:
+        whole = (name, len(several))
+        if whole not in self.lone:
+            self.lone[whole] = len({"" if value is None else ast.dump(value) for _, value, _ in several}) == 1
+        if self.lone[whole]:
             return several[0][1]
         before = sorted((each for each in several if each[0] < line), key=lambda each: each[0])
         return before[-1][1] if before and all(plain for _, _, plain in before) else None
@@ -227,7 +238,8 @@ class Names:
 
     def stands(self, node: ast.expr) -> ast.expr:
         """The expression that a name, a field or a key stands for, as far as it is known."""
-        if id(node) in self.open:
+        self.left -= 1
+        if id(node) in self.open or len(self.open) > 50 or self.left < 0:
             return node
         self.open.add(id(node))
         value = None
@@ -241,11 +253,10 @@ class Names:
 
     def _around(self, line: int, kind: Any) -> list[Any]:
         """Functions or classes that a line is in, the innermost first."""
-        return [
-            node
-            for node in self.scopes[::-1]
-            if isinstance(node, kind) and node.lineno <= line <= (node.end_lineno or 0)
-        ]
+        if line not in self.around:
+            within = (node for node in self.scopes[::-1] if node.lineno <= line <= (node.end_lineno or 0))
+            self.around[line] = list(within)
+        return [node for node in self.around[line] if isinstance(node, kind)]
 
     def _argument(self, function: Function, name: str) -> ast.expr | None:
         """The argument of a function in its only call, or its default, which click's decorators may say too."""
@@ -327,6 +338,9 @@ class Names:
 
     def _field(self, owner: ast.ClassDef, name: str, call: ast.Call | None = None) -> ast.expr | None:
         """A field of an object: what its making gives, its class's default, or what a method sets."""
+        self.left -= 1
+        if self.left < 0:
+            return None
         first, last = owner.lineno, owner.end_lineno or 0
         parts = dict(_assignments_of(owner.body))
         makes = any(isinstance(node, Function) and node.name == "__init__" for node in owner.body)
