@@ -9,9 +9,11 @@ import pytest
 from command_line import typed
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.convert import convert
 from loadgauge.job_files.dialects import OF_PICTURES, OF_TEXT
 from loadgauge.job_files.exchange import Written, read
+from loadgauge.job_files.export import words
 
 SCRIPT = "torchrun --nproc-per-node 8 --nnodes 1 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1  # mine\n"
 
@@ -126,3 +128,14 @@ def test_arguments_over_a_file_are_written_as_its_tool_reads_them(tmp_path: Path
     found = convert(Job("qwen3-8b", micro_batch=4, seq_len=2048), to="llamafactory", onto=tmp_path / "run.sh")
     assert "per_device_train_batch_size=4" in str(found)
     assert "--per_device" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "asked"), [("", "bfloat16"), (" --dtype float32", "bfloat16"), (" --dtype bfloat16", "float32")]
+)
+def test_the_dtype_of_a_base_with_adapters_is_said_to_the_trainer(before: str, asked: str, tmp_path: Path) -> None:
+    """A remedy that needs another dtype of the frozen weights says it: without, what is pasted does not fit."""
+    file = tmp_path / "run.sh"
+    file.write_text(f"trl sft --model_name_or_path Qwen/Qwen3-0.6B --use_peft --bf16 true{before}\n")
+    setups = [resolve_job(Job(str(file), weights=weights)) for weights in (None, asked)]
+    assert words(*setups) == f"{file}: --dtype {asked}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loadgauge.core.base.errors import Error
+from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
@@ -31,7 +32,7 @@ def job_of(setup: Setup) -> Job:
     job, layout, kind = setup.job, setup.layout, setup.training
     lora, precision = kind.lora, kind.precision.name
     usual = kind.framework.precision
-    followed = kind.weights and kind.lora is None
+    followed = kind.weights and (kind.lora is None or job.weights is not None)
     whole: dict[str, Any] = {name: int(getattr(layout, name)) for name in (*DEGREES, *SIZES)}
     quantised = lora is not None and bool(lora.quantised)
     targets = None if lora is None else "attention" if lora.targets <= ATTENTION_TARGETS else "all"
@@ -146,7 +147,7 @@ def words(before: Setup, after: Setup, *, partly: bool = False) -> str:
         texts = [export(setup, dialect, template, file=file) for setup in (before, after)]
     except Error:
         return ""
-    return told(file or dialect, *texts, partly=partly)
+    return told("the command" if is_command(file) else file or dialect, *texts, partly=partly)
 
 
 def told(whose: str, before: Written, after: Written, *, partly: bool = False) -> str:
