@@ -152,7 +152,7 @@ def words_of_task(job: Job, flags: str) -> str:
         texts = [_of_task(each, job.dialect or "", None) for each in (job, after)]
     except Error:
         return ""
-    return told(dialect_of(job.dialect or "").name, *texts, partly=True)
+    return told(dialect_of(job.dialect or "").name, *texts, lacking=1)
 
 
 def convert_files(

@@ -126,10 +126,10 @@ MEANS = re.compile(r" [^ ]*: it means ")
 """Pattern of that between a flag and the value that a file gives it."""
 
 
-def words(before: Setup, after: Setup, *, partly: bool = False) -> str:
+def words(before: Setup, after: Setup, *, lacking: int = 0) -> str:
     """Return a change of a run as lines of its job file, or of its framework's, to paste; empty where these cannot say it.
 
-    partly: what they can say of it, with the flags that they cannot
+    lacking: how many flags they may have no key for, which are named
 
     >>> from loadgauge.core.resolve.resolve import resolve_job
     >>> runs = [resolve_job(Job("qwen3-8b", qlora=True, lora_rank=8, loss="auto", recompute=how)) for how in ("none", "full")]
@@ -147,16 +147,16 @@ def words(before: Setup, after: Setup, *, partly: bool = False) -> str:
         texts = [export(setup, dialect, template, file=file) for setup in (before, after)]
     except Error:
         return ""
-    return told("the command" if is_command(file) else file or dialect, *texts, partly=partly)
+    return told("the command" if is_command(file) else file or dialect, *texts, lacking=lacking)
 
 
-def told(whose: str, before: Written, after: Written, *, partly: bool = False) -> str:
+def told(whose: str, before: Written, after: Written, *, lacking: int = 0) -> str:
     """Return what a job file says more than the one before it, and where it does not say the same; empty where it cannot."""
     added = _added(before.text, after.text)
     lost = sorted(set(after.left_out) - set(before.left_out))
     means = [line for line in lost if "it means" in line and not line.endswith(" none")]  # which is not to have it
     none = [line.partition(":")[0] for line in lost if line not in means]
-    if not added or (none and not partly):
+    if not added or len(none) > lacking:
         return ""
     there = [MEANS.sub(" ", line) for line in means]
     notes = [f"there it is {', '.join(there)}"] * bool(there) + [f"no key for {', '.join(none)}"] * bool(none)

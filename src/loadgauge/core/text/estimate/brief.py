@@ -160,7 +160,7 @@ def _remedy(setup: Setup, result: Estimate) -> str:
         words = ((each, dialects.words(setup, resolve_job(each.job, setup.model))) for each in told)
         chosen, own = next((pair for pair in words if pair[1]), (chosen, ""))
         if not own and setup.job.dialect:
-            own = dialects.words(setup, resolve_job(chosen.job, setup.model), partly=True)
+            own = dialects.words(setup, resolve_job(chosen.job, setup.model), lacking=9)
     best = chosen.result
     more = effort(best, result) - 1
     cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""

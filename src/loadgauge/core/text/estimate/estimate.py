@@ -225,7 +225,7 @@ def _advice(target: Paper, setup: Setup, result: Estimate) -> None:
         rows.append([change.flags, in_gib(other.memory.total, 1), other.memory.verdict, work, change.note])
     draw(target, columns, rows, title)
     target.print()
-    show_command(target, changes[0].command, "To reproduce the first line:")
+    show_command(target, changes[0].command, "The first change, as a command:")
 
 
 def _parts(target: Paper, result: Estimate) -> None:
