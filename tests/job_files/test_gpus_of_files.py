@@ -29,6 +29,7 @@ NOTEBOOK = {"cells": [{"cell_type": "code", "source": PROGRAM.format("")}], "met
         ("modal.py", PROGRAM.format("@app.function(gpu='A100-80GB:4')"), "a100-sxm4-80gb", 4),
         ("sage.py", PROGRAM.format("instance_type='ml.g5.12xlarge'"), "a10g", 4),
         ("colab.ipynb", json.dumps(NOTEBOOK), "l4", 1),
+        ("colab.ipynb", json.dumps(NOTEBOOK).replace("L4", "A100"), "a100-sxm4-40gb", 1),
     ],
 )  # fmt: skip
 def test_each_cluster_s_words(name: str, text: str, gpu: str, gpus: int, tmp_path: Path) -> None:

@@ -148,3 +148,12 @@ def test_a_program_that_would_take_for_ever_is_given_up(program: str, text: str)
     """Each doubles, or goes on, at every step; what is looked at is counted, and the suite would stand still without."""
     names = Names(ast.parse(program))
     assert worked_out(ast.parse(text, mode="eval").body, names, {}) is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("calls", "value"), [("f(1)", 1), ("f(1)\nf(1)", 1), ("f(1)\nf(2)", UNKNOWN), ("", 3), ("f(*a)", UNKNOWN)]
+)
+def test_a_parameter_is_what_all_calls_give(calls: str, value: object) -> None:
+    tree = ast.parse(f"def f(b=3):\n    print(b)\n{calls}")
+    (node,) = [each for each in ast.walk(tree) if isinstance(each, ast.Name) and each.id == "b"]
+    assert worked_out(node, Names(tree), {}) == value
