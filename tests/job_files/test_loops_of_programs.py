@@ -72,6 +72,13 @@ def facts(text: str, tmp_path: Path) -> dict[str, object]:
             {"accumulation": 5, "recompute": "full"},
         ),
         (
+            "from torch import autocast\nkind = torch.bfloat16\n"
+            + LOADED
+            + PLAIN.replace("dtype=torch.bfloat16", "dtype=kind"),
+            {"precision": "bf16"},
+        ),
+        ("from torch import autocast\n" + LOADED + PLAIN.replace(", dtype=torch.bfloat16", ""), {"precision": "fp16"}),
+        (
             LOADED + "from torch.distributed.fsdp import fully_shard\nfully_shard(model)\n" + PLAIN,
             {"zero": 3, "framework": "huggingface"},
         ),
@@ -107,6 +114,7 @@ def test_the_sizes_of_a_model_that_is_made(tmp_path: Path) -> None:
         LOADED,  # nothing is trained
         LOADED + LOADED.replace("model", "teacher", 1) + PLAIN,  # two models: which one?
         "import deepspeed\n" + LOADED + PLAIN,  # whose engine has a file of its own
+        LIGHTNING.replace("fsdp", "deepspeed_stage_3"),  # which is said to Lightning alone
         PLAIN,  # no model of transformers
     ],
 )
@@ -114,7 +122,7 @@ def test_what_is_no_loop_that_is_read(text: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(HEAD + text)
     found = typed(f"estimate {file} --gpu a100")
-    assert (found.code, "is no training job" in found.err) == (2, True)
+    assert (found.code, "is no training job" in found.err or "Lightning's Trainer: give" in found.err) == (2, True)
 
 
 @pytest.mark.thorough
@@ -143,3 +151,12 @@ def test_a_command_gives_the_program_that_it_starts_its_options(tmp_path: Path) 
     assert [words[name] for name in ("model", "gpus", "micro_batch", "seq_len")] == ["Qwen/Qwen3-0.6B", 8, 6, 1024]
     script.write_text("python other.py --bs 6\n")  # which is not there
     assert typed(f"estimate {script} --gpu a100").code == 2
+
+
+def test_a_size_that_only_a_run_gives_is_never_the_class_s_own(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(HEAD + SIZES.replace("hidden_size=256", "hidden_size=int(open('n').read())") + PLAIN)
+    found = typed(f"estimate {file} --gpu a100")
+    assert (found.code, "hidden_size" in found.err) == (2, True)
+    file.write_text(HEAD + SIZES.replace("vocab_size=32000", "vocab_size=len(tok)") + PLAIN)
+    assert "its vocabulary is its class's, as len(tok)" in json.dumps(document(f"estimate {file} --gpu a100"))

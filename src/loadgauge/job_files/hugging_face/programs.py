@@ -57,8 +57,10 @@ ANSWERS = {
 }
 """Answers to a prompt, and the argument of their length with its default, of trainers with words of their own."""
 FIRST = {"model": "model_name_or_path", "trainer": "model", "parser": "classes", "sizes": "base", "tokenizer": "name"}
-ONCE = frozenset({"model", "sizes", "tokenizer", "optimizer", "DataLoader", "Accelerator", "Lightning"})
+ONCE = frozenset({"model", "sizes", "tokenizer", "optimizer", "DataLoader", "Accelerator", "Lightning", "autocast"})
 """Calls of which the first counts."""
+APART = ONCE - {"model"} | {"parser", "peft"}
+"""Calls whose arguments are no words of TRL's."""
 KEYS = {
     "lora": {
         "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
@@ -132,14 +134,16 @@ OPTIMIZERS = dict(
     )
 )
 """Optimizers that a loop of its own makes, by transformers' names."""
-SHARDS = re.compile(r"(?:^|\.)(?:FSDP|FullyShardedDataParallel|fully_shard|FSDPStrategy|FSDP2Strategy)$")
+SHARDS = re.compile(
+    r"(?:^|\.)(?:FSDP|FullyShardedDataParallel|fully_shard|FSDPStrategy|FSDP2Strategy|FullyShardedDataParallelPlugin)$"
+)
 STEPS = re.compile(r"(?:^|\.)backward$")
-CAST = re.compile(r"\bautocast\b(?:.*?(bfloat16))?")
-LAST = 10**9
-"""A line after all others."""
+SIZE = re.compile(r"hidden|layer|head|embd|intermediate|inner|expert|d_model|ffn|arguments")
 PASSES = re.compile(r"grad\w*_accum\w*|accum\w*_(?:steps|iter\w*)")
 """Usual names of the passes of a step."""
-OTHER_LOOPS = re.compile(r"(?m)^\s*(?:import|from) (?:diffusers|deepspeed)\b")
+OTHER_LOOPS = re.compile(
+    r"(?m)^\s*(?:import|from) (?:diffusers|deepspeed)\b|deepspeed_|DeepSpeed\w+\(|ModelParallelStrategy"
+)
 """Programs whose loop is another one: of images, or of an engine with a file of its own."""
 
 
@@ -222,7 +226,7 @@ class Program:
             return "model"
         if last in ("BitsAndBytesConfig", "LoraConfig"):
             return {"BitsAndBytesConfig": "bnb", "LoraConfig": "lora"}[last]
-        if last in ("DataLoader", "Accelerator"):
+        if last in ("DataLoader", "Accelerator", "autocast"):
             return str(last)
         if last in OPTIMIZERS:
             return "optimizer"
@@ -254,16 +258,7 @@ class Program:
         for key in self.calls.names():
             section, _, word = key.partition(".")
             node = self.calls.values[key]
-            if section in (
-                "parser",
-                "peft",
-                "sizes",
-                "tokenizer",
-                "optimizer",
-                "DataLoader",
-                "Accelerator",
-                "Lightning",
-            ) or (section == "trainer" and word in DATA):
+            if section in APART or (section == "trainer" and word in DATA):
                 continue
             if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
                 continue
@@ -281,6 +276,12 @@ class Program:
             self._take(name, node)
         if self.sizes is not None:
             self.values["own_sizes"] = "sizes"
+            for key in self.calls.names():
+                value, name = str(self.calls.get(key)), key.removeprefix("sizes.")
+                if name == "vocab_size" and value.startswith("$"):
+                    self.skipped.append(f"its vocabulary is its class's, as {value[1:]} comes from outside the file")
+                elif name != key and value.startswith("$") and SIZE.search(name):
+                    self.values[f"unresolved.{name}"] = value
             if (
                 not any(name.endswith(".from_config") for name in self.calls.program)
                 or "sizes.base" not in self.calls.values
@@ -323,8 +324,7 @@ class Program:
 
     def _loops(self) -> bool:
         """Return whether the program trains a model of transformers in a loop of its own, or in Lightning's."""
-        loaded = {ast.dump(node) for key, node in self.calls.values.items() if key == "model.model_name_or_path"}
-        if not (loaded or "sizes" in self.calls.calls) or OTHER_LOOPS.search(self.calls.code):
+        if not {"model", "sizes"} & self.calls.calls.keys() or OTHER_LOOPS.search(self.calls.code):
             return False
         if sum(LOADED.search(name) is not None for name in self.calls.program) > 1:
             return False
@@ -336,8 +336,7 @@ class Program:
         def told(*paths: str) -> Any:
             return next((value for path in paths if (value := self.calls.get(path)) is not MISSING), None)
 
-        code, values = self.calls.code, self.values
-        count, loader = told("DataLoader.batch_size"), self.calls.calls.get("DataLoader")
+        values, count, loader = self.values, told("DataLoader.batch_size"), self.calls.calls.get("DataLoader")
         if loader is not None and len(loader.args) > 1:
             count = worked_out(loader.args[1], self.calls.constants, self.options)
             count = f"${ast.unparse(loader.args[1])}" if count is UNKNOWN else count
@@ -345,10 +344,15 @@ class Program:
         names = [name for name in self.calls.constants.assigned if PASSES.fullmatch(name.lower())]
         passes = told("Accelerator.gradient_accumulation_steps", "Lightning.accumulate_grad_batches")
         if passes is None and names:
-            passes = worked_out(ast.Name(names[0], lineno=LAST), self.calls.constants, self.options)
-        values["gradient_accumulation_steps"] = passes if isinstance(passes, int | str) else 1
-        word, cast = str(told("Accelerator.mixed_precision", "Lightning.precision") or ""), CAST.search(code)
-        half = "bf16" if "bf16" in word or (cast and cast[1]) else "fp16" if "16" in word or cast else ""
+            passes = worked_out(ast.Name(names[0], lineno=10**9), self.calls.constants, self.options)
+        passes = f"${names[0]}" if passes is UNKNOWN else passes
+        values["gradient_accumulation_steps"] = 1 if passes is None else passes
+        word, cast = (
+            str(told("Accelerator.mixed_precision", "Lightning.precision") or ""),
+            self.calls.calls.get("autocast"),
+        )
+        asked = "" if cast is None else f"{told('autocast.dtype')} {ast.unparse(cast)}"
+        half = "bf16" if "bf16" in word or "bfloat16" in asked else "fp16" if "16" in word or asked else ""
         if half:
             values[half] = True
         if word.endswith("-true") and half:
@@ -356,7 +360,7 @@ class Program:
         optimizer = self.calls.calls.get("optimizer")
         values["optim"] = OPTIMIZERS["AdamW" if optimizer is None else called(optimizer.func).rpartition(".")[2]]
         if any(map(SHARDS.search, self.calls.program)) or "fsdp" in str(told("Lightning.strategy")):
-            values |= {"fsdp": "full_shard", "fsdp_config.fsdp_version": 2 if "fully_shard" in code else 1}
+            values |= {"fsdp": "full_shard", "fsdp_config.fsdp_version": 2 if "fully_shard" in self.calls.code else 1}
         devices, nodes = told("Lightning.devices"), told("Lightning.num_nodes")
         if isinstance(devices, int) and devices > 0:
             values["num_processes"] = devices * (nodes if isinstance(nodes, int) else 1)
@@ -374,11 +378,9 @@ class Program:
         if str(words.get("vocab_size")).startswith("$len(") and of_text(str(tokenizer)):
             words["vocab_size"] = config(find(str(tokenizer)).spec.name).get("vocab_size")
         own = {name: value for name, value in words.items() if not str(value).startswith("$")}
-        base = self.calls.get("sizes.base")
-        if base is MISSING:
-            kind = _model_type(called(call.func))
-            return {"model_type": kind, **class_defaults(kind), **own}
-        return changed(config(find(str(base)).spec.name), own)
+        base, kind = self.calls.get("sizes.base"), _model_type(called(call.func))
+        usual = {"model_type": kind, **class_defaults(kind)} if base is MISSING else config(find(str(base)).spec.name)
+        return changed(usual, own)
 
     def _cut(self) -> None:
         """Takes the length to which the program cuts its texts itself: transformers' own trainer has none."""
