@@ -54,6 +54,21 @@ bf16 = {value = "100 TFLOP/s"}
         ("M4 Max 64GB", "m4-max-64gb"),
         ("Strix Halo", "strix-halo-128gb"),
         ("DGX Spark", "gb10"),
+        ("dgx-h100", "h100-sxm5-80gb"),
+        ("3060 laptop", "rtx3060laptop"),  # another card than the desktop's
+        ("4080s", "rtx4080super"),
+        ("4070 Ti S", "rtx4070tisuper"),
+        ("4090m", "rtx4090laptop"),
+        ("4090 D", "rtx4090d"),
+        ("8060s", "strix-halo-128gb"),
+        ("910B3", "ascend-910b"),
+        ("trn2", "trainium2"),
+        ("p4de.24xlarge", "a100-sxm4-80gb"),
+        ("ml.g5.12xlarge", "a10g"),
+        ("p5e", "h200-sxm-141gb"),
+        ("Standard_ND96isr_H100_v5", "h100-sxm5-80gb"),
+        ("a2-ultragpu", "a100-sxm4-80gb"),
+        ("p4", "p4"),  # Tesla P4, not the machines of A100
     ],
 )
 def test_a_name_is_one_card(text: str, id: str) -> None:
@@ -64,7 +79,7 @@ def test_a_name_is_one_card(text: str, id: str) -> None:
     ("text", "says"),
     [
         ("rtx6000", "rtx6000ada, quadrortx6000"),  # three cards have this name
-        ("3060 laptop", "rtx3060-12gb"),  # another card than the desktop's
+        ("nd96", "closest: "),  # machines of several cards
         ("4090 48gb", "--gpu rtx4090 --memory 48GB"),
         ("h100x", "h100-sxm5-80gb"),
         ("voodoo 2", "closest: "),

@@ -80,7 +80,7 @@ def band(value: float, low: float, high: float) -> bool:
 
 
 def test_the_catalogue_lists_each_file_once():
-    assert len(gpu_ids()) > 160
+    assert len(gpu_ids()) > 190
     assert [card.id for card in gpus()] == sorted(gpu_ids())
     assert len({card.name for card in gpus()}) == len(gpu_ids())
 
@@ -137,7 +137,7 @@ def every_figure_has_a_known_source(card):
 def memory_is_sane(card):
     assert band(card.memory.label.value, 6e9, 1000e9)
     if card.memory.bandwidth:
-        assert band(card.memory_bandwidth, 60e9, 20_000e9)
+        assert band(card.memory_bandwidth, 60e9, 25_000e9)
         # From empty to full in 10 ms to 100 ms: what HBM and GDDR have kept to for ten years; LPDDR takes longer.
         assert band(card.capacity / card.memory_bandwidth, 0.01, 0.5 if card.memory.shared else 0.1)
 
@@ -191,7 +191,7 @@ def peaks_keep_their_ratios(card):
     bands = {"tf32": (0.25, 1.0), "fp8": (1.0, 4.0), "fp4": (3.7, 8.01), "int8": (0.05, 4.01), "fp32": (0.03, 0.51)}
     if pascal:  # no tensor cores
         bands = {"fp32": (1.0, 1.0)}
-    assert band(half, 9e12, 5000e12)
+    assert band(half, 4e12, 5000e12)
     for precision, (low, high) in bands.items():
         if getattr(card.peaks, precision):
             assert band(card.peak(precision) / half, low, high), precision

@@ -140,11 +140,15 @@ START_OF_FILE = 1 << 20
 
 
 def with_verb(words: list[str]) -> list[str]:
-    """Return a command line with its command: `estimate` before a model or a file, `why` before the text of an error.
+    """Return a command line with its command: `estimate` before a model or a file, `plan` where it has `--find`, `why`
+    before the text of an error.
 
     >>> with_verb(["gpt2", "--gpu", "l4"])[0], with_verb(["CUDA out of memory."])[0], with_verb(["estimat"])[0]
     ('estimate', 'why', 'estimat')
+    >>> with_verb(["gpt2", "--gpu", "l4", "--find", "seq-len"])[0]
+    'plan'
     """
+    answers = "plan" if any(word.partition("=")[0] == "--find" for word in words) else "estimate"
     verb, others = (
         (words[:1], words[1:]) if words[:1] in (["estimate"], ["plan"], ["lint"], ["convert"]) else ([], words)
     )
@@ -152,7 +156,7 @@ def with_verb(words: list[str]) -> list[str]:
         import shlex
 
         return [
-            *(verb or ["estimate"]),
+            *(verb or [answers]),
             *as_one(shlex.split(others[0]) + others[1:] if is_command(others[0]) else others),
         ]
     first = words[0] if words else ""
@@ -165,12 +169,12 @@ def with_verb(words: list[str]) -> list[str]:
             start = file.read(START_OF_FILE)
         is_job = first.endswith((".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".ipynb"))
         error = start[:1] == b"\x80" or (not is_job and ERROR.search(start.decode(errors="replace")))
-        return ["why" if error else "estimate", *words]
+        return ["why" if error else answers, *words]
     if ERROR.search(first):
         return ["why", *words]
     flags = any(word.startswith("--") for word in words[1:])
     if first.startswith("-") or (flags and not suggest(first, COMMANDS)) or _is_model(first):
-        return ["estimate", *words]
+        return [answers, *words]
     return words
 
 

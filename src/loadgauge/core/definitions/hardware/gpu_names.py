@@ -7,9 +7,15 @@ from loadgauge.core.base import closest, read_table
 
 # Words of makers and drivers that tell no two cards apart: "NVIDIA GeForce RTX 4090 Laptop GPU" is "rtx4090laptop".
 _WORDS = re.compile(
-    r"\((r|tm)\)|radeon (ai )?pro|(nvidia|geforce|tesla|amd|instinct|radeon|intel|google|cloud|apple)"
-    r"|\b(graphics|generation|gpu|(workstation|server) edition|blackwell)\b"
+    r"\((r|tm)\)|radeon (ai )?pro|(nvidia|geforce|tesla|amd|instinct|radeon|intel|google|cloud|apple|aws|huawei|colab|kaggle)"
+    r"|\b(graphics|generation|gpu|(workstation|server) edition|blackwell|hgx|dgx)\b"
 )
+_SHORT = (
+    (re.compile(r"(?<=[2-5]0[5-9]0)(ti)?m$"), r"\1laptop"),
+    (re.compile(r"(?<=[2-5]0[5-9]0)(ti)?s$"), r"\1super"),
+    (re.compile(r"^(910[bc])\d$"), r"\1"),
+)
+"""Endings in one letter: 4090m, 4080s; 910B3 is a bin of the 910B."""
 _PREFIXES = ("", "rtx", "gtx", "rx", "arc", "tpu")
 """Prefixes that a name may leave out: 4090, 7900 XTX, a770, v5e."""
 
@@ -21,7 +27,10 @@ def plain(text: str) -> str:
     ('rtx4090laptop', 'arca770')
     """
     bare = _WORDS.sub(" ", text.lower().replace("_", " ").replace("mobile", "laptop"))
-    return re.sub(r"[\s-]", "", bare)
+    name = re.sub(r"[\s-]", "", bare)
+    for short, long in _SHORT:
+        name = short.sub(long, name)
+    return name
 
 
 def find_id(text: str, ids: Iterable[str]) -> str | None:
@@ -29,13 +38,17 @@ def find_id(text: str, ids: Iterable[str]) -> str | None:
 
     >>> find_id("GeForce RTX 3080", ["rtx3080-10gb", "rtx3080-12gb"])
     'rtx3080-10gb'
-    >>> find_id("rtx 3080 12 GB", ["rtx3080-10gb", "rtx3080-12gb"])
-    'rtx3080-12gb'
+    >>> find_id("rtx 3080 12 GB", ["rtx3080-10gb", "rtx3080-12gb"]), find_id("p4de", []), find_id("4080s", [])
+    ('rtx3080-12gb', 'a100-sxm4-80gb', None)
     """
     name, by_name = plain(text), {re.sub(r"-", "", id): id for id in ids}
     for word in (f"{prefix}{name}" for prefix in _PREFIXES):
         if (id := read_table("gpu_names.toml").get(word) or by_name.get(word)) is not None:
             return id
+    machine = re.compile(re.escape(re.sub(r"^(ml\.|standard_)", "", text.lower())) + r"(?![a-z0-9])")
+    rented = {row.partition(" ")[2] for type, row in read_table("instances.toml").items() if machine.match(type)}
+    if len(rented) == 1:  # a machine of a cloud, or a family of them with one card
+        return rented.pop()
     card, size = split_size(text)
     if size and (id := find_id(card, by_name.values())) is not None:
         return next(

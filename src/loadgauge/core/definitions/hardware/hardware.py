@@ -414,7 +414,7 @@ def gpu(id: str) -> Gpu:
     ('h100-sxm5-80gb', 'rtx4090', 't4')
     >>> gpu("rtx6000")
     Traceback (most recent call last):
-    loadgauge.core.base.errors.ConfigError: gpu: unknown GPU 'rtx6000' (closest: rtx6000ada, quadrortx6000)
+    loadgauge.core.base.errors.ConfigError: gpu: unknown GPU 'rtx6000' (closest: rtx6000ada, quadrortx6000; another: --memory SIZE)
     """
     return _own(id) if id.endswith(".toml") else _catalogued(id)
 
@@ -429,7 +429,9 @@ def _catalogued(id: str) -> Gpu:
         card, size = split_size(id)
         named = find_id(card, ids) if size else None
         if named is None:
-            raise ConfigError(f"unknown GPU {id!r} (closest: {', '.join(nearest(id, ids))})", key="gpu")
+            raise ConfigError(
+                f"unknown GPU {id!r} (closest: {', '.join(nearest(id, ids))}; another: --memory SIZE)", key="gpu"
+            )
         gpu_record, label = _catalogued(named), re.sub(r"\s", "", _catalogued(named).memory.label.text)
         if label.lower() != size:
             has = f"{label} (another size: --gpu {named} --memory {size.upper()})"
