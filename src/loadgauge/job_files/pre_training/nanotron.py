@@ -55,7 +55,12 @@ def _read(keys: Keys) -> Facts:
     which = next((name for name in DEFAULTS if keys.raw(f"{M}{name}") is True), usual)
     if which is None:
         return {}
-    config = DEFAULTS[which] | {name: value for name in SIZES if (value := keys.raw(f"{M}{name}")) is not None}
+    usual_sizes = DEFAULTS[which]
+    config = usual_sizes | {
+        name: value
+        for name in SIZES
+        if (value := (keys.whole if type(usual_sizes.get(name)) is int else keys.raw)(f"{M}{name}")) is not None
+    }
     heads = config["num_attention_heads"]
     config["num_key_value_heads"] = keys.whole(f"{M}num_key_value_heads") or keys.whole(f"{M}num_kv_heads") or heads
     config.setdefault("intermediate_size", 4 * config["hidden_size"])
