@@ -61,6 +61,17 @@ def test_bytes_of_a_checkpoint() -> None:
     assert state_bytes(STEP) == pytest.approx(14 * STEP.params, rel=1e-12)
 
 
+def test_a_checkpoint_of_adapters() -> None:
+    """r (in + out) of each product of Llama 3.1 8B, 32 layers, however they are split; the base is on disk already."""
+    wide, narrow, inner = 4096, 1024, 14336
+    count = 32 * 16 * (2 * (wide + wide) + 2 * (wide + narrow) + 3 * (wide + inner))
+    # PEFT wholly in bf16, moments too; Megatron's weights, masters and moments
+    for layout, states in (({"zero": 3}, 2 + 2 + 2), ({"tp": 2, "pp": 2}, 2 + 4 + 4 + 4)):
+        tuned = Job(model="llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=64, lora_rank=16, lora_targets="all", **layout)
+        found = resolve_job(tuned).estimate()
+        assert state_bytes(found) == pytest.approx(states * count, rel=1e-12)
+
+
 def test_replicas() -> None:
     assert replica(STEP) == 32
     alone = JOB.replace(pp=None, tp=None, sequence_parallel=None, zero=3, global_batch=4096, framework="torchtitan")

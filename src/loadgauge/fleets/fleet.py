@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, NotStated, Size, above_zero, needs, parse_count, share
+from loadgauge.core.base import ConfigError, NotStated, Size, above_zero, needs, parse_count, share
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.states import model_states
 from loadgauge.core.estimate.time.cost import DAY, HOUR, checkpoint_interval
@@ -77,12 +77,20 @@ def hosts_of(text: str, gpus: int, node: int) -> int:
 
 
 def state_bytes(result: Estimate) -> float:
-    """Return the bytes of a checkpoint: weights, master weights and moments, each once. Raises `NotModelled` for adapters."""
-    training = result.training
+    """Return the bytes of a checkpoint: weights, master weights and moments, each once; with adapters theirs alone."""
+    training, count = result.training, result.params
     if training.lora is not None:
-        raise NotModelled("a fleet that trains adapters")
-    states = model_states(result.params, training.precision, training.optimizer)
-    return float(states.weights + states.optimizer - training.precision.main_gradient * result.params)
+        workings = result.workings
+        rows = ((layer, times) for stage in workings.stages for _, layer, _, times in workings.layers(stage))
+        count = sum(
+            times * weight.numel * weight.shards
+            for layer, times in rows
+            for operation in layer
+            for weight in operation.weights
+            if weight.trainable
+        )
+    states = model_states(count, training.precision, training.optimizer)
+    return float(states.weights + states.optimizer - training.precision.main_gradient * count)
 
 
 def replica(result: Estimate) -> int:
@@ -323,7 +331,7 @@ def replicas_left(options: Options | None, gpus: int, node: int) -> Callable[[Si
 def fleet(result: Estimate, tokens: str | float, options: Options, *, price: float | None = None) -> Fleet:
     """Simulate a run of `tokens` on the fleet of an estimate.
 
-    Raises `ConfigError` for options that cannot be, `NotStated` without a step time, `NotModelled` for adapters.
+    Raises `ConfigError` for options that cannot be, `NotStated` without a step time.
 
     >>> import loadgauge
     >>> step = loadgauge.estimate("llama-3.1-8b", gpu="h100-sxm5-80gb", gpus=64, tp=2, zero=1, global_batch=256)

@@ -94,7 +94,7 @@ def verdict(run: Fleet) -> str:
     spare = f" and {run.run.spares * run.run.node:,} spare" if run.run.spares else ""
     return (
         f"{days_words(middle).upper()}  {run.estimate.model.name}, {count(run.tokens)} tokens on {run.run.gpus:,}{spare} x"
-        f" {gpu or 'GPU'}: 80 % of runs take {low:,.1f} to {high:,.1f} days, goodput {share:.1%} ({least:.1%} to {most:.1%})"
+        f" {gpu or 'GPU'}: 80 % of runs take {days_words(low)} to {days_words(high)}, goodput {share:.1%} ({least:.1%} to {most:.1%})"
     )
 
 
@@ -127,7 +127,7 @@ def _verdict(target: Paper, result: Fleet, searched: str, changes: list[Change])
     if words:
         lines.append(f"Most of what is lost: {words}.")
     money = "" if result.price is None else f", {result.price * result.gpu_hours:,.0f} at {result.price:g} each"
-    energy = "" if result.kilowatt_hours is None else f"; at most {result.kilowatt_hours / 1e6:,.2f} GWh"
+    energy = "" if result.kilowatt_hours is None else f"; at most {result.kilowatt_hours / 1e3:,.3g} MWh"
     lines.append(f"{count(result.gpu_hours)} GPU-hours{money}{energy}.")
     better = min(changes, key=lambda change: change.fleet.gpu_hours, default=None)
     if better is not None and better.fleet.gpu_hours < 0.998 * result.gpu_hours:
