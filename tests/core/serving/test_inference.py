@@ -18,7 +18,7 @@ from loadgauge.core.definitions.serving.inference import Inference
 from loadgauge.core.families.catalogue import model
 from loadgauge.core.resolve.inference import resolve_inference
 from loadgauge.core.serving.memory import cache, memory
-from loadgauge.core.serving.passes import split, touched
+from loadgauge.core.serving.passes import of_chunk, of_token, parts, split, touched
 from loadgauge.core.serving.result import Answer, known_range
 from loadgauge.core.serving.time import Clock
 
@@ -374,3 +374,37 @@ def test_pictures_take_places_of_a_prompt_and_time_of_a_server() -> None:
     again = document(best["command"].removeprefix("loadgauge "))
     assert again["mean_token"] == best["token_seconds"]
     assert again["served"]["first"] == best["first_seconds"]
+
+
+def test_sparse_attention_is_served_as_its_recipe_says() -> None:
+    """vLLM's recipe of DeepSeek-V3.2 serves it on eight H200 with tp 8; its indexer holds 512 MiB of scores at most, and of
+    prompts no longer than what it chooses from, all pairs. `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`, `split_indexer_prefill_chunks`."""
+    served = {"tp": 8, "gpus": 8, "batch": 4, "weight_format": "fp8", "server": "vllm"}
+    for context in (32 * 1024, 128 * 1024):
+        assert ask("deepseek-v3.2", "generate", "h200", context=context, **served).memory.fits
+    spec = model("deepseek-v3.2")
+    scores = {}
+    for context in (1024, 8192, 128 * 1024):
+        asked = Inference(task="generate", context=context, tp=8, server="vllm")
+        (layer, *_) = [part.layer for part in parts(spec, split(spec, asked)[0], of_chunk(spec, asked), 1)]
+        (index,) = [operation for operation in layer if operation.name == "attention.index"]
+        scores[context] = index.outputs[0].nbytes
+        assert not index.workspace
+        assert not any(operation.name == "attention.chosen" for operation in layer)
+        # Queries of 64 heads, keys of one, 128 wide; a key before its query.
+        products = 2 * 64 * 128 * context * context / 2
+        assert index.gemms[-1].flops == pytest.approx(products, rel=3e-3)  # one of the tokens is generated
+    assert scores[1024] == pytest.approx(4 * 1024**2, rel=0.01)
+    assert scores[8192] == pytest.approx(4 * 8192**2, rel=0.01)
+    assert scores[128 * 1024] == 512 * 2**20
+
+
+def test_a_token_of_sparse_attention_reads_all_keys_of_its_indexer() -> None:
+    spec = model("deepseek-v3.2")
+    asked = Inference(task="generate", context=65536, batch=3, tp=8)
+    (layer, *_) = [part.layer for part in parts(spec, split(spec, asked)[0], of_token(spec, asked, 65536), 3)]
+    (index,) = [operation for operation in layer if operation.name == "attention.index"]
+    (attention,) = [operation for operation in layer if operation.kind == "attention"]
+    assert index.inputs[-1].nbytes == 3 * 65536 * 128 * 2
+    assert sum(gemm.flops for gemm in index.gemms[3:]) == 2 * 3 * 65536 * 64 * 128
+    assert max(tensor.nbytes for tensor in attention.inputs) == 3 * 2048 * (512 + 64) * 2  # of the chosen alone

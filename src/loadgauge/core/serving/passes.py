@@ -22,7 +22,7 @@ from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
 from loadgauge.core.layers.embedding_head import prediction_layer
 from loadgauge.core.layers.operations.operations import Layer, Operation
 
-KERNELS = Kernels(norm="fused", norm_kernel="fused", activation="fused", experts="fused")
+KERNELS = Kernels(norm="fused", norm_kernel="fused", activation="fused", experts="fused", chooses="fused")
 """Engines of inference have fused kernels; rotation and other element-wise steps stay operations of their own."""
 
 

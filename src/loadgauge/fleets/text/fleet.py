@@ -94,7 +94,8 @@ def verdict(run: Fleet) -> str:
     spare = f" and {run.run.spares * run.run.node:,} spare" if run.run.spares else ""
     return (
         f"{days_words(middle).upper()}  {run.estimate.model.name}, {count(run.tokens)} tokens on {run.run.gpus:,}{spare} x"
-        f" {gpu or 'GPU'}: 80 % of runs take {days_words(low)} to {days_words(high)}, goodput {share:.1%} ({least:.1%} to {most:.1%})"
+        f" {gpu or 'GPU'}: 80 % of runs take {days_words(low)} to {days_words(high)},"
+        f" goodput {share:.1%} ({least:.1%} to {most:.1%})"
     )
 
 

@@ -133,6 +133,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
         `reverse-kl`: no log-probability of a token, but the distance of its whole distribution from a teacher's.
     holds_logits: a wrapper around the model copies the logits to float32, and the training loop holds them until the next
         ones are there (Lightning's Fabric under LitGPT).
+    chooses: how sparse attention chooses tokens: `written`, every head's scores in float32 and a mask over all pairs
+        (transformers); `fused`, scores summed over heads in the kernel, `MOST_SCORES` bytes of them at a time, and attention over
+        the latents of the chosen alone (DeepGEMM and FlashMLA in vLLM and SGLang).
     compiled: torch.compile made the layers: casts of one tensor are one, and of a residual sum in float32 the 16-bit branch is
         kept, from which the sum is made again.
     """
@@ -168,6 +171,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
     loss_pieces: int = 1
     holds_logits: bool = False
     vocabulary_multiple: int = 1
+    chooses: Literal["written", "fused"] = "written"
     compiled: bool = False
     products: LowPrecision | None = None
     dtypes: Dtypes = Dtypes()
@@ -181,6 +185,9 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True):
 PAPER = Kernels(attention="eager", dtypes=Dtypes(norm_statistic=0, index=0))
 """The accounting of Korthikanti et al.: 16-bit activations, 1-byte masks, norm statistics and ids neglected."""
 
+
+MOST_SCORES = 512 * 2**20
+"""Bytes of the scores that vLLM makes at once of prompts (source: vllm, `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`)."""
 
 WRITTEN_KERNELS = 7, 14
 """Kernels of a norm that is written out, forward and backward."""

@@ -16,6 +16,7 @@ import msgspec
 
 from loadgauge.core.base import NotModelled, Size, minimum, same, several, shard
 from loadgauge.core.definitions.model.model import CompressedAttention
+from loadgauge.core.layers.attention.mla import scores_of, scoring
 from loadgauge.core.layers.operations.builder import Builder
 from loadgauge.core.layers.operations.operations import Collective, Gemm, Operation, Tensor, Weight
 
@@ -216,17 +217,20 @@ def _index(build: Builder, x: Tensor, latent: Tensor, spec: CompressedAttention,
     weights = tuple(Weight(f"attention.index.{n}.weight", i * o, trainable=False) for n, (i, o) in products.items())
     gemms = [Gemm(view.tokens, o, i) for i, o in products.values()]
     scores = Gemm(view.positions, each, indexer.head_dim, indexer.num_heads * view.sequences)
+    if build.kernels.chooses == "fused":
+        (scores,) = scoring(build, each, indexer.head_dim, indexer.num_heads)
+    scored, workspace = scores_of(build, pairs, indexer.num_heads)
     build.operations.append(
         Operation(
             "attention.index",
             "gemm",
             (x, latent, entries),
-            (build.float32("attention.index", pairs),),
+            (scored,),
             weights,
             gemms=(*gemms, scores),
             forward_flops=sum(gemm.flops for gemm in (*gemms, scores)),
             forward_comm=(Collective("all_gather", "cp", view.cp * entries.nbytes, view.cp),),
-            workspace=2 * 4 * pairs * indexer.num_heads,
+            workspace=workspace,
             gradients=False,
         )
     )

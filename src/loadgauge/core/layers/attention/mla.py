@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, same, shard
+from loadgauge.core.base.algebra import Size, minimum, same, shard
+from loadgauge.core.definitions.model.kernels import MOST_SCORES
 from loadgauge.core.definitions.model.model import Attention, Indexer, LatentAttention
 from loadgauge.core.layers.attention.attention import core
 from loadgauge.core.layers.operations.builder import Builder
@@ -64,12 +65,15 @@ def latent_attention(build: Builder, x: Tensor, spec: LatentAttention, hidden_si
         factor = build.tensor("attention.query_scale", build.view.positions)
         scaled = build.tensor("attention.query_scaled", query.numel)
         query = build.elementwise("attention.query_scaled", (query,), scaled, keeps=(factor,))
-    if spec.index_topk is not None and build.view.cached is None:
+    over_latents = build.view.cached is not None
+    if spec.index_topk is not None and build.kernels.chooses == "fused":
+        over_latents = True
+    elif spec.index_topk is not None and not over_latents:
         # Of the pairs, those that no query chose are masked; all of them are computed.
         mask = build.tensor("attention.chosen", build.view.pairs)
         keeps = (mask,) if build.kernels.attention == "flash" else ()
         build.operations.append(Operation("attention.chosen", "elementwise", (), (mask,), keeps=keeps, gradients=False))
-    if build.view.cached is not None:
+    if over_latents:
         context = _over_latents(build, plain, spec, query, key, value, heads)
     else:
         context = core(build, plain, query, key, value, heads, heads, spec.v_head_dim)
@@ -121,8 +125,8 @@ def _gated(build: Builder, x: Tensor, context: Tensor, hidden_size: Size, gates:
 def _over_latents(
     build: Builder, plain: Attention, spec: LatentAttention, query: Tensor, key: Tensor, value: Tensor, heads: Size
 ) -> Tensor:
-    """Generation over a cache of latents, which all heads share: the matrix out of the latents is multiplied into queries and
-    outputs (source: deepseek2024v2, section 2.1.2). That is as much work as `key_value_up` of the new token, which stands for it.
+    """Attention over a cache of latents, which all heads share: the matrix out of the latents is multiplied into queries and
+    outputs (source: deepseek2024v2, section 2.1.2). That is as much work as `key_value_up` of the new tokens, which stands for it.
     """
     width = spec.kv_lora_rank + spec.qk_rope_head_dim
     absorbed = msgspec.structs.replace(plain, head_dim=width, num_key_value_heads=1)
@@ -142,8 +146,10 @@ def _index(
     view, heads, width = build.view, indexer.num_heads, indexer.head_dim
     assert spec.q_lora_rank is not None
     pairs, keys = view.pairs, view.positions
+    read: tuple[Tensor, ...] = ()
     if view.cached is not None:
         pairs, keys = view.tokens * view.cached.tokens, view.cached.tokens
+        read = (Tensor("attention.index.cache", view.sequences * keys * width, view.cached.itemsize),)
     products = {
         "query": (spec.q_lora_rank, heads * width),
         "key": (hidden_size, width),
@@ -154,21 +160,57 @@ def _index(
         Weight(f"attention.index.norm.{name}", width, kind="vector", trainable=False) for name in ("weight", "bias")
     ]
     gemms = [Gemm(view.tokens, o, i) for i, o in products.values()]
-    scores = [Gemm(view.positions, keys, width, heads * view.sequences), Gemm(1, keys, heads, view.tokens)]
-    # Of all heads at once, in float32: the scores, and what is left of them without the negative ones.
+    scores = scoring(build, keys, width, heads)
+    scored, workspace = scores_of(build, pairs, heads)
     build.operations.append(
         Operation(
             "attention.index",
             "gemm",
-            (x, query),
-            (build.float32("attention.index", pairs),),
+            (x, query, *read),
+            (scored,),
             tuple(weights),
             gemms=(*gemms, *scores),
             forward_flops=2 * pairs * heads * (width + 1) + sum(gemm.flops for gemm in gemms),
-            workspace=2 * 4 * pairs * heads,
+            workspace=workspace,
             gradients=False,
         )
     )
+
+
+def scoring(build: Builder, keys: Size, width: Size, heads: Size) -> tuple[Gemm, ...]:
+    """Return the products that score keys, which all heads share, for the queries of a view.
+
+    >>> from loadgauge.core.definitions.model.kernels import Kernels
+    >>> from loadgauge.core.layers.operations.rank_view import View
+    >>> [sum(gemm.flops for gemm in scoring(Builder(View.of(4096, 1, kernels=Kernels(chooses=how))), 4096, 128, 64)) / 2**37
+    ...  for how in ("written", "fused")]
+    [2.015625, 1.0]
+    """
+    view = build.view
+    if build.kernels.chooses == "written":
+        return Gemm(view.positions, keys, width, heads * view.sequences), Gemm(1, keys, heads, view.tokens)
+    # One kernel for all heads, which reads a key once and sums them as it goes, and leaves out what comes later.
+    seen = 1 if view.cached is not None else 2
+    return (Gemm(heads * view.positions / seen, keys, width, view.sequences),)
+
+
+def scores_of(build: Builder, pairs: Size, heads: Size) -> tuple[Tensor, Size]:
+    """Return the scores by which pairs are chosen, and the bytes beside them while they are made.
+
+    >>> from loadgauge.core.definitions.model.kernels import Kernels
+    >>> from loadgauge.core.layers.operations.rank_view import View
+    >>> build = Builder(View.of(4096, 1))
+    >>> scored, beside = scores_of(build, 4096 * 4096, 64)
+    >>> scored.nbytes, beside
+    (67108864, 8589934592)
+    >>> served = Builder(View.of(4096, 1, kernels=Kernels(chooses="fused")))
+    >>> scores_of(served, 4096 * 4096, 64)[1], scores_of(served, 10**12, 64)[0].nbytes
+    (0, 536870912)
+    """
+    if build.kernels.chooses == "fused":
+        return build.float32("attention.index", minimum(pairs, MOST_SCORES // 4)), 0
+    # Of all heads at once, in float32: the scores, and what is left of them without the negative ones.
+    return build.float32("attention.index", pairs), 2 * 4 * pairs * heads
 
 
 def _query(build: Builder, x: Tensor, spec: LatentAttention, hidden_size: Size, heads: Size) -> Tensor:
