@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, LayoutError, need
+from loadgauge.core.base import ConfigError, LayoutError, is_script, need
 from loadgauge.core.base.errors import refuse_fields
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
@@ -18,6 +18,7 @@ from loadgauge.core.definitions.training.tasks import DIVERGENCES, TASKS, Role, 
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.post_training.answers import answers, stated_longest
 from loadgauge.core.post_training.roles import Member, Placement, Run, Sequences, replicas_of
+from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.resolve import asks_for_files, cluster_of, framework_of, resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.unsaid import masked
@@ -98,7 +99,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = N
         raise ConfigError(
             "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
         )
-    sequences = _sequences(job, task, assumed)
+    sequences = _sequences(job, task, assumed, model)
     trained = _training(job, task, sequences, placement, assumed, trainers)
     setup = resolve_job(trained, model)
     if task.rollout and any(item.key == "global_batch" for item in setup.uncounted):
@@ -298,21 +299,23 @@ def _belongs(job: Job, task: Task) -> None:
     if job.critic == SHARED and job.critic_batch is not None:
         raise ConfigError("follows the actor with --critic shared; leave it out", key="critic_batch")
     if "teacher" in fields and job.teacher is None:
-        raise ConfigError(f"{task.name} needs the model that is distilled", key="teacher")
-    if task.rollout and (job.lengths is not None or job.seq_len is not None):
-        key = "lengths" if job.lengths is not None else "seq_len"
-        raise ConfigError(f"{task.name} says it by --prompt-len and --answers", key=key)
+        raise ConfigError(f"{task.name} needs the model that is distilled (--teacher MODEL)", key="teacher")
+    if task.rollout and job.lengths is not None:
+        raise ConfigError(f"{task.name} says it by --prompt-len and --answers", key="lengths")
+    if task.rollout and None not in (job.seq_len, job.prompt_len, job.answers):
+        raise ConfigError("is what --prompt-len and --answers say already", key="seq_len")
 
 
-def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
+def _sequences(job: Job, task: Task, assumed: dict[str, str], model: ModelSpec | None) -> Sequences:
     """Return the sequences that a step trains on; of tasks that generate nothing, sequences as they are in the data."""
     if not task.rollout:
         return Sequences(prompts=1, samples=1, prompt=0, answers=Lengths.of([job.seq_len or 1]))
     values: dict[str, Any] = {}
-    for name, default in (("prompts", PROMPTS), ("samples", SAMPLES), ("prompt_len", PROMPT), ("answers", str(ANSWER))):
+    prompt, answer = _usual_lengths(job, model)
+    for name, default in (("prompts", PROMPTS), ("samples", SAMPLES), ("prompt_len", prompt), ("answers", answer)):
         value = getattr(job, name)
         if value is None:
-            value = _room(job) if name == "prompt_len" else default
+            value = default
             assumed[f"--{name.replace('_', '-')}"] = str(value)
         values[name] = value
     return Sequences(
@@ -324,12 +327,19 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str]) -> Sequences:
     )
 
 
-def _room(job: Job) -> int:
-    """Tokens of a prompt where nothing says: what an engine's context leaves beside the answers, where that is less."""
-    context = Engine.parse(job.rollout or "vllm").context
-    text = job.answers or str(ANSWER)
-    beside = PROMPT if context is None else context - stated_longest(text, answers(text))
-    return beside if 0 < beside < PROMPT else PROMPT
+def _usual_lengths(job: Job, model: ModelSpec | None) -> tuple[int, str]:
+    """Return the tokens of a prompt and of answers where nothing says: as many as there is room for in `seq_len`, in the engine's
+    context and in the model's, of which a prompt takes a quarter."""
+    of_engine = Engine.parse(job.rollout or "vllm").context
+    if job.answers is not None:
+        beside = PROMPT if of_engine is None else of_engine - stated_longest(job.answers, answers(job.answers))
+        return (beside if 0 < beside < PROMPT else PROMPT), job.answers
+    if model is None and not is_script(job.model):
+        model = found_model(job).spec
+    own = None if model is None else model.max_position_embeddings
+    room = min(size for size in (of_engine, own, job.seq_len or PROMPT + ANSWER) if size)
+    prompt = job.prompt_len or max(1, min(PROMPT, room // 4))
+    return prompt, str(room - prompt if room > prompt and (job.seq_len or room - prompt < ANSWER) else ANSWER)
 
 
 def _training(
