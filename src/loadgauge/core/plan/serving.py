@@ -100,6 +100,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         slow = limits.token is not None and token > limits.token
         return self.answer.memory.verdict == "fits" and not late and not slow
 
+    def lacks(self, limits: Limits) -> tuple[bool, float, float]:
+        """Return how far it is from what is asked: whether memory is short, times over their limits, and bytes; less is nearer."""
+        late = self.first / limits.first if limits.first else 0.0
+        slow = (self.answer.token or 0.0) / limits.token if limits.token else 0.0
+        short = self.answer.memory.verdict != "fits"
+        return short, 0.0 if short else max(late, slow), self.answer.memory.high
+
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
     """Servers that read prompts, and servers that generate: a replica of each, how many, and seconds in which a prompt's cache goes
@@ -205,7 +212,7 @@ def plan_serving(
     return Plan(
         choices=choices, front=_front(choices), looked=len(looked), longest=search.longest,
         assumed={name: value for name, value in (search.assumed | assumed).items() if name not in search.open},
-        nearest=None if choices or not looked else min(looked, key=lambda row: row.answer.memory.high),
+        nearest=None if choices or not looked else min(looked, key=lambda row: row.lacks(limits)),
     )  # fmt: skip
 
 
@@ -296,7 +303,7 @@ def cheapest_gpu(
         front=_front(choices, money=True),
         looked=sum(plan.looked for plan in plans),
         left_out=tuple(left_out),
-        nearest=min(misses, key=lambda row: row.answer.memory.high, default=None),
+        nearest=min(misses, key=lambda row: row.lacks(limits), default=None),
     )
 
 
@@ -352,7 +359,9 @@ class _Search:
     def of_layouts(self, every: Iterator[Job], sought: Sought | None) -> list[Choice]:
         """Return the candidates of each layout: with the batch that is given, the largest, or those between."""
         rows: list[Choice] = []
+        looked = []
         for layout in every:
+            looked.append(layout)
             if sought == "seq-len":
                 self.open = {"--context"}
                 rows += self.largest(layout, "context", self.asked.answer + 1, self.longest)
@@ -362,7 +371,13 @@ class _Search:
                 rows += filter(None, [self.look(layout)])
             else:
                 rows += self.batches(layout)
-        if not rows and not self.tried:
+        if not self.tried:  # nowhere does the least fit: which lacks least?
+            least = (
+                {"context": self.asked.answer + 1} if sought == "seq-len" else {"batch": self.request.get("batch") or 1}
+            )
+            for layout in looked:
+                self.look(layout, **least)
+        if not self.tried:
             raise ConfigError(self.refused or "no layout of these GPUs is one of whole replicas", key="gpus")
         return rows
 

@@ -24,7 +24,7 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     asked, memory = answer.asked, answer.memory
     head = [*left_out_words(answer.model, 2), _run(answer)]
     tried = served.alternatives() if memory.verdict in ("tight", "does not fit") else ()
-    steps = [f"Try {flags}: {gib(other.memory.total, 1)}, {WORDS[other.memory.verdict][0]}" for flags, other in tried]
+    steps = [f"Try {flags}: {tried_words(other)}" for flags, other in tried]
     host = host_verdict(answer.on_host, answer.host_memory)
     if brief:
         beside = () if answer.served is None else (*_release(answer), *_waits(answer))
@@ -108,6 +108,11 @@ def _beside(answer: Inferred) -> list[str]:
             f" {asked.experts_from / 1e9:.3g} GB/s a rank."
         )
     return lines
+
+
+def tried_words(tried: Inferred) -> str:
+    """Return what a change comes to."""
+    return f"{gib(tried.memory.total, 1)}, {WORDS[tried.memory.verdict][0]}"
 
 
 def _run(answer: Inferred) -> str:

@@ -6,6 +6,7 @@ from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.serving import TOPICS, served
 from loadgauge.core.base import NO, YES, needs
 from loadgauge.core.plan.serving import Choice, Plan, Sought
+from loadgauge.core.resolve.inference import fitting
 from loadgauge.core.serving.passes import AXES_OF
 
 
@@ -17,7 +18,7 @@ def server(plan: Plan, sought: Sought | None, top: int) -> Answer:
         writer="loadgauge.core.text.plan.serving_plan:write",
         topics=TOPICS,
         explains=None if shown is None else served(shown.answer).why,
-        tried=lambda: [(choice.command, choice) for choice in plan.choices[1:]],
+        tried=lambda: _tried(plan),
         shown=(plan, sought, top),
         document=lambda: document(plan),
         assumed=plan.assumed,
@@ -25,6 +26,14 @@ def server(plan: Plan, sought: Sought | None, top: int) -> Answer:
         verdict="" if shown is None else shown.answer.memory.verdict,
         code=YES if plan.choices or plan.apart else NO,
     )
+
+
+def _tried(plan: Plan) -> list[tuple[str, Any]]:
+    """Return the other choices, with their commands; of none, changes that make the nearest one fit."""
+    near = plan.nearest
+    if near is not None and near.answer.memory.verdict != "fits":
+        return list(fitting(near.job, near.answer.asked.task, near.request))
+    return [(choice.command, choice) for choice in plan.choices[1:]]
 
 
 def document(plan: Plan) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from loadgauge.core.definitions.serving.inference import FORMATS
 from loadgauge.core.plan.serving import Choice
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
+from loadgauge.core.text.inference import tried_words
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.verdict import WORDS, verdict_words
 
 SAYS = {
     None: "answers most", "seq-len": "holds the longest context", "batch": "holds the most requests at a time",
@@ -32,15 +34,18 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         )
         points(target, lines, "")
     if not plan.choices:
-        points(target, [f"Nothing keeps the limits: {plan.looked:,} layouts and batches were estimated."], "")
+        near = plan.nearest
+        lacks = near is not None and near.answer.memory.verdict != "fits"
+        if near is not None and lacks:
+            target.print(verdict_words(near.answer.memory), style=WORDS[near.answer.memory.verdict][1], soft_wrap=True)
+        looked = f"{plan.looked:,} layout{'s' if plan.looked > 1 else ''} and batch{'es' if plan.looked > 1 else ''}"
+        nothing = "Nothing fits" if lacks else "Nothing keeps the limits"
+        points(target, [f"{nothing} of {looked} estimated; the nearest:"], "")
         points(target, plan.left_out)
-        if plan.nearest is not None:
-            memory = plan.nearest.answer.memory
-            points(
-                target,
-                [f"Nearest miss, {gib(memory.total, 1)} of {gib(memory.capacity or 0, 1)}: {plan.nearest.command}"],
-                "",
-            )
+        if near is not None:
+            steps = [f"Try {flags}: {tried_words(other)}" for flags, other in answer.alternatives()] if lacks else []
+            times = [] if lacks else [f"{tried_words(near.answer)}; {_times(near)}."]
+            points(target, [*times, f"  {near.command}", *steps], "")
         return
     best = plan.choices[0]
     cards = sought == "gpu"
