@@ -172,7 +172,7 @@ def test_the_command_keeps_and_says_so(home: Path) -> None:
     assert "kept from before" not in typed(f"{COMMAND} --no-cache").out
     assert not home.exists()
     # The seconds of the search are kept as they were when it was written, a little before it was printed.
-    first, again = (re.sub(r"fit; [\d.]+ s\.", "fit.", typed(f"{COMMAND} --full").out) for _ in range(2))
+    first, again = (re.sub(r"fit;\s+[\d.]+\s+s\.", "fit.", typed(f"{COMMAND} --full").out) for _ in range(2))
     words = " ".join(again.split()).replace(", kept from before (--no-cache searches again)", "")
     assert words == " ".join(first.split()) != " ".join(again.split())
     assert "kept from before" not in typed(f"{COMMAND} --full --no-cache").out
