@@ -60,7 +60,9 @@ class Functions(dict[str, ast.FunctionDef]):
                     self.files[node] = own
                     self.recipes |= {node.name} if path.parts[len(root.parts)] == "recipes" else set()
                 elif isinstance(node, ast.ImportFrom):
-                    self.aliases |= {name.asname: name.name for name in node.names if name.asname}
+                    renamed = {name.asname: name.name for name in node.names if name.asname}
+                    self.aliases |= renamed
+                    own |= renamed
                 elif isinstance(node, ast.Assign | ast.AnnAssign):
                     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                     if isinstance(target, ast.Name) and isinstance(node.value, ast.Constant) and target.id.isupper():
@@ -69,9 +71,9 @@ class Functions(dict[str, ast.FunctionDef]):
                         self.aliases[target.id] = node.value.id
 
     def named(self, name: str, local: dict[str, Any]) -> ast.FunctionDef | None:
-        """The function that a name means in a file: its own, else the one that it imports."""
-        own = local.get(FILE, {}).get(name)
-        return own if isinstance(own, ast.FunctionDef) else self.get(self.aliases.get(name, name))
+        """The function that a name means in a file: its own, else the one that it imports, else one that any file has."""
+        own = local.get(FILE, {}).get(name, name)
+        return own if isinstance(own, ast.FunctionDef) else self.get(own) or self.get(self.aliases.get(name, name))
 
     def read(
         self, name: str, given: dict[str, Any] | None = None, depth: int = 0, local: dict[str, Any] | None = None

@@ -6,6 +6,7 @@ import pytest
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.exchange import read, write
 
 RLVR = """
@@ -95,3 +96,33 @@ def test_a_task_without_the_length_of_its_prompts_is_written() -> None:
     text = write(Job(model="qwen2.5-7b", task="grpo", prompts=64, samples=8, gpus=8), "roll").text
     assert "rollout_batch_size: 64" in text
     assert "prompt_length" not in text
+
+
+def test_tokens_of_a_micro_batch_are_those_of_whole_sequences() -> None:
+    """`dynamic_batching.py` adds up whole sequences, before context parallelism shares each of them out: 8192 tokens are two of
+    4096 with any number of ranks; 512 sequences over 16 / (2 x 2) ranks are 128 of each."""
+    most = "\n  use_dynamic_batching_in_train: true\n  max_tokens_per_microbatch_in_train: 8192"
+    text = RLVR.replace("actor_train:", f"actor_train:{most}")
+    wide = text.replace("{tensor_model_parallel_size: 2,", "{tensor_model_parallel_size: 2, context_parallel_size: 2,")
+    assert [run_of(each).micro_batch for each in (text, wide)] == [2, 2]
+
+
+def test_a_turn_has_at_most_the_tokens_of_one_answer() -> None:
+    """Of 3072 tokens five turns make 5 x 512, by the lesser of both limits; the rest is seen between them, in four parts."""
+    text = RLVR.replace("response_length: 3072", "sequence_length: 4096\nmax_actions_per_traj: 5")
+    answers = "actor_infer:\n  generating_args: {max_new_tokens: 512}"
+    run = run_of(text.replace("actor_infer:", answers))
+    assert (run.answers, Engine.parse(run.rollout or "").turns, Engine.parse(run.rollout or "").observed) == (
+        "3072",
+        5,
+        (3072 - 5 * 512) // 4,
+    )
+    shorter = run_of(text.replace("actor_infer:", f"max_tokens_per_step: 256\n{answers}"))
+    assert Engine.parse(shorter.rollout or "").observed == (3072 - 5 * 256) // 4
+
+
+def test_adapters_of_the_engine_are_named() -> None:
+    text = RLVR.replace("actor_infer:", "actor_infer:\n  model_args: {lora_target: all-linear, lora_rank: 32}")
+    named = {item.key for item in read(text, file="run.yaml").uncounted}
+    assert "actor_infer.model_args.lora_rank" in named
+    assert "actor_infer.model_args.lora_rank" not in {item.key for item in read(RLVR, file="run.yaml").uncounted}

@@ -200,6 +200,27 @@ def test_prime_rl_trains_on_packed_rows_without_a_reference() -> None:
     assert (run.zero, run.recompute, run.activation_offload, run.compile) == (3, "full", "checkpoints", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "key"),
+    [
+        (
+            "prime-rl",
+            "[inference.vllm]",
+            "[[orchestrator.train.source]]\nname = 'a'\n[orchestrator.train.source.env.taskset]\nmax_turns = {}\n[inference.vllm]",
+            "orchestrator.train.source",
+        ),
+        ("nemo-rl", "cluster:", "data_plane: {{enabled: {}}}\ncluster:", "data_plane.enabled"),
+    ],
+)
+def test_turns_and_stores_are_named_where_there_are_some(name: str, old: str, new: str, key: str) -> None:
+    """One turn is what is counted, and a store that is off holds nothing."""
+    file, usual = FILES[name]
+    some, none = ("3", "1") if name == "prime-rl" else ("true", "false")
+    for value, there in ((some, True), (none, False)):
+        found = read(usual.replace(old, new.format(value)), file=file)
+        assert (key in {item.key for item in found.uncounted}) is there
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_step_comes_back_from_a_new_file(name: str) -> None:
     run = run_of(name)

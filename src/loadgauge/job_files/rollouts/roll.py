@@ -278,7 +278,7 @@ def _sequences(keys: Keys, at: Named) -> Facts:
     key = at.packed if packs else at.most
     tokens = keys.whole(key, minimum=0) if packs or keys.flag(at.dynamic) else None
     if tokens:
-        tokens = max(tokens * (layout.get("cp") or 1), length)
+        tokens = max(tokens, length)  # of whole sequences, before context parallelism shares them out (`dynamic_batching.py`)
         rows = fitted(keys, key, tokens / length, own, length, f"up to {tokens} tokens a micro-batch")
     elif own is not None and own % rows:
         rows = fitted(keys, at.micro, float(rows), own, length, "no whole micro-batches of a rank")
@@ -325,7 +325,7 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     likeliest="logits_topk",
     idle=f"{A}offload_nccl",
     turns="max_actions_per_traj",
-    each="max_tokens_per_step",
+    each=("max_tokens_per_step", f"{G}generating_args.max_new_tokens"),
     also=(f"{E}{name}" for name in TASK_NAMES.values()),
 )
 def _task(keys: Keys, at: Named) -> Facts:
@@ -382,7 +382,8 @@ def _task(keys: Keys, at: Named) -> Facts:
         options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
     if (turns := keys.whole(at.turns) or 1) > 1:
         # What is left of a trajectory beside what its turns may make is what the environment says.
-        rest = int(_sequences.read(keys)["answers"]) - turns * (keys.whole(at.each) or length)
+        most = min(filter(None, (*map(keys.whole, at.each), length)))  # `env_manager/*.py` take the least
+        rest = int(_sequences.read(keys)["answers"]) - turns * most
         options |= {"turns": turns, "observed": rest // (turns - 1) or None if rest > 0 else None}
     if keys.flag(at.idle) and not apart:
         options["suspend"] = True
