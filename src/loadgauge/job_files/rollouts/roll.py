@@ -278,7 +278,9 @@ def _sequences(keys: Keys, at: Named) -> Facts:
     key = at.packed if packs else at.most
     tokens = keys.whole(key, minimum=0) if packs or keys.flag(at.dynamic) else None
     if tokens:
-        tokens = max(tokens, length)  # of whole sequences, before context parallelism shares them out (`dynamic_batching.py`)
+        tokens = max(
+            tokens, length
+        )  # of whole sequences, of which context parallelism takes shares (`dynamic_batching.py`)
         rows = fitted(keys, key, tokens / length, own, length, f"up to {tokens} tokens a micro-batch")
     elif own is not None and own % rows:
         rows = fitted(keys, at.micro, float(rows), own, length, "no whole micro-batches of a rank")
