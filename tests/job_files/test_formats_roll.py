@@ -73,7 +73,10 @@ def test_fsdp2_shards_over_groups() -> None:
     )
     run = run_of(text.replace("dtype: bf16}", "dtype: bf16, ulysses_size: 2}"))
     assert (run.framework, run.cp, run.zero, run.replicas, run.precision) == ("huggingface", 2, 3, 2, "bf16")
-    assert run_of(text.replace("fsdp_size: 8", "fsdp_size: 8, param_dtype: bf16")).precision == "bf16-pure"
+    # Gradients are summed in float32 unless `reduce_dtype` says otherwise.
+    narrow = text.replace("fsdp_size: 8", "fsdp_size: 8, param_dtype: bf16")
+    assert run_of(narrow).precision == "bf16-pure-32"
+    assert run_of(narrow.replace("param_dtype", "reduce_dtype: bf16, param_dtype")).precision == "bf16-pure"
 
 
 def test_fine_tuning() -> None:
@@ -119,6 +122,14 @@ def test_a_turn_has_at_most_the_tokens_of_one_answer() -> None:
     )
     shorter = run_of(text.replace("actor_infer:", f"max_tokens_per_step: 256\n{answers}"))
     assert Engine.parse(shorter.rollout or "").observed == (3072 - 5 * 256) // 4
+
+
+def test_packed_rows_are_named_where_nothing_spreads_them() -> None:
+    packs = "actor_train:\n  use_sequence_packing: true"
+    spread = f"{packs}\n  sequence_packing_args: {{algorithm: load_balance, max_packed_sequence_length_train: 8192}}"
+    for text, there in ((RLVR.replace("actor_train:", packs), True), (RLVR.replace("actor_train:", spread), False)):
+        named = {item.key for item in read(text, file="run.yaml").uncounted}
+        assert ("actor_train.use_sequence_packing" in named) is there
 
 
 def test_adapters_of_the_engine_are_named() -> None:
