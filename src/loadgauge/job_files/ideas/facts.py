@@ -23,16 +23,15 @@ from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 
 NAMES = (
     "model", "head", "tied", "undropped", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas",
-    "sequence_parallel", "schedule", "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len",
-    "target_len", "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "determinism",
-    "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype", "kbit_upcast",
-    "use_dora", "modules_to_save", "lora_layers", "train", "tower", "max_pixels",
-    "encoders", "pictures", "video", "inputs", "offload", "offload_to", "activation_offload",
-    "pin_memory", "end_units",
-    "gradient_sync", "engine", "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts",
-    "samples", "generated", "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout",
-    "placement", "staleness", "reference", "loss_terms", "on_policy", "teacher", "reward_model", "critic", "critic_batch",
-    "frozen_offload", "frozen_weights", "rollout_offload", "mtp",
+    "sequence_parallel", "schedule", "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch",
+    "accumulation", "seq_len", "target_len", "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile",
+    "determinism", "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype",
+    "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "tower", "max_pixels", "encoders", "pictures",
+    "video", "inputs", "offload", "offload_to", "activation_offload", "pin_memory", "end_units", "gradient_sync", "engine",
+    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
+    "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
+    "reference", "loss_terms", "on_policy", "teacher", "reward_model", "critic", "critic_batch", "frozen_offload",
+    "frozen_weights", "rollout_offload", "mtp",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
