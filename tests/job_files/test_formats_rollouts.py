@@ -200,6 +200,14 @@ def test_prime_rl_trains_on_packed_rows_without_a_reference() -> None:
     assert (run.zero, run.recompute, run.activation_offload, run.compile) == (3, "full", "checkpoints", True)
 
 
+def test_what_slime_is_given_by_path_is_named() -> None:
+    """A filter draws prompts again (`dynamic_filter_used`), and a function of one's own may ask the engine several times."""
+    given = "--custom-generate-function-path mine.generate --dynamic-sampling-filter-path mine.filter"
+    found = read(SLIME.replace("--use-kl-loss", given), file="d.sh")
+    named = {item.key for item in found.uncounted}
+    assert {"--custom-generate-function-path", "--dynamic-sampling-filter-path"} <= named
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "key"),
     [
