@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from command_line import document
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.rollout import Engine
@@ -137,3 +140,15 @@ def test_adapters_of_the_engine_are_named() -> None:
     named = {item.key for item in read(text, file="run.yaml").uncounted}
     assert "actor_infer.model_args.lora_rank" in named
     assert "actor_infer.model_args.lora_rank" not in {item.key for item in read(RLVR, file="run.yaml").uncounted}
+
+
+def test_answers_are_made_on_some_of_the_trainer_s_gpus(tmp_path: Path) -> None:
+    """12 of 16 GPUs are six engines of two, each with a sixth of the 64 prompts."""
+    engines = {}
+    for last in (16, 12):
+        place = tmp_path / f"{last}.yaml"
+        ends = RLVR.rindex("list(range(0,16))")
+        place.write_text(f"{RLVR[:ends]}list(range(0,{last}))\n")
+        engines[last] = document(f"estimate {place} --gpu h100-sxm5-80gb")["rollout"]
+    assert (engines[16]["replicas"], engines[12]["replicas"]) == (8, 6)
+    assert (engines[16]["asked"], engines[12]["asked"]) == (64 // 8 * 8, 11 * 8)  # of 64 prompts, 8 answers each

@@ -202,7 +202,8 @@ def test_prime_rl_trains_on_packed_rows_without_a_reference() -> None:
 
 def test_recipes_of_modelopt_and_nemo_gym_are_known_by_name() -> None:
     """examples/modelopt/qa_grpo_nano3_megatron.yaml over grpo_math_1B.yaml: 2 prompts of 8 answers, tensor 2, experts over 8."""
-    text = "defaults: ../../modelopt/qa_grpo_nano3_megatron.yaml\npolicy:\n  generation:\n    vllm_cfg: {gpu_memory_utilization: 0.4}\n"
+    text = "defaults: ../../modelopt/qa_grpo_nano3_megatron.yaml\n"
+    text += "policy: {generation: {vllm_cfg: {gpu_memory_utilization: 0.4}}}\n"
     run = run_of("nemo-rl", text)
     assert (run.prompts, run.samples, run.global_batch, run.micro_batch) == (2, 8, 16, 1)
     assert (run.framework, run.tp, run.ep, run.gpus, run.sequence_parallel) == ("megatron", 2, 8, 16, True)

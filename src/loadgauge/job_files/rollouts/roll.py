@@ -137,7 +137,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     if generates is not None and not trains & generates:
         gpus = len(trains | generates)
         placement = f"split:{len(trains)}+{len(generates)}"
-    elif generates is not None and len(generates) != len(trains):
+    elif generates is not None and not generates <= trains:
         keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
     busy, used = trains | (generates or set()), _kind(keys) == "rl"
     there = {"reference": used and refers(keys) and not keys.words(at.adapts), "critic": used and values(keys)}
@@ -385,6 +385,9 @@ def _task(keys: Keys, at: Named) -> Facts:
         keys.note(f"{E}max_model_len", f"answers end at it, and are counted up to {length} tokens", "saves")
         del options["context"]
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
+    generates, trains = (devices(keys, f"{role}device_mapping") or set() for role in (G, A))
+    if generates and generates < trains:  # the others have a reward's model, or nothing to do
+        options["dp"] = max(1, len(generates) // (options.get("tp", 1) * options.get("pp", 1)))
     if apart and keys.real("async_generation_ratio"):
         options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
     if (turns := keys.whole(at.turns) or 1) > 1:
