@@ -37,6 +37,7 @@ USUAL = {
     "params": "torch.float32",
     "average": "torch.float32",
     "square": "torch.float32",
+    "optimizer": "adam",
 }
 """Values that say nothing more than the recipe of precision does."""
 FILE = "<file>"
@@ -164,7 +165,7 @@ class Functions(dict[str, ast.FunctionDef]):
         helper = self.named(name, local)
         if call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "cfg" and helper:
             self._run(helper.body, state, self._arguments(call, state, local), depth + 1)
-        elif name == "ConfigContainer":
+        elif name == "ConfigContainer" or name.endswith("Provider"):
             for word in call.keywords:
                 self._assign(f"cfg.{word.arg}", word.value, inner, local, depth)
         elif helper:
@@ -174,6 +175,9 @@ class Functions(dict[str, ast.FunctionDef]):
     def _assign(self, target: str, value: ast.expr, state: dict[str, Any], local: dict[str, Any], depth: int) -> None:
         if target == "cfg" and isinstance(value, ast.Call):
             state |= self._call(value, state, local, depth)
+            return
+        if target.startswith("(opt_cfg, "):  # `distributed_muon_with_cosine_annealing`, and the same of Adam
+            local["opt_cfg"] = {"optimizer": "dist_muon" if "muon" in ast.unparse(value) else "adam"}
             return
         name, dot, attribute = target.partition(".")
         if isinstance(value, ast.Call):
@@ -203,6 +207,9 @@ class Functions(dict[str, ast.FunctionDef]):
         elif name != "cfg":
             local[target] = result
         elif isinstance(result, dict):
+            if attribute in ("model", "dataset"):  # what was in its place is gone
+                for key in [key for key in state if key.startswith(f"{attribute}.")]:
+                    del state[key]
             state |= {f"{attribute}.{key}": inner for key, inner in result.items()}
         else:
             state[attribute] = result

@@ -30,6 +30,22 @@ def fast_config():
     return cfg
 """
 
+PLACED = """
+from bridge import AutoBridge, SizesProvider
+def _sizes(length):
+    return SizesProvider(cross_entropy_loss_fusion=True, seq_length=length)
+def model_sft_1gpu_config():
+    cfg.model = AutoBridge.from_hf_pretrained("maker/model-1b")
+    cfg.model.recompute_granularity = "full"
+    opt_cfg, scheduler_cfg = fused_muon(lr=1.0)
+    cfg.optimizer = opt_cfg
+    return cfg
+def model_sft_2gpu_config():
+    cfg = model_sft_1gpu_config()
+    cfg.model = _sizes(8192)
+    return cfg
+"""
+
 
 def test_another_file_s_name_for_a_recipe_is_not_the_recipe(tmp_path: Path) -> None:
     """`model_pretrain_config` is a function of its own; that another file imports one of 8 GPUs by this name says nothing of it."""
@@ -44,3 +60,16 @@ def test_another_file_s_name_for_a_recipe_is_not_the_recipe(tmp_path: Path) -> N
     assert found["model.recompute_granularity"] == "selective"
     assert functions.read("fast_config")["model.tensor_model_parallel_size"] == 8
     assert "model_pretrain_config" in bridge_recipes.main(str(tmp_path), "abc", "2026-08-22")
+
+
+def test_what_takes_the_place_of_a_section_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """A model by its sizes has none of the switches of the model before it; of an optimizer's pair the first counts."""
+    path = tmp_path / "src/megatron/bridge/recipes/placed.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(PLACED)
+    functions = bridge_recipes.Functions(tmp_path / "src/megatron/bridge")
+    one, two = (functions.read(f"model_sft_{gpus}gpu_config") for gpus in (1, 2))
+    assert (one["model.recompute_granularity"], one["optimizer.optimizer"]) == ("full", "dist_muon")
+    assert "model.recompute_granularity" not in two
+    assert (two["model.cross_entropy_loss_fusion"], two["model.seq_length"]) == (True, 8192)
+    assert two["optimizer.optimizer"] == "dist_muon"
