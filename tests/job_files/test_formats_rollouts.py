@@ -198,6 +198,9 @@ def test_prime_rl_trains_on_packed_rows_without_a_reference() -> None:
     assert (run.prompts, run.samples, run.global_batch, run.micro_batch) == (32, 16, 512, 1)
     assert (run.prompt_len, run.answers, run.reference, run.old_logprobs) == (3072, "1024", "none", "none")
     assert (run.zero, run.recompute, run.activation_offload, run.compile) == (3, "full", "checkpoints", True)
+    # `ConcurrencyConfig` of 0.8 lets 1024 answers be on their way unless a file says how many.
+    said = run_of("prime-rl", PRIME + "[orchestrator.concurrency]\nmax_inflight = 96\n")
+    assert [Engine.parse(each.rollout or "").inflight for each in (run, said)] == [1024, 96]
 
 
 def test_recipes_of_modelopt_and_nemo_gym_are_known_by_name() -> None:

@@ -324,7 +324,8 @@ def _engine(keys: Keys, at: Named) -> Facts:
     # Answers go on at an update, whatever it is (`orchestrator.max_off_policy_steps`).
     adapts = keys.has("trainer.model.lora.rank", "model.lora.rank")  # files of adapters alone
     sent = None if adapts else {"filesystem": "disk", "nccl": "nccl", "nixl": "nccl"}.get(keys.word(at.handed) or "")
-    late = {"partial": True, "inflight": keys.whole(at.most)} if _gpus.read(keys).get("staleness") else {}
+    begun = keys.whole(at.most) or (1024 if keys.since(0, 8) else None)  # `ConcurrencyConfig.max_inflight`
+    late = {"partial": True, "inflight": begun} if _gpus.read(keys).get("staleness") else {}
     return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None, "sync": sent} | late)}
 
 
