@@ -42,7 +42,7 @@ DISAGGREGATED = (
 """Nodes that read prompts, and those that write answers, which are counted as one kind of server."""
 CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
 TURNS = re.compile(r"'max_turns': (\d+)")
-"""What an environment's own arguments say of its turns, wherever they stand among them."""
+"""Turns that an environment's own arguments allow, wherever they stand among them."""
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file does not say how long an answer is."""
 ATTENTION = {
@@ -219,7 +219,7 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     own="orchestrator.seq_len",
     shown="trainer.model.seq_len",
     answer=("orchestrator.train.sampling.max_completion_tokens", "orchestrator.sampling.max_tokens"),
-    places=("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env"),
+    environments=("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env"),
     fake=("data.fake.batch_size", "trainer.data.fake.batch_size"),
     also=(BATCH_BUILT[0],),
 )
@@ -245,10 +245,10 @@ def _batch(keys: Keys, at: Named) -> Facts:
         number = 128 if tokens is None else max(1, round(tokens / longest / each)) * each
     prompts, left = divmod(number, each)
     keys.refuse(at.whole, f"{number} answers are no whole groups of {each}", when=left)
-    for place in at.places:
-        turns = max(map(int, TURNS.findall(str(keys.raw(place)))), default=1)
+    for listed in at.environments:
+        turns = max(map(int, TURNS.findall(str(keys.raw(listed)))), default=1)
         why = f"its environments take up to {turns} turns, each with an answer of its own, and one answer is counted"
-        keys.note(place, why, "costs", when=turns > 1, bare=True)
+        keys.note(listed, why, "costs", when=turns > 1, bare=True)
     rest = keys.agreed(at.answer, keys.whole)
     unsaid = rest is None or rest >= longest
     first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
