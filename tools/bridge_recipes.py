@@ -37,6 +37,7 @@ USUAL = {
     "params": "torch.float32",
     "average": "torch.float32",
     "square": "torch.float32",
+    "optimizer": "adam",
 }
 """Values that say nothing more than the recipe of precision does."""
 FILE = "<file>"
@@ -60,7 +61,9 @@ class Functions(dict[str, ast.FunctionDef]):
                     self.files[node] = own
                     self.recipes |= {node.name} if path.parts[len(root.parts)] == "recipes" else set()
                 elif isinstance(node, ast.ImportFrom):
-                    self.aliases |= {name.asname: name.name for name in node.names if name.asname}
+                    renamed = {name.asname: name.name for name in node.names if name.asname}
+                    self.aliases |= renamed
+                    own |= renamed
                 elif isinstance(node, ast.Assign | ast.AnnAssign):
                     target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                     if isinstance(target, ast.Name) and isinstance(node.value, ast.Constant) and target.id.isupper():
@@ -69,9 +72,9 @@ class Functions(dict[str, ast.FunctionDef]):
                         self.aliases[target.id] = node.value.id
 
     def named(self, name: str, local: dict[str, Any]) -> ast.FunctionDef | None:
-        """The function that a name means in a file: its own, else the one that it imports."""
-        own = local.get(FILE, {}).get(name)
-        return own if isinstance(own, ast.FunctionDef) else self.get(self.aliases.get(name, name))
+        """The function that a name means in a file: its own, else the one that it imports, else one that any file has."""
+        own = local.get(FILE, {}).get(name, name)
+        return own if isinstance(own, ast.FunctionDef) else self.get(own) or self.get(self.aliases.get(name, name))
 
     def read(
         self, name: str, given: dict[str, Any] | None = None, depth: int = 0, local: dict[str, Any] | None = None
@@ -162,7 +165,7 @@ class Functions(dict[str, ast.FunctionDef]):
         helper = self.named(name, local)
         if call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "cfg" and helper:
             self._run(helper.body, state, self._arguments(call, state, local), depth + 1)
-        elif name == "ConfigContainer":
+        elif name == "ConfigContainer" or name.endswith("Provider"):
             for word in call.keywords:
                 self._assign(f"cfg.{word.arg}", word.value, inner, local, depth)
         elif helper:
@@ -172,6 +175,9 @@ class Functions(dict[str, ast.FunctionDef]):
     def _assign(self, target: str, value: ast.expr, state: dict[str, Any], local: dict[str, Any], depth: int) -> None:
         if target == "cfg" and isinstance(value, ast.Call):
             state |= self._call(value, state, local, depth)
+            return
+        if target.startswith("(opt_cfg, "):  # `distributed_muon_with_cosine_annealing`, and the same of Adam
+            local["opt_cfg"] = {"optimizer": "dist_muon" if "muon" in ast.unparse(value) else "adam"}
             return
         name, dot, attribute = target.partition(".")
         if isinstance(value, ast.Call):
@@ -201,6 +207,9 @@ class Functions(dict[str, ast.FunctionDef]):
         elif name != "cfg":
             local[target] = result
         elif isinstance(result, dict):
+            if attribute in ("model", "dataset"):  # what was in its place is gone
+                for key in [key for key in state if key.startswith(f"{attribute}.")]:
+                    del state[key]
             state |= {f"{attribute}.{key}": inner for key, inner in result.items()}
         else:
             state[attribute] = result

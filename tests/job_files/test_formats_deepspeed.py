@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.exchange import read, write
-from loadgauge.job_files.job_file import variables_of
+from loadgauge.job_files.job_file import from_job_file, variables_of
 
 ENGINE = {
     "train_batch_size": 64,
@@ -160,3 +161,15 @@ def test_files_of_the_disk_are_not_read_for_a_text_alone(tmp_path: Path) -> None
     given = {"gpus": 1, "zero": 1, "micro_batch": 1, "precision": "fp16"}
     assert read(text, file="run.sh", given=given).extra.config is not None
     assert read(text, file="run.sh", given=given, alone=True).extra.config is None
+
+
+def test_dropout_that_a_script_sets_to_zero_is_not_counted(tmp_path: Path) -> None:
+    """OPT's config drops a tenth of the outputs; `configure_dropout` (dschat/utils/model) sets the rates that are given."""
+    script = tmp_path / "run.sh"
+    for rate, found in (("", 0.1), (" --dropout 0.0", 0.0), (" --dropout 0.1", 0.1)):
+        script.write_text(
+            f"deepspeed --num_gpus 8 main.py --model_name_or_path facebook/opt-350m --max_seq_len 512{rate}"
+            " --per_device_train_batch_size 4 --zero_stage 2 --deepspeed\n"
+        )
+        model = from_job_file(Job(model=str(script))).model
+        assert {block.dropout for block in model.blocks} == {found}

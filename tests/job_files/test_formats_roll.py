@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from command_line import document
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.exchange import read, write
 
 RLVR = """
@@ -72,7 +76,10 @@ def test_fsdp2_shards_over_groups() -> None:
     )
     run = run_of(text.replace("dtype: bf16}", "dtype: bf16, ulysses_size: 2}"))
     assert (run.framework, run.cp, run.zero, run.replicas, run.precision) == ("huggingface", 2, 3, 2, "bf16")
-    assert run_of(text.replace("fsdp_size: 8", "fsdp_size: 8, param_dtype: bf16")).precision == "bf16-pure"
+    # Gradients are summed in float32 unless `reduce_dtype` says otherwise.
+    narrow = text.replace("fsdp_size: 8", "fsdp_size: 8, param_dtype: bf16")
+    assert run_of(narrow).precision == "bf16-pure-32"
+    assert run_of(narrow.replace("param_dtype", "reduce_dtype: bf16, param_dtype")).precision == "bf16-pure"
 
 
 def test_fine_tuning() -> None:
@@ -95,3 +102,53 @@ def test_a_task_without_the_length_of_its_prompts_is_written() -> None:
     text = write(Job(model="qwen2.5-7b", task="grpo", prompts=64, samples=8, gpus=8), "roll").text
     assert "rollout_batch_size: 64" in text
     assert "prompt_length" not in text
+
+
+def test_tokens_of_a_micro_batch_are_those_of_whole_sequences() -> None:
+    """`dynamic_batching.py` adds up whole sequences, before context parallelism shares each of them out: 8192 tokens are two of
+    4096 with any number of ranks; 512 sequences over 16 / (2 x 2) ranks are 128 of each."""
+    most = "\n  use_dynamic_batching_in_train: true\n  max_tokens_per_microbatch_in_train: 8192"
+    text = RLVR.replace("actor_train:", f"actor_train:{most}")
+    wide = text.replace("{tensor_model_parallel_size: 2,", "{tensor_model_parallel_size: 2, context_parallel_size: 2,")
+    assert [run_of(each).micro_batch for each in (text, wide)] == [2, 2]
+
+
+def test_a_turn_has_at_most_the_tokens_of_one_answer() -> None:
+    """Of 3072 tokens five turns make 5 x 512, by the lesser of both limits; the rest is seen between them, in four parts."""
+    text = RLVR.replace("response_length: 3072", "sequence_length: 4096\nmax_actions_per_traj: 5")
+    answers = "actor_infer:\n  generating_args: {max_new_tokens: 512}"
+    run = run_of(text.replace("actor_infer:", answers))
+    assert (run.answers, Engine.parse(run.rollout or "").turns, Engine.parse(run.rollout or "").observed) == (
+        "3072",
+        5,
+        (3072 - 5 * 512) // 4,
+    )
+    shorter = run_of(text.replace("actor_infer:", f"max_tokens_per_step: 256\n{answers}"))
+    assert Engine.parse(shorter.rollout or "").observed == (3072 - 5 * 256) // 4
+
+
+def test_packed_rows_are_named_where_nothing_spreads_them() -> None:
+    packs = "actor_train:\n  use_sequence_packing: true"
+    spread = f"{packs}\n  sequence_packing_args: {{algorithm: load_balance, max_packed_sequence_length_train: 8192}}"
+    for text, there in ((RLVR.replace("actor_train:", packs), True), (RLVR.replace("actor_train:", spread), False)):
+        named = {item.key for item in read(text, file="run.yaml").uncounted}
+        assert ("actor_train.use_sequence_packing" in named) is there
+
+
+def test_adapters_of_the_engine_are_named() -> None:
+    text = RLVR.replace("actor_infer:", "actor_infer:\n  model_args: {lora_target: all-linear, lora_rank: 32}")
+    named = {item.key for item in read(text, file="run.yaml").uncounted}
+    assert "actor_infer.model_args.lora_rank" in named
+    assert "actor_infer.model_args.lora_rank" not in {item.key for item in read(RLVR, file="run.yaml").uncounted}
+
+
+def test_answers_are_made_on_some_of_the_trainer_s_gpus(tmp_path: Path) -> None:
+    """12 of 16 GPUs are six engines of two, each with a sixth of the 64 prompts."""
+    engines = {}
+    for last in (16, 12):
+        place = tmp_path / f"{last}.yaml"
+        ends = RLVR.rindex("list(range(0,16))")
+        place.write_text(f"{RLVR[:ends]}list(range(0,{last}))\n")
+        engines[last] = document(f"estimate {place} --gpu h100-sxm5-80gb")["rollout"]
+    assert (engines[16]["replicas"], engines[12]["replicas"]) == (8, 6)
+    assert (engines[16]["asked"], engines[12]["asked"]) == (64 // 8 * 8, 11 * 8)  # of 64 prompts, 8 answers each

@@ -198,6 +198,48 @@ def test_prime_rl_trains_on_packed_rows_without_a_reference() -> None:
     assert (run.prompts, run.samples, run.global_batch, run.micro_batch) == (32, 16, 512, 1)
     assert (run.prompt_len, run.answers, run.reference, run.old_logprobs) == (3072, "1024", "none", "none")
     assert (run.zero, run.recompute, run.activation_offload, run.compile) == (3, "full", "checkpoints", True)
+    # `ConcurrencyConfig` of 0.8 lets 1024 answers be on their way unless a file says how many.
+    said = run_of("prime-rl", PRIME + "[orchestrator.concurrency]\nmax_inflight = 96\n")
+    assert [Engine.parse(each.rollout or "").inflight for each in (run, said)] == [1024, 96]
+
+
+def test_recipes_of_modelopt_and_nemo_gym_are_known_by_name() -> None:
+    """examples/modelopt/qa_grpo_nano3_megatron.yaml over grpo_math_1B.yaml: 2 prompts of 8 answers, tensor 2, experts over 8."""
+    text = "defaults: ../../modelopt/qa_grpo_nano3_megatron.yaml\n"
+    text += "policy: {generation: {vllm_cfg: {gpu_memory_utilization: 0.4}}}\n"
+    run = run_of("nemo-rl", text)
+    assert (run.prompts, run.samples, run.global_batch, run.micro_batch) == (2, 8, 16, 1)
+    assert (run.framework, run.tp, run.ep, run.gpus, run.sequence_parallel) == ("megatron", 2, 8, 16, True)
+    assert (Engine.parse(run.rollout or "").tp, Engine.parse(run.rollout or "").utilization) == (4, 0.4)
+
+
+def test_what_slime_is_given_by_path_is_named() -> None:
+    """A filter draws prompts again (`dynamic_filter_used`), and a function of one's own may ask the engine several times."""
+    given = "--custom-generate-function-path mine.generate --dynamic-sampling-filter-path mine.filter"
+    found = read(SLIME.replace("--use-kl-loss", given), file="d.sh")
+    named = {item.key for item in found.uncounted}
+    assert {"--custom-generate-function-path", "--dynamic-sampling-filter-path"} <= named
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "key"),
+    [
+        (
+            "prime-rl",
+            "[inference.vllm]",
+            "[[orchestrator.train.source]]\nname = 'a'\n[orchestrator.train.source.env.taskset]\nmax_turns = {}\n[inference.vllm]",
+            "orchestrator.train.source",
+        ),
+        ("nemo-rl", "cluster:", "data_plane: {{enabled: {}}}\ncluster:", "data_plane.enabled"),
+    ],
+)
+def test_turns_and_stores_are_named_where_there_are_some(name: str, old: str, new: str, key: str) -> None:
+    """One turn is what is counted, and a store that is off holds nothing."""
+    file, usual = FILES[name]
+    some, none = ("3", "1") if name == "prime-rl" else ("true", "false")
+    for value, there in ((some, True), (none, False)):
+        found = read(usual.replace(old, new.format(value)), file=file)
+        assert (key in {item.key for item in found.uncounted}) is there
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -369,3 +369,13 @@ def test_the_sft_trainer_s_sections_are_those_of_the_actor() -> None:
     sharded = text.replace("megatron", "fsdp").replace("tensor_model", "ulysses_sequence")
     asked = read(sharded, file="sft.sh").job
     assert (asked.framework, asked.cp) == ("huggingface", 2)
+
+
+def test_adapters_of_the_bridge_are_those_of_the_reference_and_the_engine() -> None:
+    """`ref_in_actor` and `lora_as_adapter`: Megatron-Bridge's adapters stand for a second model, and the engine keeps its weights
+    on the host meanwhile, unless they are merged into them."""
+    text = VERL.replace("fsdp_config", "megatron") + f" model_engine=megatron {A}use_kl_loss=True"
+    text += " actor_rollout_ref.model.lora.rank=16"
+    run, merged = run_of(text), run_of(f"{text} actor_rollout_ref.model.lora.merge=True")
+    assert (run.lora_rank, run.reference, merged.reference) == (16, "adapter-off", "adapter-off")
+    assert [Engine.parse(each.rollout or "").sleep for each in (run, merged)] == [1, 2]

@@ -385,3 +385,24 @@ def test_moments_of_megatron(both: str, optimizer: str) -> None:
     assert not any("exp-avg" in item.key for item in found.uncounted)
     one = read(f"{text} --exp-avg-dtype bf16\n", file="a.sh")
     assert any("exp" in item.key for item in one.uncounted)
+
+
+def test_a_model_that_an_example_builds_itself_is_named() -> None:
+    """Sizes on the command line are not those of a provider's own code, which may freeze most of it; `gpt` is Megatron's own."""
+    line = "torchrun --nproc_per_node 8 pretrain.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096"
+    line += " --max-position-embeddings 4096 --micro-batch-size 1 --model-provider "
+    for provider, named in (("my_towers", True), ("gpt", False)):
+        found = read(line + provider, file="run.sh", name="megatron")
+        assert ("model_provider" in {item.key.lstrip("-").replace("-", "_") for item in found.uncounted}) is named
+
+
+def test_muon_by_layers_shares_out_its_states() -> None:
+    """`dist_muon` is Muon in a `LayerWiseDistributedOptimizer`, though the distributed optimizer of Adam is off; Bridge's recipe of
+    Kimi K2 takes it, and one of DeepSeek-V4 takes Muon without (recipes/kimi, recipes/deepseek)."""
+    line = "torchrun --nproc_per_node 8 pretrain.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 4096"
+    line += " --max-position-embeddings 4096 --micro-batch-size 1 --optimizer "
+    for name, stage in (("dist_muon", 1), ("muon", 0)):
+        assert facts(read(line + name, name="megatron", file="run.sh"), "optimizer", "zero") == ["muon", stage]
+    for name, stage in (("kimi_k2_pretrain_config", 1), ("deepseek_v4_flash_pretrain_muon_config", 0)):
+        line = f"torchrun --nproc_per_node 8 --nnodes 128 run_recipe.py --recipe {name}"
+        assert facts(read(line, file="run.sh"), "optimizer", "zero") == ["muon", stage]

@@ -44,6 +44,8 @@ OF_ADAPTERS = (
 """Flags that say nothing without adapters, as a file's own keys do where it has none."""
 WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
+RATES = ("dropout", "embedding_dropout")
+"""Fields of a model and its parts that are rates of dropout."""
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config", "_class_name")
 """Keys of which a Hugging Face `config.json` has at least one."""
 
@@ -116,6 +118,9 @@ def from_job_file(job: Job) -> FromFile:
     if extra.tied is not None and extra.tied != model.tie_word_embeddings:
         model = msgspec.structs.replace(model, tie_word_embeddings=extra.tied)
         remark += f"; its embedding and head are {'one matrix' if extra.tied else 'two matrices'} in this tool"
+    if extra.undropped:
+        model = undropped(model)
+        remark += "; its model drops nothing, as the file says"
     if extra.head is not None:
         whole = whole.replace(eval_batch=None, eval_batches=None)  # of labels alone, which is less than the update
         model, remark = scalar(model, extra.head), f"{remark}; its head is a classifier of {extra.head} columns"
@@ -293,6 +298,21 @@ def _engine_left_alone(text: str, chosen: Dialect, job: Job) -> dict[str, Any]:
     if engine.kind == "hf" or (job.gpus or 1) % (engine.tp * engine.pp):
         return {}
     return {"rollout": msgspec.structs.replace(engine, context=None).text()}  # the lengths are the user's
+
+
+def undropped(part: Any) -> Any:
+    """Return a model, or a part of one, with no dropout anywhere.
+
+    >>> from loadgauge.core.families.catalogue import model
+    >>> model("gpt2").embedding_dropout, undropped(model("gpt2")).embedding_dropout
+    (0.1, 0.0)
+    """
+    if isinstance(part, tuple):
+        return tuple(map(undropped, part))
+    if not isinstance(part, msgspec.Struct):
+        return part
+    inner = {name: undropped(getattr(part, name)) for name in part.__struct_fields__}
+    return msgspec.structs.replace(part, **inner | {name: 0.0 for name in inner if name in RATES})
 
 
 def names_beside(job: Job) -> list[str]:

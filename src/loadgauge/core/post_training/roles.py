@@ -221,10 +221,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replicas_of(engine: Engine, placement: Placement) -> int:
-    """Return the number of replicas on the rollout's GPUs. Raises `LayoutError` where they are not whole ones.
+    """Return the number of replicas on the rollout's GPUs; on the trainer's they may be fewer. Raises `LayoutError` where they are
+    not whole ones.
 
-    >>> replicas_of(Engine.parse("vllm:tp=2"), Placement(trainer=8))
-    4
+    >>> [replicas_of(Engine.parse(text), Placement(trainer=8)) for text in ("vllm:tp=2", "vllm:tp=2,dp=3")]
+    [4, 3]
     """
     gpus = placement.rollout or placement.trainer
     if gpus % engine.replica:
@@ -235,8 +236,8 @@ def replicas_of(engine: Engine, placement: Placement) -> int:
             ranks=engine.replica,
         )
     replicas = gpus // engine.replica
-    if engine.dp is not None and engine.dp != replicas:
+    if engine.dp is not None and (engine.dp > replicas or (placement.rollout and engine.dp != replicas)):
         raise ConfigError(
             f"dp={engine.dp} replicas of {engine.replica} GPUs are not the {gpus} of the rollout", key="rollout"
         )
-    return replicas
+    return engine.dp or replicas

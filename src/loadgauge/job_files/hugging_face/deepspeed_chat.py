@@ -208,6 +208,12 @@ def _adapters(keys: Keys, at: Named) -> Facts:
     return {"lora_rank": rank, "lora_targets": "all", "modules_to_save": whole} if rank else {"lora_rank": 0}
 
 
+@reads("dropout", "actor_dropout", facts="undropped")
+def _dropout(keys: Keys) -> Facts:
+    """Rates of dropout of the model that is trained, which are its config's own where nothing is said (`configure_dropout`)."""
+    return {"undropped": 0 in (keys.real("dropout"), keys.real("actor_dropout")) or None}
+
+
 DEEPSPEED_CHAT = Dialect(
     name="deepspeed-chat",
     title="DeepSpeed-Chat",
@@ -231,6 +237,7 @@ DEEPSPEED_CHAT = Dialect(
         _task,
         _engine,
         _adapters,
+        _dropout,
         _precision,
         row(
             "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", "activation_checkpointing",

@@ -22,17 +22,16 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 
 NAMES = (
-    "model", "head", "tied", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas", "sequence_parallel",
-    "schedule", "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch", "accumulation", "seq_len",
-    "target_len", "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile", "determinism",
-    "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype", "kbit_upcast",
-    "use_dora", "modules_to_save", "lora_layers", "train", "tower", "max_pixels",
-    "encoders", "pictures", "video", "inputs", "offload", "offload_to", "activation_offload",
-    "pin_memory", "end_units",
-    "gradient_sync", "engine", "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts",
-    "samples", "generated", "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout",
-    "placement", "staleness", "reference", "loss_terms", "on_policy", "teacher", "reward_model", "critic", "critic_batch",
-    "frozen_offload", "frozen_weights", "rollout_offload", "mtp",
+    "model", "head", "tied", "undropped", "config", "framework", "gpus", "gpus_per_node", *DEGREES, "zero", "replicas",
+    "sequence_parallel", "schedule", "stage_layers", "layers_per_stage", "recompute", "micro_batch", "global_batch",
+    "accumulation", "seq_len", "target_len", "precision", "weights", "optimizer", "attention", "loss", "kernels", "compile",
+    "determinism", "adapter", "lora_rank", "virtual_tokens", "lora_targets", "qlora", "base", "lora_dropout", "lora_dtype",
+    "kbit_upcast", "use_dora", "modules_to_save", "lora_layers", "train", "tower", "max_pixels", "encoders", "pictures",
+    "video", "inputs", "offload", "offload_to", "activation_offload", "pin_memory", "end_units", "gradient_sync", "engine",
+    "eval_batch", "eval_batches", "save", "cp_comm", "order", "overlap", "task", "prompts", "samples", "generated",
+    "prompt_len", "answers", "epochs", "old_logprobs", "logprob_batch", "logprob_tokens", "rollout", "placement", "staleness",
+    "reference", "loss_terms", "on_policy", "teacher", "reward_model", "critic", "critic_batch", "frozen_offload",
+    "frozen_weights", "rollout_offload", "mtp",
 )  # fmt: skip
 """What a converted job is described by, in this order."""
 FIELDS = tuple(name for name in NAMES if name in Job.__struct_fields__)
@@ -50,6 +49,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     generated: sequences that one data parallel rank generates for a step
     head: columns of a classifier of every token, in the place of the language model's head
     tied: whether embedding and head are one matrix in this tool, whatever the checkpoint says; None: as it says
+    undropped: whether the model's rates of dropout are set to 0, whatever its config says
     layers_per_stage: how a pipeline's stages share out the layers of a model that is not known yet (`virtual_stages`)
     """
 
@@ -58,6 +58,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     generated: int | None = None
     head: int | None = None
     tied: bool | None = None
+    undropped: bool | None = None
     layers_per_stage: str | None = None
 
 
@@ -252,6 +253,7 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
         config=_value(facts, "config"),
         head=_value(facts, "head"),
         tied=_value(facts, "tied"),
+        undropped=_value(facts, "undropped"),
         accumulation=accumulation if batch is None else None,
         generated=_value(facts, "generated") if "prompts" not in facts else None,
         layers_per_stage=_value(facts, "layers_per_stage"),

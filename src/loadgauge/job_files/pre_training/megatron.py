@@ -367,7 +367,9 @@ def zero(prefix: str = "", *also: str) -> Idea:
         if keys.flag(torch):
             return {"zero": 2 if keys.flag(kept) else 3, "replicas": replicas}
         stated = keys.choice(strategy, STRATEGIES) if shards else None
-        alone = not shards and any(keys.flag(key) for key in (shared, *also[:1]))
+        # `LayerWiseDistributedOptimizer` shares out states by whole tensors (core/optimizer/__init__.py).
+        by_layer = any(str(keys.raw(key)) == "dist_muon" for key in (f"{prefix}optimizer", "optimizer.optimizer"))
+        alone = not shards and (by_layer or any(keys.flag(key) for key in (shared, *also[:1])))
         stage = (3 if stated is None else stated) if shards else int(alone)
         return {"zero": stage, "replicas": replicas if stage else 1}
 

@@ -6,6 +6,7 @@ with the engine's log-probs, so it makes none of its own, and there is no refere
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine
@@ -40,6 +41,8 @@ DISAGGREGATED = (
 )
 """Nodes that read prompts, and those that write answers, which are counted as one kind of server."""
 CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
+TURNS = re.compile(r"'max_turns': (\d+)")
+"""Turns that an environment's own arguments allow, wherever they stand among them."""
 PROMPT_SHARE = 8
 """One of so many tokens of the longest sequence is the prompt's, where the file does not say how long an answer is."""
 ATTENTION = {
@@ -216,6 +219,7 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     own="orchestrator.seq_len",
     shown="trainer.model.seq_len",
     answer=("orchestrator.train.sampling.max_completion_tokens", "orchestrator.sampling.max_tokens"),
+    environments=("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env"),
     fake=("data.fake.batch_size", "trainer.data.fake.batch_size"),
     also=(BATCH_BUILT[0],),
 )
@@ -241,6 +245,10 @@ def _batch(keys: Keys, at: Named) -> Facts:
         number = 128 if tokens is None else max(1, round(tokens / longest / each)) * each
     prompts, left = divmod(number, each)
     keys.refuse(at.whole, f"{number} answers are no whole groups of {each}", when=left)
+    for listed in at.environments:
+        turns = max(map(int, TURNS.findall(str(keys.raw(listed)))), default=1)
+        why = f"its environments take up to {turns} turns, each with an answer of its own, and one answer is counted"
+        keys.note(listed, why, "costs", when=turns > 1, bare=True)
     rest = keys.agreed(at.answer, keys.whole)
     unsaid = rest is None or rest >= longest
     first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
@@ -316,7 +324,8 @@ def _engine(keys: Keys, at: Named) -> Facts:
     # Answers go on at an update, whatever it is (`orchestrator.max_off_policy_steps`).
     adapts = keys.has("trainer.model.lora.rank", "model.lora.rank")  # files of adapters alone
     sent = None if adapts else {"filesystem": "disk", "nccl": "nccl", "nixl": "nccl"}.get(keys.word(at.handed) or "")
-    late = {"partial": True, "inflight": keys.whole(at.most)} if _gpus.read(keys).get("staleness") else {}
+    begun = keys.whole(at.most) or (1024 if keys.since(0, 8) else None)  # `ConcurrencyConfig.max_inflight`
+    late = {"partial": True, "inflight": begun} if _gpus.read(keys).get("staleness") else {}
     return {"rollout": served("vllm", options | {"weights": small, "ep": ranks if wide else None, "sync": sent} | late)}
 
 

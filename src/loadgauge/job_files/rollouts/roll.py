@@ -137,7 +137,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     if generates is not None and not trains & generates:
         gpus = len(trains | generates)
         placement = f"split:{len(trains)}+{len(generates)}"
-    elif generates is not None and len(generates) != len(trains):
+    elif generates is not None and not generates <= trains:
         keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
     busy, used = trains | (generates or set()), _kind(keys) == "rl"
     there = {"reference": used and refers(keys) and not keys.words(at.adapts), "critic": used and values(keys)}
@@ -181,6 +181,7 @@ def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     ep=f"{S}ep_size",
     once=f"{S}reduce_scatter_during_grad_accumulation",
     narrow=f"{S}param_dtype",
+    sums=f"{S}reduce_dtype",
     off=f"{A}model_args.disable_gradient_checkpointing",
     stage=f"{S}zero_optimization.stage",
     dtype=f"{A}model_args.dtype",
@@ -200,9 +201,10 @@ def _layout(keys: Keys, at: Named) -> Facts:
         return {"framework": engine, "zero": keys.whole(at.stage, minimum=0), "recompute": full, "precision": word}
     size, cp, split = keys.whole(at.group, minimum=-1) or 1, keys.whole(at.ranks) or 1, keys.whole(at.ep) or 1
     trains = devices(keys, f"{A}device_mapping") or set()
-    loaded = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "float16": "fp16", "fp16": "fp16"}.get(
-        keys.word(at.narrow) or "", "bf16"
-    )
+    half, sums = (keys.word(key) in ("bf16", "bfloat16") for key in (at.narrow, at.sums))
+    loaded = {"float16": "fp16", "fp16": "fp16"}.get(keys.word(at.narrow) or "", "bf16")
+    why = "reduces gradients in another format than float32"
+    keys.note(at.sums, why, "saves", "gradients transient", when=sums and not half)
     return {
         "framework": "torchtitan" if split > 1 else "huggingface",
         "zero": 2 if keys.flag(at.reshard) is False else 3,
@@ -213,7 +215,7 @@ def _layout(keys: Keys, at: Named) -> Facts:
         "offload": "all" if keys.flag(at.policy) else "none",
         "gradient_sync": "last" if keys.flag(at.once) is False else "each",
         "recompute": full,
-        "precision": loaded,
+        "precision": ("bf16-pure" if sums else "bf16-pure-32") if half else loaded,
     }
 
 
@@ -249,9 +251,14 @@ def _sequences(keys: Keys, at: Named) -> Facts:
     """Prompts with their answers, and the batches that they are trained in; an agentic pipeline counts whole trajectories."""
     length = keys.whole(at.longest) or (keys.whole(at.first) or 1024) + (keys.whole(at.rest) or 1024)
     rows, accumulated = keys.whole(at.micro) or 8, keys.whole(at.steps) or 1
+    layout = _layout.read(keys)
+    packs = keys.flag(at.packs) and layout["framework"] == "megatron"  # no other strategy packs
+    spread = keys.word(at.algorithm) == "load_balance"  # else the rows of a micro-batch are packed as they are
+    why = "packs the sequences of a micro-batch, so that none is padded"
+    keys.note(at.packs, why, "saves", "activations loss transient", when=packs and not spread)
     if _kind(keys) != "rl":
         return {"seq_len": length, "micro_batch": rows, "accumulation": accumulated}
-    layout, trains = _layout.read(keys), devices(keys, f"{A}device_mapping")
+    trains = devices(keys, f"{A}device_mapping")
     split = (layout.get("tp") or 1) * (layout.get("pp") or 1) * (layout.get("cp") or 1)
     samples = keys.whole(at.count) or keys.whole(at.group) or 1
     whole = keys.whole(at.prompts) or 128
@@ -274,11 +281,11 @@ def _sequences(keys: Keys, at: Named) -> Facts:
         "samples": samples,
     }
     own = batch // ranks if batch % ranks == 0 else None
-    packs = keys.flag(at.packs) and keys.word(at.algorithm) == "load_balance"  # else rows are packed a micro-batch each
-    key = at.packed if packs else at.most
-    tokens = keys.whole(key, minimum=0) if packs or keys.flag(at.dynamic) else None
+    key = at.packed if packs and spread else at.most
+    tokens = keys.whole(key, minimum=0) if (packs and spread) or keys.flag(at.dynamic) else None
     if tokens:
-        tokens = max(tokens * (layout.get("cp") or 1), length)
+        # Of whole sequences, of which context parallelism takes shares (`dynamic_batching.py`, `sequence_packing.py`).
+        tokens = max(tokens, length)
         rows = fitted(keys, key, tokens / length, own, length, f"up to {tokens} tokens a micro-batch")
     elif own is not None and own % rows:
         rows = fitted(keys, at.micro, float(rows), own, length, "no whole micro-batches of a rank")
@@ -325,7 +332,7 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     likeliest="logits_topk",
     idle=f"{A}offload_nccl",
     turns="max_actions_per_traj",
-    each="max_tokens_per_step",
+    each=("max_tokens_per_step", f"{G}generating_args.max_new_tokens"),
     also=(f"{E}{name}" for name in TASK_NAMES.values()),
 )
 def _task(keys: Keys, at: Named) -> Facts:
@@ -378,11 +385,15 @@ def _task(keys: Keys, at: Named) -> Facts:
         keys.note(f"{E}max_model_len", f"answers end at it, and are counted up to {length} tokens", "saves")
         del options["context"]
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
+    generates, trains = (devices(keys, f"{role}device_mapping") or set() for role in (G, A))
+    if generates and generates < trains:  # the others have a reward's model, or nothing to do
+        options["dp"] = max(1, len(generates) // (options.get("tp", 1) * options.get("pp", 1)))
     if apart and keys.real("async_generation_ratio"):
         options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
     if (turns := keys.whole(at.turns) or 1) > 1:
         # What is left of a trajectory beside what its turns may make is what the environment says.
-        rest = int(_sequences.read(keys)["answers"]) - turns * (keys.whole(at.each) or length)
+        most = min(filter(None, (*map(keys.whole, at.each), length)))  # `env_manager/*.py` take the least
+        rest = int(_sequences.read(keys)["answers"]) - turns * most
         options |= {"turns": turns, "observed": rest // (turns - 1) or None if rest > 0 else None}
     if keys.flag(at.idle) and not apart:
         options["suspend"] = True

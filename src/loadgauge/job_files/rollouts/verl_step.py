@@ -107,6 +107,11 @@ def _task_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     }
 
 
+def adapts(keys: Keys) -> bool:
+    """Return whether adapters are trained: PEFT's, or Megatron-Bridge's (`ref_in_actor` of trainer/ppo/ray_trainer.py)."""
+    return any(keys.whole(f"actor_rollout_ref.model.{name}", minimum=0) for name in ("lora.rank", "lora_rank"))
+
+
 @reads(
     facts="task reference critic reward_model old_logprobs",
     write=_task_written,
@@ -152,7 +157,6 @@ def task(keys: Keys, at: Named) -> Facts:
             3.0,
             when="topk" in (keys.word(at.loss) or ""),
         )
-    adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
     if any(keys.flag(key) for key in at.apart):
         keys.note(
             next(key for key in at.apart if keys.flag(key)),
@@ -162,7 +166,7 @@ def task(keys: Keys, at: Named) -> Facts:
     of_critic = keys.model(at.critic) if chosen == "ppo" else None
     return {
         "task": chosen,
-        "reference": ("adapter-off" if adapts else "model") if refers else "none",
+        "reference": ("adapter-off" if adapts(keys) else "model") if refers else "none",
         "critic": None if of_critic == keys.model("actor_rollout_ref.model.path") else of_critic,
         "old_logprobs": "none" if keys.flag(at.bypassed) else None,
         # On GPUs of its own it is not counted.
@@ -218,6 +222,7 @@ def _engine_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name=f"{R}name",
     share=f"{R}gpu_memory_utilization",
     freed=f"{R}free_cache_engine",
+    merged="actor_rollout_ref.model.lora.merge",
     more=OPTIONS.keys[:2],
     quantised=f"{R}quantization",
     prefixes=OPTIONS.keys[2],
@@ -235,7 +240,9 @@ def engine(keys: Keys, at: Named) -> Facts:
     if kind == "hf":
         return {"rollout": served("hf", {"batch": keys.whole(at.micro)})}
     options, ranks = RANKS.read(keys) | OPTIONS.read(keys), keys.whole(at.data) or 1
-    adapts = keys.whole("actor_rollout_ref.model.lora_rank", minimum=0)
+    served_apart = adapts(keys) and not keys.flag(at.merged)
+    why = "the engine's weights stay on the card beside the trainer's where it serves adapters, and are counted as given back"
+    keys.note(at.name, why, "costs", "weights", 2.0, when=served_apart and kind != "vllm", bare=True)
     free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
     word = keys.word(at.quantised) or "none"
     keys.note(
@@ -256,7 +263,7 @@ def engine(keys: Keys, at: Named) -> Facts:
     formats = {
         "weights": "fp8" if word == "fp8" else None,
         "kv": "fp8" if any(str(keys.raw(key)).startswith("fp8") for key in at.held) else None,
-        "sleep": 0 if not free else 1 if adapts and kind == "vllm" else 2,
+        "sleep": 0 if not free else 1 if served_apart and kind == "vllm" else 2,
     }
     width, count = keys.whole("rollout.n_gpus_per_node") or 8, keys.whole("rollout.nnodes", minimum=0)
     replica = max(options["tp"], options["ep"]) * options["pp"]
