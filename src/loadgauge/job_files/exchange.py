@@ -32,6 +32,7 @@ from loadgauge.job_files.ideas import (
     Missing,
     announced,
     describe,
+    divided,
     enough_gpus,
     facts_given,
     facts_of,
@@ -307,8 +308,8 @@ def read(
     if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")
     own = syntax != "argv" or text.startswith(UNWRAPPED)
-    if own and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
-        for name, fact in announced(text).items():
+    if not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
+        for name, fact in (announced if own else divided)(text).items():
             facts[name] = fact
             remarks = (*remarks, f"its {fact.value} GPUs are those that its comments or its launcher tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
