@@ -339,6 +339,8 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         ("a.yaml", AXOLOTL.replace("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1") + "adapter: lora\n"
          + "lora_target_modules: '.*self_attn[.](q|v)_proj'\nlora_target_parameters: [mlp.experts.down_proj]\n", None,
          {"lora_targets": ".*self_attn[.](q|v)_proj,mlp.experts.down_proj"}),
+        ("a.yaml", AXOLOTL.replace("meta-llama/Llama-3.1-8B", "meta-llama/Llama-4-Scout-17B-16E")
+         + "adapter: qlora\nload_in_4bit: true\nllama4_linearized_experts: true\n", None, {"base": "nf4-experts"}),
         # axolotl 0.19: beside adapters, moving takes the place of recomputing, and 4 bits are adapter: qlora's alone.
         ("a.yaml", AXOLOTL + "adapter: lora\ngradient_checkpointing: true\nactivation_offloading: true\n", None,
          {"recompute": "none", "activation_offload": "all"}),

@@ -66,6 +66,7 @@ STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
 STATE = ("weights", "gradients", "optimizer", "gathered")
 """Parts of the memory that a stage of ZeRO shares out."""
+DYNAMIC = "unsloth-bnb-4bit"  # in the names of Unsloth's checkpoints of dynamic 4 bits
 LAUNCHED_WITH = "config_file"  # the option of `accelerate launch` that names its configuration
 ALIKE: dict[str, Any] = {
     "lora_rank": 0, "adapter": "lora", **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
@@ -349,6 +350,8 @@ def _read_alone(
         name = str(model.key)
         note = f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits"
         keys.add(Uncounted(note, name, effect="saves", parts=("weights", "gathered"), share=SMALLER[small]))
+    why = "is a checkpoint of Unsloth's dynamic 4 bits, which leave some matrices in 16; all are counted in 4"
+    keys.note(str(model.key), why, "costs", "weights", 0.1, when=bool(quantised.value) and DYNAMIC in str(model.value))
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     texts = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))

@@ -311,11 +311,12 @@ def _loss(keys: Keys, at: Named) -> Facts:
 
 
 ADAPTER_INNER = targets("lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters=EXPERTS)
-ADAPTER_LINEAR, ADAPTER_FOUR, ADAPTER_MODULES, ADAPTER_MOE = (
+ADAPTER_LINEAR, ADAPTER_FOUR, ADAPTER_MODULES, ADAPTER_MOE, LINEARISED = (
     "lora_target_linear",
     "load_in_4bit",
     "lora_target_modules",
     "quantize_moe_experts",
+    "llama4_linearized_experts",
 )
 ADAPTER_BESIDE = product(
     # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
@@ -349,7 +350,7 @@ def _adapter_written(facts: Facts, keys: Keys) -> dict[str, Any]:
             ADAPTER_FOUR: True if four_bits else None,
             ADAPTER_LINEAR: True if everything else None,
             ADAPTER_MODULES: None if everything else values[ADAPTER_MODULES],
-            ADAPTER_MOE: True if facts.get("qlora") and base != plain["base"] else None,
+            ADAPTER_MOE: True if facts.get("qlora") and base != plain["base"] and not keys.flag(LINEARISED) else None,
         }
     )
 
@@ -379,7 +380,8 @@ def _adapter(keys: Keys) -> Facts:
         facts["lora_targets"] = ",".join(["all", *ends, *(keys.words(EXPERTS) or [])])
     why = f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits"
     keys.note(ADAPTER_FOUR, why, "", when=keys.flag(ADAPTER_FOUR) and kind != "qlora")  # (`_set_quantization_config`)
-    if keys.flag(ADAPTER_MOE) and facts["base"] in ("nf4", "int8"):
+    # As linear layers, the experts of Llama 4 are quantised with all others.
+    if (keys.flag(ADAPTER_MOE) or keys.flag(LINEARISED)) and facts["base"] in ("nf4", "int8"):
         facts["base"] += "-experts"
     return facts
 
