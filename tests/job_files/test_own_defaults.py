@@ -32,6 +32,22 @@ def test_a_program_of_lmflow_has_its_own_defaults(
     assert ("wte" in str(job.lora_targets)) == (program == "dpo_train")
 
 
+@pytest.mark.parametrize(
+    ("name", "optimizer", "bounded"),
+    [
+        ("dummy", "adamw-loop", False),  # which keeps `exp_avg` and `exp_avg2`, and changes no weight
+        ("muon", "adamw-loop", False),  # both moments, of matrices too (`src/lmflow/optim/muon.py`)
+        ("novograd", "sgd-momentum", False),  # one moment, and a number for each layer
+        ("adan", "adamw-loop", True),
+    ],
+)
+def test_an_optimizer_of_lmflow_has_its_states(name: str, optimizer: str, bounded: bool) -> None:
+    text = ALIGN.format("finetune").rstrip() + f" --use_customized_optim 1 --customized_optim {name}\n"
+    file = read(text, file="run.sh", given={"gpus": 1})
+    assert file.job.optimizer == optimizer
+    assert [item.effect for item in file.uncounted if item.key == "--customized_optim"] == ["costs"] * bounded
+
+
 def test_pairs_have_an_optimizer_by_another_name() -> None:
     text = ALIGN.format("dpo_train").rstrip() + " --optimizer_type adamw_bnb_8bit --max_length 2048\n"
     job = read(text, file="run.sh").job

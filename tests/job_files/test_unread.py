@@ -237,3 +237,18 @@ def test_what_bounds_is_between_nothing_and_all() -> None:
             assert 0 <= rule.share <= 20, (name, key)
             assert set(rule.parts) <= set(PARTS), (name, key, rule.parts)
             assert rule.effect or not rule.parts, (name, key)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", True),
+        ("export PYTORCH_ALLOC_CONF='max_split_size_mb:64,expandable_segments:True'", True),
+        ("# export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", False),
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", False),
+    ],
+)
+def test_segments_that_grow_are_named(line: str, named: bool) -> None:
+    text = f"{line}\ntorchrun -m trl.scripts.sft --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --bf16 true\n"
+    found = [item for item in read(text, file="run.sh", given={"gpus": 1}).uncounted if "ALLOC_CONF" in item.key]
+    assert [(item.effect, item.parts) for item in found] == [("saves", ("outside",))] * named

@@ -34,6 +34,7 @@ from loadgauge.job_files.ideas import (
     describe,
     divided,
     enough_gpus,
+    environment,
     facts_given,
     facts_of,
     merge,
@@ -305,6 +306,7 @@ def read(
     if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & {*facts, *listed}:
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
+    uncounted += environment(text, file) if syntax == "argv" else ()
     told = getattr(keys.document, "processes", None)
     if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")

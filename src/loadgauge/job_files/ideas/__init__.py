@@ -73,6 +73,7 @@ from loadgauge.job_files.ideas.words import (
     SMALLER,
     TORCH_OPTIMIZERS,
     TRANSFORMER_ENGINE,
+    environment,
     short,
     stored,
 )
@@ -120,6 +121,7 @@ __all__ = [
     "dora",
     "engine",
     "enough_gpus",
+    "environment",
     "facts_given",
     "facts_of",
     "fitted",
