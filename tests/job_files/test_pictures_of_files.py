@@ -55,3 +55,16 @@ def test_variables_of_videos_are_named(tmp_path: Path) -> None:
     for video, effect in ((None, ""), ("8x448x448", "saves")):
         named = {item.key: item.effect for item in resolve_job(Job(str(file), video=video)).uncounted}
         assert named == {"FPS_MAX_FRAMES": effect, "VIDEO_MAX_PIXELS": effect}
+
+
+def test_keys_of_videos_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    told = {
+        "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct",
+        **LLAMAFACTORY,
+        "video_maxlen": 8,
+        "finetuning_type": "lora",
+    }
+    file.write_text("\n".join(f"{key}: {value}" for key, value in told.items()))
+    named = {item.key: item.effect for item in resolve_job(Job(str(file), video="16x448x448")).uncounted}
+    assert named == {"video_maxlen": "saves"}

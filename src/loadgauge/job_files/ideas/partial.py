@@ -39,7 +39,8 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
     def read(keys: Keys) -> Facts:
         variables: Mapping[str, str] = getattr(keys.document, "variables", {})
         told, seen = str(variables.get("MAX_PIXELS", "")), bool(SEEN & keys.given.keys())
-        for name in sorted(BOUNDS & variables.keys()):
+        keyed = [name.lower() for name in BOUNDS if name not in variables and keys.has(name.lower())]
+        for name in sorted({*(BOUNDS & variables.keys()), *map(keys.document.shown, keyed)}):
             note = f"{name}: makes pictures or videos smaller, which are counted as they are given"
             keys.add(
                 Uncounted(note, name, effect="saves" if seen else "", parts=("activations", "transient"), share=0.5)
@@ -64,11 +65,13 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
     return Idea(keys=(tunes, joins, pixels, *others), facts=("tower", "max_pixels"), read=read, write=write)
 
 
-BOUNDS = frozenset(
-    {"VIDEO_MAX_PIXELS", "VIDEO_TOTAL_PIXELS", "FPS", "FPS_MAX_FRAMES", "NFRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM",
-     "MAX_NUM", "VIDEO_MAX_NUM", "MAX_SLICE_NUMS", "VIDEO_MAX_SLICE_NUMS", "VIDEO_SEGMENTS", "MAX_NUM_FRAMES"}
-)  # fmt: skip
-"""Other variables that `qwen_vl_utils` and ms-swift's templates read, of videos and of the tiles of a picture."""
+BOUNDS = frozenset({
+    "VIDEO_MAX_PIXELS", "VIDEO_TOTAL_PIXELS", "FPS", "FPS_MAX_FRAMES", "NFRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM",
+    "VIDEO_FPS", "VIDEO_MAXLEN", "MAX_NUM", "VIDEO_MAX_NUM", "MAX_SLICE_NUMS", "VIDEO_MAX_SLICE_NUMS", "VIDEO_SEGMENTS",
+    "MAX_NUM_FRAMES",
+})  # fmt: skip
+"""Other variables that `qwen_vl_utils` and ms-swift's templates read, of videos and of a picture's tiles; and, in small letters,
+keys of other tools."""
 SEEN = frozenset({"pictures", "video", "audio"})
 """Flags that say what a tower gets."""
 METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
