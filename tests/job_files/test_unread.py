@@ -252,3 +252,21 @@ def test_segments_that_grow_are_named(line: str, named: bool) -> None:
     text = f"{line}\ntorchrun -m trl.scripts.sft --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --bf16 true\n"
     found = [item for item in read(text, file="run.sh", given={"gpus": 1}).uncounted if "ALLOC_CONF" in item.key]
     assert [(item.effect, item.parts) for item in found] == [("saves", ("outside",))] * named
+
+
+@pytest.mark.parametrize(("name", "effects"), [("block_sparse_moe.gate", ["saves"]), ("mlp.gate", [])])
+def test_a_module_that_has_another_name_now_is_named(name: str, effects: list[str]) -> None:
+    text = f"base_model: mistralai/Mixtral-8x7B-v0.1\nsequence_len: 512\nunfrozen_parameters: ['model.layers.3[01].{name}']\n"
+    found = [
+        item.effect for item in read(text, "axolotl", file="a.yaml").uncounted if item.key == "unfrozen_parameters"
+    ]
+    assert found == effects
+
+
+def test_mixtral_s_experts_have_that_name() -> None:
+    modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    layer = modeling.MixtralDecoderLayer(
+        modeling.MixtralConfig(hidden_size=32, intermediate_size=32, num_local_experts=2), 0
+    )
+    assert hasattr(layer, "mlp")
+    assert not hasattr(layer, "block_sparse_moe")

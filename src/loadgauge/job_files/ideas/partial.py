@@ -16,6 +16,8 @@ def unfrozen(key: str) -> Idea:
 
     def read(keys: Keys) -> Facts:
         words = _listed(keys, key)
+        why = "has names that transformers 5 changed (block_sparse_moe is mlp), with which nothing of them is trained"
+        keys.note(key, why, "saves", "gradients optimizer", when="block_sparse_moe" in str(words), bare=True)
         return {"train": ",".join(words) if words else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
