@@ -270,3 +270,23 @@ def test_mixtral_s_experts_have_that_name() -> None:
     )
     assert hasattr(layer, "mlp")
     assert not hasattr(layer, "block_sparse_moe")
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "effects"),
+    [
+        ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "true", ["costs"]),
+        ("unsloth/Qwen3-14B-bnb-4bit", "true", []),
+        ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "false", []),
+    ],
+)
+def test_dynamic_bits_are_named(name: str, bits: str, effects: list[str]) -> None:
+    text = f"model_name_or_path: {name}\nmax_length: 512\nuse_peft: true\nload_in_4bit: {bits}\nbf16: true\n"
+    found = [item.effect for item in read(text, "trl", file="a.yaml").uncounted if item.key == "model_name_or_path"]
+    assert found == effects
+
+
+@pytest.mark.parametrize(("value", "named"), [("true", True), ("false", False)])
+def test_experts_that_run_as_usual_are_not_named(value: str, named: bool) -> None:
+    text = f"base_model: Qwen/Qwen3-30B-A3B\nsequence_len: 512\nuse_scattermoe: {value}\n"
+    assert ["use_scattermoe" for item in read(text, "axolotl", file="a.yaml").uncounted] == ["use_scattermoe"] * named
