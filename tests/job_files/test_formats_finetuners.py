@@ -336,6 +336,11 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         ("a.yaml", AXOLOTL.replace("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
          + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n", None,
          {"lora_targets": "q_proj,mlp.experts.down_proj"}),
+        ("a.yaml", AXOLOTL.replace("meta-llama/Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1") + "adapter: lora\n"
+         + "lora_target_modules: '.*self_attn[.](q|v)_proj'\nlora_target_parameters: [mlp.experts.down_proj]\n", None,
+         {"lora_targets": ".*self_attn[.](q|v)_proj,mlp.experts.down_proj"}),
+        ("a.yaml", AXOLOTL.replace("meta-llama/Llama-3.1-8B", "meta-llama/Llama-4-Scout-17B-16E")
+         + "adapter: qlora\nload_in_4bit: true\nllama4_linearized_experts: true\n", None, {"base": "nf4-experts"}),
         # axolotl 0.19: beside adapters, moving takes the place of recomputing, and 4 bits are adapter: qlora's alone.
         ("a.yaml", AXOLOTL + "adapter: lora\ngradient_checkpointing: true\nactivation_offloading: true\n", None,
          {"recompute": "none", "activation_offload": "all"}),
@@ -450,7 +455,11 @@ QLORA = CLASSIC + "use_peft: true\nload_in_4bit: true\n"
         ("a.yaml", AXOLOTL.replace("sequence_len: 2048", "sequence_len: 512") + "rl: ebft\nebft: {mode: strided}\n", None,
          {"task": "grpo", "seq_len": 512 + 63 * 8, "prompt_len": 512, "samples": 4}),
         ("a.yaml", AXOLOTL + "rl: grpo\ntrl: {use_vllm: true, vllm_mode: server, max_completion_length: 128}\n"
-         "vllm: {tensor_parallel_size: 2}\n", None, {"gpus": 3, "placement": "split:1+2", "answers": "128"}),
+         "vllm: {tensor_parallel_size: 2}\n", None,
+         {"gpus": 3, "placement": "split:1+2", "answers": "128", "rollout": "vllm:tp=2"}),
+        # `axolotl/cli/vllm_serve.py` hands both to the server.
+        ("a.yaml", AXOLOTL + "rl: grpo\ntrl: {use_vllm: true, vllm_mode: server, max_completion_length: 128}\n"
+         "vllm: {enforce_eager: true, enable_prefix_caching: false}\n", None, {"rollout": "vllm:graphs=false,prefix=false"}),
         ("a.yaml", AXOLOTL + LIGER + "liger_fused_linear_cross_entropy: true\n", None, {"kernels": "liger", "loss": "auto"}),
         ("a.yaml", AXOLOTL + LIGER, None, {"kernels": "liger", "loss": "float32"}),
         ("a.yaml", AXOLOTL + LIGER.replace("]", f", {CUT}]") + "cut_cross_entropy: true\n", None,

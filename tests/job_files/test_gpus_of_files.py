@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from command_line import document, typed
+from loadgauge.job_files.exchange import read
 from loadgauge.job_files.reading.configured import asked_for
 
 TRL = "torchrun --nproc_per_node 8 -m trl.scripts.sft --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --bf16 true\n"
@@ -64,3 +65,20 @@ def test_a_plan_takes_them_too(tmp_path: Path) -> None:
 def test_a_long_file_is_searched_once(text: str) -> None:
     """Patterns that look at each blank again for each line would take minutes of 100,000 letters."""
     assert asked_for(text * (100_000 // len(text))) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "launcher", "gpus", "batch"),
+    [
+        ("NUM_GPUS=4", "deepspeed", 4, 64),
+        ("NUM_GPUS=4", "deepspeed --num_gpus 2", 2, 32),  # the launcher's own word goes first
+        ("export WORLD_SIZE=2", "torchrun", 2, 64),
+    ],
+)
+def test_a_batch_that_is_divided_says_the_gpus(count: str, launcher: str, gpus: int, batch: int) -> None:
+    name = count.split("=")[0].split()[-1]
+    text = f"BATCH_PER_GPU=2\n{count}\nPASSES=$((64 / (BATCH_PER_GPU * {name})))\n"
+    text += f"{launcher} train.py --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --bf16 true --output_dir out"
+    text += " --per_device_train_batch_size $BATCH_PER_GPU --gradient_accumulation_steps $PASSES\n"
+    job = read(text, "trl", file="run.sh").job
+    assert (job.gpus, job.micro_batch, job.global_batch) == (gpus, 2, batch)

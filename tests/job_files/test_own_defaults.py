@@ -32,6 +32,22 @@ def test_a_program_of_lmflow_has_its_own_defaults(
     assert ("wte" in str(job.lora_targets)) == (program == "dpo_train")
 
 
+@pytest.mark.parametrize(
+    ("name", "optimizer", "bounded"),
+    [
+        ("dummy", "adamw-loop", False),  # which keeps `exp_avg` and `exp_avg2`, and changes no weight
+        ("muon", "adamw-loop", False),  # both moments, of matrices too (`src/lmflow/optim/muon.py`)
+        ("novograd", "sgd-momentum", False),  # one moment, and a number for each layer
+        ("adan", "adamw-loop", True),
+    ],
+)
+def test_an_optimizer_of_lmflow_has_its_states(name: str, optimizer: str, bounded: bool) -> None:
+    text = ALIGN.format("finetune").rstrip() + f" --use_customized_optim 1 --customized_optim {name}\n"
+    file = read(text, file="run.sh", given={"gpus": 1})
+    assert file.job.optimizer == optimizer
+    assert [item.effect for item in file.uncounted if item.key == "--customized_optim"] == ["costs"] * bounded
+
+
 def test_pairs_have_an_optimizer_by_another_name() -> None:
     text = ALIGN.format("dpo_train").rstrip() + " --optimizer_type adamw_bnb_8bit --max_length 2048\n"
     job = read(text, file="run.sh").job
@@ -199,3 +215,36 @@ trainer = SFTTrainer(model="Qwen/Qwen3-0.6B", args=training_args, peft_config=ad
 trainer.train()
 """
     assert read(program, file="train.py", given={"gpus": 1}).job.lora_rank == wanted
+
+
+@pytest.mark.parametrize(
+    ("passed", "release", "weights"),
+    [
+        ("dtype=model_args.dtype", None, "float32"),  # `ModelConfig.dtype` of TRL 1.16, where transformers 5 has `auto`
+        ("dtype=chosen", None, "float32"),
+        ("revision=None", None, "auto"),
+        ("dtype=model_args.dtype", "0.26", "auto"),
+    ],
+)
+@pytest.mark.parametrize("trainer", ["SFT", "CPO"])
+def test_a_program_loads_in_the_dtype_of_its_parser(
+    trainer: str, passed: str, release: str | None, weights: str
+) -> None:
+    program = f"""
+import torch
+from transformers import AutoModelForCausalLM
+from trl import ModelConfig, TrlParser
+from trl.experimental import {trainer}Config, {trainer}Trainer
+
+parser = TrlParser(({trainer}Config, ModelConfig))
+training_args, model_args = parser.parse_args_and_config()
+training_args.max_length = 1024
+if model_args.dtype is None:
+    chosen = torch.float16
+else:
+    chosen = getattr(torch, model_args.dtype)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", {passed})
+{trainer}Trainer(model, args=training_args).train()
+"""
+    file = read(program, file="train.py", version=release, given={"gpus": 1})
+    assert (file.job.weights, [item.key for item in file.uncounted]) == (weights, [])

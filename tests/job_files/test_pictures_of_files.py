@@ -44,3 +44,27 @@ def test_what_the_command_line_says_or_no_picture_needs_is_not_asked_for(name: s
     """How large pictures of a task may be, without pictures; and GPUs that an argument gives, beside --gpus."""
     (tmp_path / name).write_text(text)
     assert typed(f"estimate {tmp_path / name} --gpu h100 --gpus 8").code in (0, 1)
+
+
+def test_variables_of_videos_are_named(tmp_path: Path) -> None:
+    """`FPS_MAX_FRAMES` and others of `qwen_vl_utils`, which ms-swift's scripts set before the command."""
+    file = tmp_path / "sft.sh"
+    file.write_text(
+        "FPS_MAX_FRAMES=8 \\\nVIDEO_MAX_PIXELS=40000 \\\nswift sft --model Qwen/Qwen2.5-VL-7B-Instruct --max_length 1024\n"
+    )
+    for video, effect in ((None, ""), ("8x448x448", "saves")):
+        named = {item.key: item.effect for item in resolve_job(Job(str(file), video=video)).uncounted}
+        assert named == {"FPS_MAX_FRAMES": effect, "VIDEO_MAX_PIXELS": effect}
+
+
+def test_keys_of_videos_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    told = {
+        "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct",
+        **LLAMAFACTORY,
+        "video_maxlen": 8,
+        "finetuning_type": "lora",
+    }
+    file.write_text("\n".join(f"{key}: {value}" for key, value in told.items()))
+    named = {item.key: item.effect for item in resolve_job(Job(str(file), video="16x448x448")).uncounted}
+    assert named == {"video_maxlen": "saves"}

@@ -219,3 +219,12 @@ def test_words_after_a_sourced_script_are_its_arguments(tmp_path: Path) -> None:
         commands = Shell(f"source ./one.sh{words}\ntorchrun two.py $SIZE\n", file=str(tmp_path / "run.sh")).commands
         assert [command[1].text for command in commands] == programs
         assert [word.text for word in commands[-1][2:]] == (["slurm"] if words else ["${1}"])
+
+
+@pytest.mark.parametrize("value", ["server", "merge", "rollout"])
+@pytest.mark.parametrize("place", range(3, 7))
+def test_a_value_of_an_option_is_no_program(value: str, place: int) -> None:
+    """Whatever place among the words it has, a command that trains is one."""
+    before = [f"--option{index} value" for index in range(place - 2)]
+    line = Argv(f"swift rlhf {' '.join(before)} --vllm_mode {value} --max_length 512\n")
+    assert (line.idle, line.get("vllm_mode")) == ("", value)

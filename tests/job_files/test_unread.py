@@ -237,3 +237,56 @@ def test_what_bounds_is_between_nothing_and_all() -> None:
             assert 0 <= rule.share <= 20, (name, key)
             assert set(rule.parts) <= set(PARTS), (name, key, rule.parts)
             assert rule.effect or not rule.parts, (name, key)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", True),
+        ("export PYTORCH_ALLOC_CONF='max_split_size_mb:64,expandable_segments:True'", True),
+        ("# export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", False),
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", False),
+    ],
+)
+def test_segments_that_grow_are_named(line: str, named: bool) -> None:
+    text = f"{line}\ntorchrun -m trl.scripts.sft --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --bf16 true\n"
+    found = [item for item in read(text, file="run.sh", given={"gpus": 1}).uncounted if "ALLOC_CONF" in item.key]
+    assert [(item.effect, item.parts) for item in found] == [("saves", ("outside",))] * named
+
+
+@pytest.mark.parametrize(("name", "effects"), [("block_sparse_moe.gate", ["saves"]), ("mlp.gate", [])])
+def test_a_module_that_has_another_name_now_is_named(name: str, effects: list[str]) -> None:
+    text = f"base_model: mistralai/Mixtral-8x7B-v0.1\nsequence_len: 512\nunfrozen_parameters: ['model.layers.3[01].{name}']\n"
+    found = [
+        item.effect for item in read(text, "axolotl", file="a.yaml").uncounted if item.key == "unfrozen_parameters"
+    ]
+    assert found == effects
+
+
+def test_mixtral_s_experts_have_that_name() -> None:
+    modeling = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    layer = modeling.MixtralDecoderLayer(
+        modeling.MixtralConfig(hidden_size=32, intermediate_size=32, num_local_experts=2), 0
+    )
+    assert hasattr(layer, "mlp")
+    assert not hasattr(layer, "block_sparse_moe")
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "effects"),
+    [
+        ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "true", ["costs"]),
+        ("unsloth/Qwen3-14B-bnb-4bit", "true", []),
+        ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "false", []),
+    ],
+)
+def test_dynamic_bits_are_named(name: str, bits: str, effects: list[str]) -> None:
+    text = f"model_name_or_path: {name}\nmax_length: 512\nuse_peft: true\nload_in_4bit: {bits}\nbf16: true\n"
+    found = [item.effect for item in read(text, "trl", file="a.yaml").uncounted if item.key == "model_name_or_path"]
+    assert found == effects
+
+
+@pytest.mark.parametrize(("value", "named"), [("true", True), ("false", False)])
+def test_experts_that_run_as_usual_are_not_named(value: str, named: bool) -> None:
+    text = f"base_model: Qwen/Qwen3-30B-A3B\nsequence_len: 512\nuse_scattermoe: {value}\n"
+    assert ["use_scattermoe" for item in read(text, "axolotl", file="a.yaml").uncounted] == ["use_scattermoe"] * named

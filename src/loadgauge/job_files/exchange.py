@@ -32,7 +32,9 @@ from loadgauge.job_files.ideas import (
     Missing,
     announced,
     describe,
+    divided,
     enough_gpus,
+    environment,
     facts_given,
     facts_of,
     merge,
@@ -65,6 +67,7 @@ STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
 STATE = ("weights", "gradients", "optimizer", "gathered")
 """Parts of the memory that a stage of ZeRO shares out."""
+DYNAMIC = "unsloth-bnb-4bit"  # in the names of Unsloth's checkpoints of dynamic 4 bits
 LAUNCHED_WITH = "config_file"  # the option of `accelerate launch` that names its configuration
 ALIKE: dict[str, Any] = {
     "lora_rank": 0, "adapter": "lora", **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
@@ -303,12 +306,13 @@ def read(
     if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & {*facts, *listed}:
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
+    uncounted += environment(text, file) if syntax == "argv" else ()
     told = getattr(keys.document, "processes", None)
     if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")
     own = syntax != "argv" or text.startswith(UNWRAPPED)
-    if own and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
-        for name, fact in announced(text).items():
+    if not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
+        for name, fact in (announced if own else divided)(text).items():
             facts[name] = fact
             remarks = (*remarks, f"its {fact.value} GPUs are those that its comments or its launcher tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
@@ -348,6 +352,8 @@ def _read_alone(
         name = str(model.key)
         note = f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits"
         keys.add(Uncounted(note, name, effect="saves", parts=("weights", "gathered"), share=SMALLER[small]))
+    why = "is a checkpoint of Unsloth's dynamic 4 bits, which leave some matrices in 16; all are counted in 4"
+    keys.note(str(model.key), why, "costs", "weights", 0.1, when=bool(quantised.value) and DYNAMIC in str(model.value))
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     texts = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))

@@ -90,6 +90,16 @@ def test_what_is_trained(name: str, targets: str, tmp_path: Path) -> None:
     )
 
 
+def test_the_matrices_of_experts_beside_a_regular_expression(tmp_path: Path) -> None:
+    """`target_modules` as one text, and `target_parameters`, which it says nothing of."""
+    name, pattern, experts = "qwen3.5, experts", r".*\.self_attn\.(q|v)_proj", ["mlp.experts.down_proj"]
+    with torch.device("meta"):
+        model = model_of(name, torch.bfloat16)
+    how = peft.LoraConfig(r=RANK, target_modules=pattern, target_parameters=experts, task_type="CAUSAL_LM")
+    found = trained(estimated(name, tmp_path, ",".join([pattern, *experts])))
+    assert found == peft.get_peft_model(model, how).get_nb_trainable_parameters()[0]
+
+
 @pytest.mark.parametrize("name", ["mamba", "falcon mamba", "mamba2", "nemotron", "falcon"])
 def test_what_peft_refuses(name: str, tmp_path: Path) -> None:
     with torch.device("meta"):

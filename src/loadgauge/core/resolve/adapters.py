@@ -216,6 +216,8 @@ def _placed(
         chosen = frozenset(target for target, _ in _matched(pattern, model, sorts))
         if not chosen:
             raise ConfigError(f"{wanted!r} fits no linear layer of {model.name}", key="lora_targets")
+        for name in re.findall(r"experts\.\w+", BESIDE_PATTERN.findall(wanted)[0]):
+            chosen |= _by_name(name, model, sorts, possible, apart=False)
         return msgspec.structs.replace(lora, targets=chosen)
     words = dict.fromkeys(EVERY, linear) | {"attention": linear & ATTENTION_TARGETS}
     names = [re.sub(r"^(\w+\.)*experts\.", "experts.", name.strip()) for name in wanted.split(",")]
@@ -305,12 +307,18 @@ REPEATED = 4
 """Repetitions in a regular expression on names beyond which it is not tried, since it may take very long."""
 
 
+BESIDE_PATTERN = re.compile(r"(?:,(?:\w+\.)*experts\.\w+)*$")
+"""Matrices of experts that are named after a regular expression (`target_parameters` of PEFT beside its `target_modules`)."""
+
+
 def target_pattern(text: str) -> re.Pattern[str] | None:
-    """Return the regular expression that targets are, as PEFT reads a text; None where they are names. Raises `ConfigError`.
+    """Return the regular expression that targets are, as PEFT reads a text, without the experts' matrices named after it; None
+    where they are names. Raises `ConfigError`.
 
     >>> target_pattern("q_proj,v_proj"), target_pattern(r".*\\.(q|v)_proj").pattern
     (None, '.*\\\\.(q|v)_proj')
     """
+    text = BESIDE_PATTERN.sub("", text)
     if not re.search(r"[\\()|*+?^$\[\]]", text):
         return None
     if len(text) > 1000 or re.search(r"\)\s*[*+{]", text) or len(re.findall(r"[*+}]", text)) > REPEATED:
@@ -353,7 +361,7 @@ def _matched(pattern: re.Pattern[str], model: ModelSpec, targets_of: list[dict[s
 def targeted_layers(model: ModelSpec, text: str) -> str:
     """Return the layers in which a regular expression on names puts adapters, as `--lora-layers` has them; empty for all."""
     pattern = target_pattern(text)
-    if pattern is None:
+    if pattern is None or BESIDE_PATTERN.findall(text)[0]:
         return ""
     places = {layer for _, layer in _matched(pattern, model, _kinds(model, Lora(rank=1)))}
     return "" if len(places) in (0, len(model.pattern)) else ",".join(map(str, sorted(places)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgauge.job_files.fine_tuning.axolotl_rl import LOGPROBS, completions, length, preference
 from loadgauge.job_files.hugging_face import deepspeed
-from loadgauge.job_files.hugging_face.huggingface import INLINE, compiled, dropout, sharding, targets
+from loadgauge.job_files.hugging_face.huggingface import EXPERTS, INLINE, compiled, dropout, sharding, targets
 from loadgauge.job_files.ideas import (
     ATTENTION,
     AXOLOTL_OPTIMIZERS,
@@ -310,14 +310,13 @@ def _loss(keys: Keys, at: Named) -> Facts:
     return facts | {"loss": "float32" if _kernels(keys) or keys.word("rl") in LOGPROBS else "auto"}
 
 
-ADAPTER_INNER = targets(
-    "lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters="lora_target_parameters"
-)
-ADAPTER_LINEAR, ADAPTER_FOUR, ADAPTER_MODULES, ADAPTER_MOE = (
+ADAPTER_INNER = targets("lora_r", "lora_target_modules", ("adapter", None, "lora"), 8, parameters=EXPERTS)
+ADAPTER_LINEAR, ADAPTER_FOUR, ADAPTER_MODULES, ADAPTER_MOE, LINEARISED = (
     "lora_target_linear",
     "load_in_4bit",
     "lora_target_modules",
     "quantize_moe_experts",
+    "llama4_linearized_experts",
 )
 ADAPTER_BESIDE = product(
     # What prepare_model_for_kbit_training casts to float32 is cast back (loaders/model.py, `_configure_embedding_dtypes`).
@@ -351,7 +350,7 @@ def _adapter_written(facts: Facts, keys: Keys) -> dict[str, Any]:
             ADAPTER_FOUR: True if four_bits else None,
             ADAPTER_LINEAR: True if everything else None,
             ADAPTER_MODULES: None if everything else values[ADAPTER_MODULES],
-            ADAPTER_MOE: True if facts.get("qlora") and base != plain["base"] else None,
+            ADAPTER_MOE: True if facts.get("qlora") and base != plain["base"] and not keys.flag(LINEARISED) else None,
         }
     )
 
@@ -374,13 +373,15 @@ def _adapter(keys: Keys) -> Facts:
     keys.note("adapter", why, parts=RUNS, share=0.2, when=kind == "mora")
     facts, named = ADAPTER_INNER.read(keys) | ADAPTER_BESIDE.read(keys), keys.raw(ADAPTER_MODULES)
     if isinstance(named, str) and named != "all-linear":
-        facts["lora_targets"] = named  # one regular expression on the whole name
+        # One regular expression on the whole name, with the matrices of experts beside it.
+        facts["lora_targets"] = ",".join([named, *(keys.words(EXPERTS) or [])])
     if keys.flag(ADAPTER_LINEAR):
         ends = [name for name in keys.words(ADAPTER_MODULES) or [] if name in ("embed_tokens", "lm_head")]
-        facts["lora_targets"] = ",".join(["all", *ends, *(keys.words("lora_target_parameters") or [])])
+        facts["lora_targets"] = ",".join(["all", *ends, *(keys.words(EXPERTS) or [])])
     why = f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits"
     keys.note(ADAPTER_FOUR, why, "", when=keys.flag(ADAPTER_FOUR) and kind != "qlora")  # (`_set_quantization_config`)
-    if keys.flag(ADAPTER_MOE) and facts["base"] in ("nf4", "int8"):
+    # As linear layers, the experts of Llama 4 are quantised with all others.
+    if (keys.flag(ADAPTER_MOE) or keys.flag(LINEARISED)) and facts["base"] in ("nf4", "int8"):
         facts["base"] += "-experts"
     return facts
 

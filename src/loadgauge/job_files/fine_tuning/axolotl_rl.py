@@ -27,6 +27,7 @@ SHARE, WIDTH, PROMPT, REWARDS = (
     f"{T}reward_funcs",
 )
 COPIES = f"{V}data_parallel_size"
+EAGER, PREFIXES = f"{V}enforce_eager", f"{V}enable_prefix_caching"
 E = "ebft."
 STRIDE, CONTEXT, EACH, MANY = f"{E}stride", f"{E}context_length", f"{E}generate_max_len", f"{E}n_samples_per_prompt"
 
@@ -107,6 +108,8 @@ def _served(keys: Keys) -> Facts:
         "tp": keys.whole(WIDTH) or 1,
         "utilization": keys.real(SHARE, 0.9),
         "context": keys.whole(f"{V}max_model_len"),
+        "graphs": not keys.flag(EAGER),
+        "prefix": keys.flag(PREFIXES) is not False,
     }
     keys.remarks[f"vLLM's server is taken to have {own} of the {everything} GPUs"] = None
     late = any(keys.flag(key) for key in EARLY)
@@ -179,6 +182,8 @@ def _preference_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         REWARDS,
         f"{T}vllm_importance_sampling_correction",
         COPIES,
+        EAGER,
+        PREFIXES,
         f"{V}max_model_len",
         f"{T}generation_batch_size",
         *EARLY,

@@ -462,7 +462,10 @@ def _sft_loads(keys: Keys) -> str | None:
     own scripts up to 0.26 (`ModelConfig.dtype`)."""
     if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
         return None
-    if trl_tasks.trainer_of(keys) in ("orpo", "cpo"):  # which take the model as `from_pretrained` loads it
+    typed = getattr(keys.document, "typed", False)  # `ModelConfig.dtype` went with the trainer's own default
+    if (
+        trl_tasks.trainer_of(keys) in ("orpo", "cpo") and not typed
+    ):  # which take the model as `from_pretrained` loads it
         return LOADED_DTYPE.at(Stack()).value
     release = next((number for number in ((0, 27), (0, 26)) if keys.since(*number)), None)
     empty = any(keys.document.get(name) is None for name in LOADED_AS)
@@ -470,7 +473,7 @@ def _sft_loads(keys: Keys) -> str | None:
     # Older ones went with transformers 4.
     before = release is None or (scripts and keys.version is not None)
     stack = Stack((("trl", release or (0, 25)), *((("transformers", (4, 57)),) if before else ())))
-    loaded = empty or scripts or getattr(keys.document, "loaded", False)
+    loaded = empty or scripts or (getattr(keys.document, "loaded", False) and not typed)
     return (LOADED_DTYPE if loaded else LOADED_DTYPE_SFT).at(stack).value
 
 

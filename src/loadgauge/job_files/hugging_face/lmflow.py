@@ -18,19 +18,29 @@ from loadgauge.job_files.hugging_face.huggingface import (
     weights,
 )
 from loadgauge.job_files.hugging_face.peft import UNNAMED
-from loadgauge.job_files.ideas import TORCH_OPTIMIZERS, Dialect, Facts, Idea, Keys, Named, optimizer, reads, row
+from loadgauge.job_files.ideas import (
+    TORCH_OPTIMIZERS,
+    Dialect,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    names_in,
+    optimizer,
+    reads,
+    row,
+)
 from loadgauge.job_files.ideas.evaluation import evaluation
 
 LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_modules"
 ADAM = dict.fromkeys(
-    ("adam", "adabelief", "adabound", "lamb", "adamax", "nadam", "radam", "adamp", "yogi", "sophia", "adadelta"),
-    "adamw-loop",
+    names_in("adam adabelief adabound lamb adamax nadam radam adamp yogi sophia adadelta muon dummy adan"), "adamw-loop"
 )
 CUSTOM = ADAM | {
-    "dummy": "sgd", "sgdp": "sgd-momentum", "lars": "sgd-momentum", "adagrad": "adagrad", "muon": "muon",
+    "sgdp": "sgd-momentum", "lars": "sgd-momentum", "novograd": "sgd-momentum", "adagrad": "adagrad",
     "adamw_schedule_free": "schedule-free-adamw", "sgd_schedule_free": "schedule-free-sgd",
 }  # fmt: skip
-"""`customized_optim`, by the states that each keeps of a parameter: two, one or none."""
+"""`customized_optim`, by the states that each keeps of a parameter, two or one (`src/lmflow/optim`)."""
 
 
 PAIRS = "q_proj,v_proj,k_proj,out_proj,fc_in,fc_out,wte"
@@ -94,6 +104,8 @@ def _adapters(keys: Keys) -> Facts:
 )
 def _optimizer(keys: Keys, at: Named) -> Facts:
     if keys.flag(at.switch):
+        why = "keeps two states more than are counted: a difference of gradients, and the last one"
+        keys.note(at.name, why, "costs", "optimizer", when=keys.word(at.name) == "adan")
         return {"optimizer": keys.choice(at.name, CUSTOM)}
     chosen = keys.choice(at.of_pairs, TORCH_OPTIMIZERS)  # `dpo_aligner.py`'s name of transformers' `optim`
     return {"optimizer": chosen} if chosen else at.inner.read(keys)

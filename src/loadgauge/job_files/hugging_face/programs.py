@@ -166,7 +166,7 @@ class Program:
 
     def _read(self, text: str) -> None:
         """Reads a text, the program's own or one with a changed argument."""
-        self.source, self.cut = text, ""
+        self.source, self.cut, self.typed = text, "", False
         self.skipped: list[str] = []
         self.bases: dict[str, str] = {}
         calls = Calls(text, self._section, FIRST, ONCE)
@@ -313,11 +313,8 @@ class Program:
             options = _values(command)
             if str(options.get("nproc_per_node")).isdecimal():
                 options["num_processes"] = int(options["nproc_per_node"]) * int(options.get("nnodes") or 1)
-            self.values |= {
-                name: value
-                for name, value in options.items()
-                if name in ("num_processes", "config_file", "num_machines")
-            }
+            launcher = ("num_processes", "config_file", "num_machines")
+            self.values |= {name: options[name] for name in launcher if name in options}
             self.values |= {f"own.{name}": value for name, value in _values(command).items() if name not in self.values}
         if "reward_model_path" in self.values and self.trainer in NEAR:
             self.values["reward_model_name_or_path"] = self.values.pop("reward_model_path")
@@ -421,7 +418,9 @@ class Program:
             return
         if value is UNKNOWN:
             source = ast.unparse(node)[:100]
-            if _own(node, self.calls.constants):
+            typed = name == "dtype" and "ModelConfig" in self._parsed()  # whose default the model is loaded in
+            self.typed |= typed
+            if typed or _own(node, self.calls.constants):
                 return  # of the command line, which has it under its own name or not at all
             listed = name in PRIMARY or key_lists("trl").kinds(name)
             name, value = (name if listed else f"unresolved.{name}"), f"${source}"

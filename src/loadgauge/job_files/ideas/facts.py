@@ -131,6 +131,23 @@ RESERVED = re.compile(
 """GPUs that a program reserves for itself, of Modal and of Ray Train."""
 
 
+SHARED_OUT = re.compile(
+    r"^(?:export +)?((?:\w+_)?(?:DEVICES|GPUS|WORLD_SIZE))=(\d{1,5})\b(?=[\s\S]*\$\(\([^)\n]*/[^\n]*\b\1\b)",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""The number of GPUs by which a shell script divides its batch."""
+
+
+def divided(text: str) -> dict[str, Fact]:
+    """The GPUs by which a shell script divides its batch, so that its passes are those of so many.
+
+    >>> divided("GPUS=8\\nB_PER_GPU=4\\nPASSES=$((128 / (B_PER_GPU * GPUS)))\\n")["gpus"].value, divided("GPUS=8\\n")
+    (8, {})
+    """
+    number = SHARED_OUT.search(text)
+    return {"gpus": Fact(int(number[2]), " ".join(number[0].split())[:60], True)} if number else {}
+
+
 def announced(text: str) -> dict[str, Fact]:
     """The GPUs that the comments of a file tell: in words, else those of the first command at its head.
 

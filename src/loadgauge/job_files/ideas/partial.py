@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas.lenses import Named, reads
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
 
@@ -14,6 +16,8 @@ def unfrozen(key: str) -> Idea:
 
     def read(keys: Keys) -> Facts:
         words = _listed(keys, key)
+        why = "has names that transformers 5 changed (block_sparse_moe is mlp), with which nothing of them is trained"
+        keys.note(key, why, "saves", "gradients optimizer", when="block_sparse_moe" in str(words), bare=True)
         return {"train": ",".join(words) if words else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -35,8 +39,15 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
     """
 
     def read(keys: Keys) -> Facts:
-        told = str(getattr(keys.document, "variables", {}).get("MAX_PIXELS", ""))
-        if usual and not (keys.has(tunes, joins, pixels, *others) or told or SEEN & keys.given.keys()):
+        variables: Mapping[str, str] = getattr(keys.document, "variables", {})
+        told, seen = str(variables.get("MAX_PIXELS", "")), bool(SEEN & keys.given.keys())
+        keyed = [name.lower() for name in BOUNDS if name not in variables and keys.has(name.lower())]
+        for name in sorted({*(BOUNDS & variables.keys()), *map(keys.document.shown, keyed)}):
+            note = f"{name}: makes pictures or videos smaller, which are counted as they are given"
+            keys.add(
+                Uncounted(note, name, effect="saves" if seen else "", parts=("activations", "transient"), share=0.5)
+            )
+        if usual and not (keys.has(tunes, joins, pixels, *others) or told or seen):
             return {}
         still, joined = (usual if (flag := keys.flag(name)) is None else flag for name in (tunes, joins))
         how = "frozen" if joined else "projector"
@@ -56,6 +67,13 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
     return Idea(keys=(tunes, joins, pixels, *others), facts=("tower", "max_pixels"), read=read, write=write)
 
 
+BOUNDS = frozenset({
+    "VIDEO_MAX_PIXELS", "VIDEO_TOTAL_PIXELS", "FPS", "FPS_MAX_FRAMES", "NFRAMES", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM",
+    "VIDEO_FPS", "VIDEO_MAXLEN", "MAX_NUM", "VIDEO_MAX_NUM", "MAX_SLICE_NUMS", "VIDEO_MAX_SLICE_NUMS", "VIDEO_SEGMENTS",
+    "MAX_NUM_FRAMES",
+})  # fmt: skip
+"""Other variables that `qwen_vl_utils` and ms-swift's templates read, of videos and of a picture's tiles; and, in small letters,
+keys of other tools."""
 SEEN = frozenset({"pictures", "video", "audio"})
 """Flags that say what a tower gets."""
 METHODS = ("finetuning_type", "tuner_type", "train_type", "sft_type")

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from loadgauge.core.definitions.job.spoken import ATTENTION as ATTENTION, TORCH_OPTIMIZERS as TORCH_OPTIMIZERS
+from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.families.catalogue import repositories
 from loadgauge.core.families.named.derived import derive
 
@@ -28,6 +29,21 @@ def stored(name: str | None) -> str | None:
     """
     match = STORED.search(name or "")
     return None if match is None else match[1].lower()
+
+
+GROWS = re.compile(r"^[^#\n]*\bPYTORCH_(?:CUDA_)?ALLOC_CONF\W{1,3}[^\n]*expandable_segments:True", re.MULTILINE)
+"""The setting with which segments of PyTorch's allocator grow, in a shell script."""
+
+
+def environment(text: str, file: str) -> tuple[Uncounted, ...]:
+    """Return what the variables of a shell script ask of PyTorch that is not counted.
+
+    >>> [item.key for item in environment("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\\n", "run.sh")]
+    ['PYTORCH_CUDA_ALLOC_CONF']
+    """
+    note = "PYTORCH_CUDA_ALLOC_CONF: segments of the allocator grow, so that fewer blocks lie idle than are counted"
+    item = Uncounted(note, "PYTORCH_CUDA_ALLOC_CONF", effect="saves", parts=("outside",), share=0.5, file=file)
+    return (item,) if GROWS.search(text) else ()
 
 
 def model_of_path(file: str) -> str | None:

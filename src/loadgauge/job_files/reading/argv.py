@@ -390,7 +390,7 @@ def _rank(command: list[Word]) -> int:
     """2 for a command that trains by its name, 1 for one that may, 0 for one that does something else."""
     program = [word.text for word in command[:40] if " " not in word.text and "=" not in word.text]
     names = [text for text in program if not text.startswith("--")]
-    script = next((position for position, text in enumerate(names) if text.endswith(".py")), 6)
+    script = next((position for position, text in enumerate(names) if text.endswith(".py")), len(names))
     names = [*names[: min(script, 3)], *names[script : script + 1]]  # between them and after are values of options
     if any(OTHERWISE.search(name) for name in names):
         return 0
