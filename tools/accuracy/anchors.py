@@ -18,7 +18,9 @@ from typing import NamedTuple
 from accuracy.memory_range import ON_CARD, QUALITIES, REPORTS, as_typed
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.units import GIB
+from loadgauge.evidence.published.source_rows import SourceRow
 from loadgauge.evidence.validate.runs import Run, published
+from loadgauge.evidence.validate.setups import setup_of
 from loadgauge.evidence.validate.summary import grouped
 from loadgauge.evidence.validate.validate import Record, validate
 
@@ -78,6 +80,30 @@ def _stack(run: Run) -> str:
         "qlora",
     )
     return repr((run.series, run.model, *(getattr(run.job, name) for name in same)))
+
+
+def one_stack(run: Run, row: SourceRow) -> str:
+    """What two runs share that are of the same stack, as a user has who measures one node and asks about more.
+
+    Who measured, the document and the release of the framework that it names (the year, where it names none), the GPU, the recipe of
+    precision, the family of the model, the kernels that the framework's settings choose, and what is trained.
+    """
+    setup = setup_of(run)
+    training, document = setup.training, row.source.partition(" ")[0]
+    release = (run.series, document, row.framework, row.year, training.framework.name)
+    chosen = (
+        training.precision.name,
+        training.kernels,
+        training.lora,
+        training.overlap.launch,
+        run.job and run.job.version,
+    )
+    return repr((release, run.job and run.job.gpu, setup.model.model_type, chosen))
+
+
+def on_one_node(run: Run, row: SourceRow) -> bool:
+    """Return whether a run fills at most one node: as many GPUs as its source says one has, else 8."""
+    return _gpus(run) <= (row.gpus_per_node or NODE)
 
 
 def _unlike(one: Run, other: Run) -> tuple[int, int]:
