@@ -85,8 +85,8 @@ def _stack(run: Run) -> str:
 def one_stack(run: Run, row: SourceRow) -> str:
     """What two runs share that are of the same stack, as a user has who measures one node and asks about more.
 
-    Who measured, the document and the release of the framework that it names (the year, where it names none), the GPU, the recipe of
-    precision, the family of the model, the kernels that the framework's settings choose, and what is trained.
+    Who measured, the document and the release of the framework that it names (the year, where it names none), the GPU, the recipe
+    of precision, the family of the model, the kernels that the framework's settings choose, and what is trained.
     """
     setup = setup_of(run)
     training, document = setup.training, row.source.partition(" ")[0]
