@@ -22,7 +22,7 @@ from loadgauge.core.definitions.hardware.calibration import Efficiencies, with_o
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import FILES, POSTTRAIN, WHOLE_RUN, Job
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.estimate.result import Estimate, Time
+from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import names_file
 from loadgauge.core.resolve.model import found_model
 
@@ -67,14 +67,26 @@ def is_run(job: Job) -> bool:
     return anchor_of(job) is None and bool(_words(job.measured or "").keys() - {PRODUCT, ""})
 
 
-def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
-    """The ratio of the time a measured run took to the time that `predict` gives for it. Raises `ConfigError`.
+def slower(there: Setup, ratio: float) -> tuple[float, float, float]:
+    """Return what a measured run tells of cards, inner links and network (`Efficiencies.slower`): its ratio of what ran, else 1.
+
+    One time does not say which of them made it so, and is taken of all that ran; what did not run stays as predicted.
+    ratio: measured over predicted seconds of a step
+    """
+    assert there.cluster is not None
+    gpus, domain = there.layout.gpus, there.cluster.links[0].domain
+    return ratio, ratio if gpus > 1 else 1.0, ratio if gpus > domain else 1.0
+
+
+def measured_by(job: Job, setup_of: Callable[[Job], Setup]) -> tuple[float, float, float]:
+    """Return `slower` of the run that a job names by a measure. Raises `ConfigError`. setup_of: resolves that run
 
     The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
     flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
     """
     there, name, text = run(job)
-    time = predict(there)
+    setup = setup_of(there)
+    time = setup.estimate().time
     if time is None:
         raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
     try:
@@ -95,7 +107,7 @@ def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
         "hfu": time.hfu,
         "tflops": time.model_flops_per_gpu / 1e12,
     }[name]
-    return value / predicted if name == "step" else predicted / value
+    return slower(setup, value / predicted if name == "step" else predicted / value)
 
 
 def run(job: Job) -> tuple[Job, str, str]:
@@ -171,13 +183,13 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         assert self.run is not None
         return Job.of(self.run.model, {"gpus": 1, **self.run.flags, "gpu": self.gpu})
 
-    def scale(self, setup_of: Callable[[Job, ModelSpec], Setup]) -> float:
-        """Return measured over predicted seconds of a step of its run; 1 without a run. Raises `ConfigError`.
+    def slower(self, setup_of: Callable[[Job, ModelSpec], Setup]) -> tuple[float, float, float]:
+        """Return what its run tells of card, links and network; 1 of each without a run. Raises `ConfigError`.
 
         setup_of: resolves the run that was measured
         """
         if self.run is None:
-            return 1.0
+            return 1.0, 1.0, 1.0
         value, unit = parse(self.run.step, "measured", "second")
         if unit != "second" or value <= 0:
             raise ConfigError(f"step cannot be {self.run.step!r} (such as 2.1s)", key="measured")
@@ -189,7 +201,7 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         time = there.as_assumed().time
         if time is None:
             raise ConfigError("there is no predicted time to compare the anchor's with", key="measured")
-        return value / time.step
+        return slower(there, value / time.step)
 
 
 def anchor_of(job: Job, card: Gpu | None = None) -> Anchor | None:
