@@ -130,3 +130,14 @@ def test_the_answer_says_by_how_much_it_was_moved(anchor: Path) -> None:
         assert f"forward {after['parts']['forward'] / before['parts']['forward']:.3g}x" in text
         assert "By what you measured" not in typed(f"{ELSEWHERE} {form}").out
     assert after["high"] / after["low"] < before["high"] / before["low"]
+
+
+def test_a_run_far_from_what_is_predicted_is_asked_about(anchor: Path) -> None:
+    """900 ms is 3.6 times what is predicted; a run that took 1.05 times as long is not asked about."""
+    usual = anchor.with_name("usual.toml")
+    usual.write_text(FILE.replace("900ms", f"{1.05 * step(RUN)}s"), encoding="utf-8")
+    for path, asked in ((anchor, True), (usual, False)):
+        out = " ".join(typed(f"{ELSEWHERE} --anchor {path} --full").out.split())
+        assert ("are the flags those of the run" in out) == asked
+        assert "links between nodes take what is predicted." in out
+    assert "标志是否与该次运行一致" in typed(f"{ELSEWHERE} --anchor {anchor} --brief --lang zh").out

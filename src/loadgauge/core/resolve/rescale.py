@@ -22,7 +22,7 @@ from loadgauge.core.definitions.hardware.calibration import Efficiencies, with_o
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import FILES, POSTTRAIN, WHOLE_RUN, Job
 from loadgauge.core.definitions.model.model import ModelSpec
-from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.result import Estimate, Time
 from loadgauge.core.families.catalogue import names_file
 from loadgauge.core.resolve.model import found_model
 
@@ -78,15 +78,8 @@ def slower(there: Setup, ratio: float) -> tuple[float, float, float]:
     return ratio, ratio if gpus > 1 else 1.0, ratio if gpus > domain else 1.0
 
 
-def measured_by(job: Job, setup_of: Callable[[Job], Setup]) -> tuple[float, float, float]:
-    """Return `slower` of the run that a job names by a measure. Raises `ConfigError`. setup_of: resolves that run
-
-    The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
-    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
-    """
-    there, name, text = run(job)
-    setup = setup_of(there)
-    time = setup.estimate().time
+def told(there: Setup, time: Time | None, name: str, text: str) -> tuple[float, float, float]:
+    """Return `slower` of a run that is predicted to take `time`, by one of `MEASURES` and its value. Raises `ConfigError`."""
     if time is None:
         raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
     try:
@@ -107,7 +100,18 @@ def measured_by(job: Job, setup_of: Callable[[Job], Setup]) -> tuple[float, floa
         "hfu": time.hfu,
         "tflops": time.model_flops_per_gpu / 1e12,
     }[name]
-    return slower(setup, value / predicted if name == "step" else predicted / value)
+    return slower(there, value / predicted if name == "step" else predicted / value)
+
+
+def measured_by(job: Job, setup_of: Callable[[Job], Setup]) -> tuple[float, float, float]:
+    """Return `slower` of the run that a job names by a measure. Raises `ConfigError`. setup_of: resolves that run
+
+    The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
+    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
+    """
+    other, name, text = run(job)
+    there = setup_of(other)
+    return told(there, there.estimate().time, name, text)
 
 
 def run(job: Job) -> tuple[Job, str, str]:
@@ -190,18 +194,12 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if self.run is None:
             return 1.0, 1.0, 1.0
-        value, unit = parse(self.run.step, "measured", "second")
-        if unit != "second" or value <= 0:
-            raise ConfigError(f"step cannot be {self.run.step!r} (such as 2.1s)", key="measured")
         job = self.job()
         model = found_model(job).spec
         there = setup_of(job, msgspec.structs.replace(model, pattern=model.pattern[: self.run.layers]))
         if there.cluster is not None:
             there = msgspec.structs.replace(there, cluster=msgspec.structs.replace(there.cluster, kernels=self.kernels))
-        time = there.as_assumed().time
-        if time is None:
-            raise ConfigError("there is no predicted time to compare the anchor's with", key="measured")
-        return slower(there, value / time.step)
+        return told(there, there.as_assumed().time, "step", self.run.step)
 
 
 def anchor_of(job: Job, card: Gpu | None = None) -> Anchor | None:

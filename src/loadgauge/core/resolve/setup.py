@@ -97,7 +97,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if chosen is None or (chosen[0].layout.zero == 3 and chosen[0].layout.num_microbatches > 1):
             chosen = min((*([chosen] if chosen else ()), *runs), key=lambda run: _speed(run[0]), default=None)
         # A step that was measured is that of the layout as it stands.
-        if chosen is None and isinstance(tried, list) and tried and not self.rescaled:
+        if (
+            chosen is None
+            and isinstance(tried, list)
+            and tried
+            and (self.cluster is None or of_cluster(self.cluster).slower[0] == 1)
+        ):
             nearest, its = min(tried, key=lambda pair: pair[1].memory.total)
             chosen = nearest.setup._filled(its), nearest.flags
         if chosen is None:
@@ -133,11 +138,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             if least.verdict == "does not fit" and least.exceeds(SURELY):
                 continue
             yield each, at(index)
-
-    @property
-    def rescaled(self) -> bool:
-        """Return whether a run of the user's has moved times."""
-        return self.cluster is not None and of_cluster(self.cluster).rescaled
 
     def _filled(self, untimed: Estimate | None = None) -> Estimate:
         """Return the estimate with the largest micro-batch that fits, where nothing is said of it."""

@@ -160,8 +160,7 @@ def _time(result: Estimate, time: Time, topic: str) -> Reason:
     )
     format_ = "TF32" if time.peak_flops > machine.peak else machine.format
     base = f"{format_} peak of a GPU{'' if machine.low is None else f', also for products in {machine.low.format}'} [FLOP/s]"
-    known = result.workings.efficiencies
-    low, high = bounds(form_kind, tables=known.basis == "measured", own_run=known.rescaled)
+    low, high = bounds(form_kind, tables=result.workings.efficiencies.basis == "measured", own_run=time.scale != 1.0)
     legend: dict[str, tuple[str, Size]] = {
         "t": ("seconds of a step", time.step),
         "T": ("tokens of a step", time.tokens),

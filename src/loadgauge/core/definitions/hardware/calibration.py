@@ -152,11 +152,6 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     figures: dict[str, Figure] = {}
     slower: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
-    @property
-    def rescaled(self) -> bool:
-        """Return whether a run of the user's has moved times."""
-        return self.slower != (1.0, 1.0, 1.0)
-
 
 class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Efficiencies that the measured GPUs of a chip share, for its other cards.

@@ -177,7 +177,7 @@ class StepModel:
     ) -> None:
         self.memory, self.machine, self.fabric = memory, machine, fabric
         self.layout, self.training = memory.layout, memory.training
-        self.overlap = self.training.overlap
+        self.overlap, self.slower = self.training.overlap, machine.efficiencies.slower[0]
         self.groups = groups or layout_groups(self.layout)
         self._seconds: dict[int, list[OperationTime]] = {}  # by the identity of a layer of the model
         self._time_layers()
@@ -269,20 +269,17 @@ class StepModel:
                 ahead["zero"], back["zero"] = first, gather + scatter
         if self.training.offload == "all":
             # Weights come from the host for each pass, overlapped with the compute of the previous layer.
-            fetched = self.read(self.training.precision.compute * facts.weights.all.total / self.host_link)
+            fetched = self.read(
+                self.slower * self.training.precision.compute * facts.weights.all.total / self.training.host.link
+            )
             ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
         if self.training.host.activations != "none":
             # Out in forward and back in backward, beside the computing.
-            carried = self.read(facts.hosted / self.host_link)
+            carried = self.read(self.slower * facts.hosted / self.training.host.link)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(carried, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(carried, sum(back.values()))
         return time
-
-    @property
-    def host_link(self) -> float:
-        """Bandwidth between a card and its host [byte/s]."""
-        return self.training.host.link / self.machine.efficiencies.slower[0]
 
     def operation_times(self, layer: Layer) -> list[OperationTime]:
         """Return the time of each operation of a layer [s]."""
@@ -465,8 +462,7 @@ class StepModel:
         rate = self.machine.memory("elementwise").forward
         update = self.training.optimizer.moved(self.training.precision) * stays * elements / rate
         if self.training.offload != "none":
-            slower = self.machine.efficiencies.slower[0]
-            update = maximum(update, self.host_update((1 - stays) * elements) * slower)
+            update = maximum(update, self.slower * self.host_update((1 - stays) * elements))
         return self.summed(stage) / rate + update
 
     def host_update(self, elements: Size) -> Size:
@@ -604,7 +600,7 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster) -> tuple[Time, t
     low, high = bounds(
         kind_of(stack=training.framework.stack, experts=model.memory.model.has_experts, tuning=training.tuning),
         tables=machine.efficiencies.basis == "measured",
-        own_run=machine.efficiencies.rescaled,
+        own_run=model.slower != 1.0,
         own_power=cluster.sustained is not None,
     )
     time = Time(
@@ -619,6 +615,6 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster) -> tuple[Time, t
         model_flops=flops.model,
         hardware_flops=flops.hardware,
         tdp=None if gpu.power.tdp is None else gpu.tdp,
-        scale=machine.efficiencies.slower[0],
+        scale=model.slower,
     )
     return time, step.traffic
