@@ -57,7 +57,7 @@ def estimate(
         if cluster.gpus != layout.gpus:
             raise ConfigError(f"the layout needs {layout.gpus} GPUs and the cluster has {cluster.gpus}", key="gpus")
         if scale != 1.0:
-            cluster, efficiencies = slowed(cluster, (scale, scale, scale), efficiencies), None
+            cluster, efficiencies = slowed(cluster, 3 * (scale,), efficiencies), None
     workings = Workings(model, layout, chosen, gpu, cluster, efficiencies)
     if shared is not None:
         workings.share(shared)

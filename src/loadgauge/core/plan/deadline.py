@@ -42,8 +42,7 @@ class Pace(msgspec.Struct, frozen=True):
         if best is None or best.time is None or self.share is None:
             return best
         predicted = best.time.hfu if self.hardware else best.time.mfu
-        slower = predicted / self.share
-        assumed = slowed(case.cluster, (slower, slower, slower), case.efficiencies)
+        assumed = slowed(case.cluster, 3 * (predicted / self.share,), case.efficiencies)
         return msgspec.structs.replace(case, cluster=assumed, efficiencies=None).estimate(best.layout)
 
     @property

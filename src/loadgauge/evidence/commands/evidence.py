@@ -43,5 +43,5 @@ def command(model: str, step: str, release: str, output: str, **flags: Any) -> N
     Path(output).write_text(text, encoding="utf-8")
     click.echo(f"{output} is written, and sent nowhere:\n\n{text}")
     if result.time is not None:
-        taken = parse(step)[0]
-        click.echo(f"A step took {seconds(taken)}, {taken / result.time.step - 1:+.1%} of what is predicted.")
+        more = f"{parse(step)[0] / result.time.step - 1:+.1%} against what is predicted ({seconds(result.time.step)})"
+        click.echo(f"A step took {step}, {more}. --anchor {output} moves later predictions by it.")

@@ -237,7 +237,7 @@ def of_cluster(cluster: Cluster) -> Efficiencies:
     return msgspec.structs.replace(measured, throttle=throttle)
 
 
-def slowed(cluster: Cluster, slower: tuple[float, float, float], kernels: Efficiencies | None = None) -> Cluster:
+def slowed(cluster: Cluster, slower: tuple[float, ...], kernels: Efficiencies | None = None) -> Cluster:
     """Return a cluster whose cards, inner links and network take so many times as long (`Efficiencies.slower`).
 
     kernels: those of its cards, where others than `of_cluster` gives

@@ -14,13 +14,6 @@ from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import rate
 from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
 
-MOVED = ("kernels and hosts", "links inside a node", "links between nodes")
-"""What a run of the user's rescales, in the order of `Efficiencies.slower`."""
-
-
-FAR = ". That is farther off than usual runs are: are the flags those of the run, and its step one of the whole batch?"
-"""Where a run of the user's lies outside the range of its prediction."""
-
 
 def headline(time: Time, counted: str = "tokens") -> str:
     """Return step time, throughput and MFU in one line. counted: what a step has (`setup.unit`)"""
@@ -66,7 +59,9 @@ def moved(setup: Setup, result: Estimate) -> str:
     large = {name: value for name, value in after.parts.items() if value > after.step / 100 and before.parts.get(name)}
     parts = ", ".join(f"{name} {value / before.parts[name]:.3g}x" for name, value in large.items())
     now, was = (f"{seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)})" for time in (after, before))
-    far = "" if before.low / before.step <= after.scale <= before.high / before.step else FAR
+    usual = before.low / before.step <= after.scale <= before.high / before.step
+    asked = "are the flags those of the run, and its step one of the whole batch?"
+    far = "" if usual else f". That is farther off than usual runs are: {asked}"
     return f"By what you measured: {now} instead of {was}: {parts}{far}"
 
 
@@ -74,7 +69,8 @@ def basis(result: Estimate) -> str:
     """Return where the efficiencies behind the times come from."""
     assert result.gpu is not None
     if result.timing.scale != 1.0 and result.cluster is not None:
-        known = zip(MOVED, of_cluster(result.cluster).slower, strict=True)
+        parts = ("kernels and hosts", "links inside a node", "links between nodes")
+        known = zip(parts, of_cluster(result.cluster).slower, strict=True)
         words = (f"{name} take {'' if slower == 1 else f'{slower:.3f} x '}what is predicted" for name, slower in known)
         return f"Rescaled to what you measured or assume: {'; '.join(words)}."
     calibration = efficiencies(result.gpu) if result.cluster is None else of_cluster(result.cluster)
