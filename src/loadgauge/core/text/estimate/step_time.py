@@ -59,9 +59,8 @@ def moved(setup: Setup, result: Estimate) -> str:
     large = {name: value for name, value in after.parts.items() if value > after.step / 100 and before.parts.get(name)}
     parts = ", ".join(f"{name} {value / before.parts[name]:.3g}x" for name, value in large.items())
     now, was = (f"{seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)})" for time in (after, before))
-    usual = before.low / before.step <= after.scale <= before.high / before.step
-    asked = "are the flags those of the run, and its step one of the whole batch?"
-    far = "" if usual else f". That is farther off than usual runs are: {asked}"
+    far = ". That is farther off than usual runs are: are the flags those of the run, and its step one of the whole batch?"
+    far *= not before.low / before.step <= after.scale <= before.high / before.step
     return f"By what you measured: {now} instead of {was}: {parts}{far}"
 
 
