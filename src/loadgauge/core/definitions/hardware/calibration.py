@@ -242,8 +242,8 @@ def slowed(cluster: Cluster, slower: tuple[float, ...], kernels: Efficiencies | 
 
     kernels: those of its cards, where others than `of_cluster` gives
     """
-    known = kernels or of_cluster(cluster)
-    return msgspec.structs.replace(cluster, kernels=msgspec.structs.replace(known, slower=slower))
+    rates = kernels or of_cluster(cluster)
+    return msgspec.structs.replace(cluster, kernels=msgspec.structs.replace(rates, slower=slower))
 
 
 def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[str, Any]:

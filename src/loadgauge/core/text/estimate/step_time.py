@@ -69,8 +69,10 @@ def basis(result: Estimate) -> str:
     assert result.gpu is not None
     if result.timing.scale != 1.0 and result.cluster is not None:
         parts = ("kernels and hosts", "links inside a node", "links between nodes")
-        known = zip(parts, of_cluster(result.cluster).slower, strict=True)
-        words = (f"{name} take {'' if slower == 1 else f'{slower:.3f} x '}what is predicted" for name, slower in known)
+        moved_by = zip(parts, of_cluster(result.cluster).slower, strict=True)
+        words = (
+            f"{name} take {'' if slower == 1 else f'{slower:.3f} x '}what is predicted" for name, slower in moved_by
+        )
         return f"Rescaled to what you measured or assume: {'; '.join(words)}."
     calibration = efficiencies(result.gpu) if result.cluster is None else of_cluster(result.cluster)
     own = result.cluster.sustained if result.cluster is not None else None
