@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from command_line import document, typed
+from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.definitions.job.job import Job
 
 FLAGS = "--gpus 8 --zero 3 --micro-batch 2 --recompute full"
 RUN = f"estimate llama-3.2-1b --gpu h100-sxm5-80gb {FLAGS}"
@@ -104,6 +106,12 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str, gpu: 
     assert found.code == 2
     assert said in found.err
     assert found.err.count("\n") == 1
+
+
+def test_the_flag_is_named_to_whoever_writes_it_otherwise() -> None:
+    with pytest.raises(ConfigError, match="it is measured"):
+        Job.of("gpt2", {"anchor": "anchor.toml"})
+    assert "a file that ends in .toml" in typed("estimate gpt2 --gpu h100-sxm5-80gb --anchor anchor").err
 
 
 def test_a_plan_takes_no_run_of_one_layout() -> None:

@@ -123,7 +123,8 @@ def run(job: Job) -> tuple[Job, str, str]:
     others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
     if len(measures) != 1:
         raise ConfigError(
-            f"name one of {', '.join(MEASURES)}, as in step=12.3s, or {PRODUCT}=612TFLOP/s", key="measured"
+            f"name one of {', '.join(MEASURES)}, as in step=12.3s, or {PRODUCT}=612TFLOP/s, or a file that ends in {FILE}",
+            key="measured",
         )
     unknown = [name for name in others if name not in Job.__struct_fields__ or name in ("model", "gpu", "measured")]
     if unknown:
