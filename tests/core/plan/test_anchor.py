@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from command_line import document, typed
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.definitions.job.job import Job
 
 FLAGS = "--gpus 8 --zero 3 --micro-batch 2 --recompute full"
 RUN = f"estimate llama-3.2-1b --gpu h100-sxm5-80gb {FLAGS}"
@@ -108,9 +106,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str, gpu: 
     assert found.err.count("\n") == 1
 
 
-def test_the_flag_is_named_to_whoever_writes_it_otherwise() -> None:
-    with pytest.raises(ConfigError, match="it is measured"):
-        Job.of("gpt2", {"anchor": "anchor.toml"})
+def test_a_file_of_another_ending_is_told_the_ending() -> None:
     assert "a file that ends in .toml" in typed("estimate gpt2 --gpu h100-sxm5-80gb --anchor anchor").err
 
 
@@ -138,6 +134,13 @@ def test_the_answer_says_by_how_much_it_was_moved(anchor: Path) -> None:
         assert f"forward {after['parts']['forward'] / before['parts']['forward']:.3g}x" in text
         assert "By what you measured" not in typed(f"{ELSEWHERE} {form}").out
     assert after["high"] / after["low"] < before["high"] / before["low"]
+
+
+def test_a_reason_says_that_a_run_moved_it(anchor: Path) -> None:
+    for topic in ("forward", "matmul", "optimizer-time"):
+        out = " ".join(typed(f"{ELSEWHERE} --anchor {anchor} --explain {topic}").out.split())
+        assert f"a run of yours took {0.9 / step(RUN):.3f} x what is predicted" in out
+        assert "a run of yours" not in typed(f"{ELSEWHERE} --explain {topic}").out
 
 
 def test_a_run_far_from_what_is_predicted_is_asked_about(anchor: Path) -> None:

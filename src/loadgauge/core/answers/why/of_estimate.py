@@ -215,6 +215,11 @@ def _lanes(time: Time) -> list[str]:
     return [topic for topic, lane in OF_LANES.items() if time.parts.get(lane)]
 
 
+def _moved(time: Time) -> str:
+    """How much longer kernels and hosts take than is predicted, by a run of the user's; empty without one."""
+    return "" if time.scale == 1 else f" (a run of yours took {time.scale:.3f} x what is predicted)"
+
+
 def _computed(result: Estimate, time: Time, lane: str) -> Reason:
     """Forward, backward, recomputation, or embedding and head."""
     work, passes = result.workings, result.workings.passes
@@ -233,7 +238,7 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
     each = sum(seconds for _, seconds in timed)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
-        "t": ("seconds of its operations in one", each),
+        "t": (f"seconds of its operations in one{_moved(time)}", each),
     }
     rows = sorted(((operation, seconds) for operation, seconds in timed if seconds), key=lambda pair: -pair[1])
     return Reason(
@@ -281,7 +286,7 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
     each = sum(timed.each for timed in bound)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
-        "t": ("seconds of these operations in one", each),
+        "t": (f"seconds of these operations in one{_moved(time)}", each),
     }
     total = passes * each
     lines = [line(f"seconds of {kind} in a step", "m*t", total, "s", legend)]
@@ -399,7 +404,7 @@ def _host(result: Estimate, time: Time) -> Reason:
     each = sum(times * waits for _, times, waits in waiting)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
-        "t": ("seconds that the layers wait in one", each),
+        "t": (f"seconds that the layers wait in one{_moved(time)}", each),
     }
     return Reason(
         topic="host",
@@ -457,7 +462,7 @@ def _optimizer(result: Estimate, time: Time) -> Reason:
         "B": ("bytes read and written an element", training.optimizer.moved(training.precision)),
         "E": ("elements that the rank updates", elements),
         "A": ("bytes moved to add up gradients of micro-batches", model.summed(stage)),
-        "W": ("achieved memory bandwidth [byte/s]", model.machine.memory("elementwise").forward),
+        "W": (f"achieved memory bandwidth [byte/s]{_moved(time)}", model.machine.memory("elementwise").forward),
     }
     return Reason(
         topic="optimizer",

@@ -607,11 +607,7 @@ def fields() -> dict[str, Field]:
 
 def _did_you_mean(name: str) -> str:
     flags = [flag.replace("_", "-") if "-" in name else flag for flag in Job.__struct_fields__[1:]]
-    return (
-        next((f"; it is {flag}" for flag, field in fields().items() if name.replace("_", "-") in field.aliases), "")
-        or suggest(name[:60], flags)
-        or f" (known: {', '.join(flags)})"
-    )
+    return suggest(name[:60], flags) or f" (known: {', '.join(flags)})"
 
 
 WHOLE_RUN = ("tokens", "price", "electricity", "days", "mtbf_hours", "checkpoint_seconds", "restart_seconds")

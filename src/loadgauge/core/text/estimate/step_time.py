@@ -59,8 +59,11 @@ def moved(setup: Setup, result: Estimate) -> str:
     large = {name: value for name, value in after.parts.items() if value > after.step / 100 and before.parts.get(name)}
     parts = ", ".join(f"{name} {value / before.parts[name]:.3g}x" for name, value in large.items())
     now, was = (f"{seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)})" for time in (after, before))
-    far = ". That is farther off than usual runs are: are the flags those of the run, and its step one of the whole batch?"
-    far *= not before.low / before.step <= after.scale <= before.high / before.step
+    far = (
+        ""
+        if before.low / before.step <= after.scale <= before.high / before.step
+        else ". That is farther off than usual runs are: are the flags those of the run, and its step one of the whole batch?"
+    )
     return f"By what you measured: {now} instead of {was}: {parts}{far}"
 
 
@@ -68,8 +71,11 @@ def basis(result: Estimate) -> str:
     """Return where the efficiencies behind the times come from."""
     assert result.gpu is not None
     if result.timing.scale != 1.0 and result.cluster is not None:
-        parts = ("kernels and hosts", "links inside a node", "links between nodes")
-        moved_by = zip(parts, of_cluster(result.cluster).slower, strict=True)
+        moved_by = zip(
+            ("kernels and hosts", "links inside a node", "links between nodes"),
+            of_cluster(result.cluster).slower,
+            strict=True,
+        )
         words = (
             f"{name} take {'' if slower == 1 else f'{slower:.3f} x '}what is predicted" for name, slower in moved_by
         )
