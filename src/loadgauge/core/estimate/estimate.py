@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgauge.core.base.errors import ConfigError, NotStated
-from loadgauge.core.definitions.hardware.calibration import Efficiencies
+from loadgauge.core.definitions.hardware.calibration import Efficiencies, slowed
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.layout.layout import Layout
@@ -56,7 +56,9 @@ def estimate(
         gpu = cluster.gpu if gpu is None else gpu
         if cluster.gpus != layout.gpus:
             raise ConfigError(f"the layout needs {layout.gpus} GPUs and the cluster has {cluster.gpus}", key="gpus")
-    workings = Workings(model, layout, chosen, gpu, cluster, efficiencies, scale)
+        if scale != 1.0:
+            cluster, efficiencies = slowed(cluster, 3 * (scale,), efficiencies), None
+    workings = Workings(model, layout, chosen, gpu, cluster, efficiencies)
     if shared is not None:
         workings.share(shared)
     time, network, untimed = _time(workings)

@@ -65,8 +65,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if card is None and self.gpu is not None:
             with suppress(ConfigError):
                 card = find_gpu(self.gpu)
-        scale = 1.0 if self.time is None else self.time.scale
-        return Workings(self.model, self.layout, self.training, card, self.cluster, scale=scale)
+        return Workings(self.model, self.layout, self.training, card, self.cluster)
 
     @property
     def timing(self) -> Time:

@@ -80,7 +80,7 @@ class TimedOperation(NamedTuple):
 class Workings:
     """Everything behind one estimate: the models whose sums are its totals, for explanations and figures to draw from.
 
-    efficiencies: those to reckon with, else the calibrated ones of the GPU; scale: measured over predicted seconds of a step
+    efficiencies: those to reckon with, else the calibrated ones of the GPU
     """
 
     def __init__(
@@ -91,10 +91,9 @@ class Workings:
         gpu: Gpu | None = None,
         cluster: Cluster | None = None,
         efficiencies: Efficiencies | None = None,
-        scale: float = 1.0,
     ) -> None:
         self.model, self.layout, self.training = model, layout, training
-        self.gpu, self.cluster, self.scale = gpu, cluster, scale
+        self.gpu, self.cluster = gpu, cluster
         if efficiencies is None:
             efficiencies = calibrated("" if gpu is None else gpu.id) if cluster is None else of_cluster(cluster)
         self.efficiencies = efficiencies
@@ -109,7 +108,7 @@ class Workings:
     def rerouted(self, imbalance: float) -> Workings:
         """Return the workings of the same job with another `expert_imbalance`; what routing does not change is shared."""
         layout = msgspec.structs.replace(self.layout, expert_imbalance=imbalance)
-        other = Workings(self.model, layout, self.training, self.gpu, self.cluster, self.efficiencies, self.scale)
+        other = Workings(self.model, layout, self.training, self.gpu, self.cluster, self.efficiencies)
         other.memory = self.memory.rerouted(layout, other.view)
         if layout.fullest is not None:
             there = layout.at_peak
@@ -122,7 +121,7 @@ class Workings:
     def overlapping(self, overlap: Overlap) -> Workings:
         """Return the workings of the same job that hides other communication, which its memory does not depend on."""
         kind = msgspec.structs.replace(self.training, overlap=overlap)
-        other = Workings(self.model, self.layout, kind, self.gpu, self.cluster, self.efficiencies, self.scale)
+        other = Workings(self.model, self.layout, kind, self.gpu, self.cluster, self.efficiencies)
         other.memory = copy(self.memory)
         other.memory.training = kind
         other.flops = self.flops
@@ -219,7 +218,7 @@ class Workings:
     def timed(self) -> tuple[Time, tuple[Traffic, ...]]:
         """Time and traffic of one step. Raises `NotStated` where the GPU lacks a figure that is needed."""
         assert self.cluster is not None
-        return step_time(self.step, self.flops, self.cluster, self.scale)
+        return step_time(self.step, self.flops, self.cluster)
 
     @property
     def passes(self) -> Size:

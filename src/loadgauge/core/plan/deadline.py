@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from loadgauge.core.base import Error, NothingFits, count, days_words
+from loadgauge.core.definitions.hardware.calibration import slowed
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.estimate.time.cost import DAY, gpus_needed
@@ -41,7 +42,8 @@ class Pace(msgspec.Struct, frozen=True):
         if best is None or best.time is None or self.share is None:
             return best
         predicted = best.time.hfu if self.hardware else best.time.mfu
-        return msgspec.structs.replace(case, scale=predicted / self.share).estimate(best.layout)
+        assumed = slowed(case.cluster, 3 * (predicted / self.share,), case.efficiencies)
+        return msgspec.structs.replace(case, cluster=assumed, efficiencies=None).estimate(best.layout)
 
     @property
     def measured(self) -> str | None:

@@ -69,7 +69,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     efficiencies: Efficiencies | None = None
     price: float | None = None
-    scale: float = 1.0
     locks: dict[str, tuple[Any, ...]] | None = None
     others: tuple[Training, ...] = ()
     fleet: Any = None
@@ -113,7 +112,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             self.training,
             cluster=self.cluster,
             efficiencies=self.efficiencies,
-            scale=self.scale,
         )
         mean = with_unsaid(mean, self.others)
         if self.space.lengths is None:

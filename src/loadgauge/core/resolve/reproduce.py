@@ -213,7 +213,7 @@ def _cluster(
         adapter = usual[0]
     try:
         machines_again = cluster(machines.gpu, machines.gpus, gpus_per_node, link, adapter)
-        return msgspec.structs.replace(machines_again, sustained=machines.sustained)
+        return msgspec.structs.replace(machines_again, sustained=machines.sustained, kernels=machines.kernels)
     except Error:
         return None
 

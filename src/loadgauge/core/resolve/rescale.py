@@ -67,14 +67,19 @@ def is_run(job: Job) -> bool:
     return anchor_of(job) is None and bool(_words(job.measured or "").keys() - {PRODUCT, ""})
 
 
-def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
-    """The ratio of the time a measured run took to the time that `predict` gives for it. Raises `ConfigError`.
+def slower(there: Setup, ratio: float) -> tuple[float, float, float]:
+    """Return what a measured run tells of cards, inner links and network (`Efficiencies.slower`): its ratio of what ran, else 1.
 
-    The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
-    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
+    One time does not say which of them made it so, and is taken of all that ran; what did not run stays as predicted.
+    ratio: measured over predicted seconds of a step
     """
-    there, name, text = run(job)
-    time = predict(there)
+    assert there.cluster is not None
+    gpus, domain = there.layout.gpus, there.cluster.links[0].domain
+    return ratio, ratio if gpus > 1 else 1.0, ratio if gpus > domain else 1.0
+
+
+def told(there: Setup, time: Time | None, name: str, text: str) -> tuple[float, float, float]:
+    """Return `slower` of a run that is predicted to take `time`, by one of `MEASURES` and its value. Raises `ConfigError`."""
     if time is None:
         raise ConfigError("there is no predicted time to compare a measured one with", key="measured")
     try:
@@ -95,7 +100,18 @@ def scale(job: Job, predict: Callable[[Job], Time | None]) -> float:
         "hfu": time.hfu,
         "tflops": time.model_flops_per_gpu / 1e12,
     }[name]
-    return value / predicted if name == "step" else predicted / value
+    return slower(there, value / predicted if name == "step" else predicted / value)
+
+
+def measured_by(job: Job, setup_of: Callable[[Job], Setup]) -> tuple[float, float, float]:
+    """Return `slower` of the run that a job names by a measure. Raises `ConfigError`. setup_of: resolves that run
+
+    The text is a measure (`step=12.3s`, `tokens_per_second_per_gpu=9000`, `mfu=0.41`, `tflops=400`) and, after it, the
+    flags in which that run differed from this one (`step=12.3s,gpus=64,tp=4`); `tp=` is a flag that was not given there.
+    """
+    other, name, text = run(job)
+    there = setup_of(other)
+    return told(there, there.estimate().time, name, text)
 
 
 def run(job: Job) -> tuple[Job, str, str]:
@@ -107,7 +123,8 @@ def run(job: Job) -> tuple[Job, str, str]:
     others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
     if len(measures) != 1:
         raise ConfigError(
-            f"name one of {', '.join(MEASURES)}, as in step=12.3s, or {PRODUCT}=612TFLOP/s", key="measured"
+            f"name one of {', '.join(MEASURES)}, as in step=12.3s, or {PRODUCT}=612TFLOP/s, or a file that ends in {FILE}",
+            key="measured",
         )
     unknown = [name for name in others if name not in Job.__struct_fields__ or name in ("model", "gpu", "measured")]
     if unknown:
@@ -171,25 +188,19 @@ class Anchor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         assert self.run is not None
         return Job.of(self.run.model, {"gpus": 1, **self.run.flags, "gpu": self.gpu})
 
-    def scale(self, setup_of: Callable[[Job, ModelSpec], Setup]) -> float:
-        """Return measured over predicted seconds of a step of its run; 1 without a run. Raises `ConfigError`.
+    def slower(self, setup_of: Callable[[Job, ModelSpec], Setup]) -> tuple[float, float, float]:
+        """Return what its run tells of card, links and network; 1 of each without a run. Raises `ConfigError`.
 
         setup_of: resolves the run that was measured
         """
         if self.run is None:
-            return 1.0
-        value, unit = parse(self.run.step, "measured", "second")
-        if unit != "second" or value <= 0:
-            raise ConfigError(f"step cannot be {self.run.step!r} (such as 2.1s)", key="measured")
+            return 1.0, 1.0, 1.0
         job = self.job()
         model = found_model(job).spec
         there = setup_of(job, msgspec.structs.replace(model, pattern=model.pattern[: self.run.layers]))
         if there.cluster is not None:
             there = msgspec.structs.replace(there, cluster=msgspec.structs.replace(there.cluster, kernels=self.kernels))
-        time = there.as_assumed().time
-        if time is None:
-            raise ConfigError("there is no predicted time to compare the anchor's with", key="measured")
-        return value / time.step
+        return told(there, there.as_assumed().time, "step", self.run.step)
 
 
 def anchor_of(job: Job, card: Gpu | None = None) -> Anchor | None:

@@ -12,6 +12,7 @@ from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import above_zero, gib, port, rate
 from loadgauge.core.base.verdict import host_holds
+from loadgauge.core.definitions.hardware.calibration import slowed
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu, card_of, gpu, gpu_ids, with_memory
@@ -51,7 +52,7 @@ from loadgauge.core.resolve.large_runs import (
 )
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.recompute_words import recompute_policy, taken_for
-from loadgauge.core.resolve.rescale import anchor_of, is_run, scale, sustained
+from loadgauge.core.resolve.rescale import anchor_of, is_run, measured_by, sustained
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.resolve.unsaid import (
     attention_of,
@@ -263,11 +264,13 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     )
     if not file:
         setup = with_alternatives(setup, resolve_job)
-    if (anchor := anchor_of(job, card)) is not None:
-        return msgspec.structs.replace(setup, scale=anchor.scale(resolve_job))
-    if job.measured is None or not is_run(job):
+    anchor = anchor_of(job, card)
+    if anchor is None and not is_run(job):
         return setup
-    return msgspec.structs.replace(setup, scale=scale(job, lambda there: resolve_job(there, chosen).estimate().time))
+    slower = (
+        measured_by(job, lambda there: resolve_job(there, chosen)) if anchor is None else anchor.slower(resolve_job)
+    )
+    return msgspec.structs.replace(setup, cluster=machines and slowed(machines, slower))
 
 
 def named_card(job: Job) -> tuple[Gpu | None, dict[str, str]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import parse_count, seconds
+from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.hardware.electricity import grams
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.job import Job
@@ -47,8 +48,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster | None = None
     untimed: str = ""
     """Why there is no cluster, where a GPU is given."""
-    scale: float = 1.0
-    """Measured over predicted step time of the user's measured run."""
     file: str = ""
     """Where the model is another tool's job file: whose, and how its keys were read."""
     others: tuple[Training, ...] = ()
@@ -98,7 +97,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         if chosen is None or (chosen[0].layout.zero == 3 and chosen[0].layout.num_microbatches > 1):
             chosen = min((*([chosen] if chosen else ()), *runs), key=lambda run: _speed(run[0]), default=None)
         # A step that was measured is that of the layout as it stands.
-        if chosen is None and isinstance(tried, list) and tried and self.scale == 1:
+        if (
+            chosen is None
+            and isinstance(tried, list)
+            and tried
+            and (self.cluster is None or of_cluster(self.cluster).slower[0] == 1)
+        ):
             nearest, its = min(tried, key=lambda pair: pair[1].memory.total)
             chosen = nearest.setup._filled(its), nearest.flags
         if chosen is None:
@@ -151,9 +155,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def as_assumed(self, untimed: Estimate | None = None) -> Estimate:
         """Return the estimate of the layout as it stands. untimed: the same without its time, where it is there"""
         workings = None if untimed is None else untimed.workings
-        result = estimate(
-            self.model, self.layout, self.training, self.gpu, self.cluster, scale=self.scale, shared=workings
-        )
+        result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, shared=workings)
         result = result.replace(assumed=self.assumed)
         if self.untimed:
             result = result.replace(untimed=self.untimed)
@@ -187,7 +189,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             waits = (again + operation.gradients) * machine.host if blocking else 0
             slower = (SLOWEST_BACKWARD - 1) * run.seconds.input_gradient if operation.kind == "attention" else 0
             more += float(run.times * (filled + waits + slower))
-        more *= float(self.layout.num_microbatches) * time.scale / time.step
+        more *= float(self.layout.num_microbatches) / time.step
         waited = ", every launch waited for" if blocking else ""
         note = (
             f"{self.job.determinism} (up to {100 * more:.0f} % longer: attention's backward {100 * SLOWEST_BACKWARD - 100:.2g} %,"
@@ -268,7 +270,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Return memory and time to expect of the lengths, padded and padding-free; None without lengths."""
         if self.lengths is None:
             return None
-        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster, scale=self.scale)
+        return forecast(self.model, self.lengths, self.layout, self.training, self.gpu, self.cluster)
 
 
 def _speed(result: Estimate) -> tuple[bool, float]:

@@ -32,8 +32,7 @@ def command(model: str, step: str, release: str, output: str, **flags: Any) -> N
     \b
     loadgauge evidence llama-3.1-8b --gpu h100 --gpus 8 --zero 3 --step 1.2s --card 61GiB
     """
-    counters = {name: flags.pop(name) for name in ("allocated", "reserved", "card")}
-    measured = {"step": step} | {name: text for name, text in counters.items() if text}
+    measured = {"step": step} | {name: text for name in ("allocated", "reserved", "card") if (text := flags.pop(name))}
     for name, text in measured.items():
         unit = "second" if name == "step" else "byte"
         if parse(text, name, unit)[1] != unit:
@@ -43,5 +42,7 @@ def command(model: str, step: str, release: str, output: str, **flags: Any) -> N
     Path(output).write_text(text, encoding="utf-8")
     click.echo(f"{output} is written, and sent nowhere:\n\n{text}")
     if result.time is not None:
-        taken = parse(step)[0]
-        click.echo(f"A step took {seconds(taken)}, {taken / result.time.step - 1:+.1%} of what is predicted.")
+        click.echo(
+            f"A step took {step}, {parse(step)[0] / result.time.step - 1:+.1%} against what is predicted"
+            f" ({seconds(result.time.step)}). --anchor {output} moves later predictions by it."
+        )

@@ -70,16 +70,15 @@ def _rows(name: str, anchor: Anchor) -> list[Run]:
         "hardware": anchor.gpu,
         "layout": job.flags(),
         "job": job,
+        "overrides": Overrides(**changes),
     }
-    same["overrides"] = Overrides(**changes)
     counters = {"allocated": "allocated", "reserved": "reserved", "card": "device"}
-    shown = [(kind, counter, getattr(run, kind)) for kind, counter in counters.items()]
     weighed = [
         Run(
             id=f"{name}-{kind}", counter=Counter.parse(counter),
             measured=Measured(peak_memory_gib=parse_size(text)[0] / GIB), **same,
         )
-        for kind, counter, text in shown if text
+        for kind, counter in counters.items() if (text := getattr(run, kind))
     ]  # fmt: skip
     return [Run(id=name, measured=Measured(step_time_s=parse_size(run.step)[0]), **same), *weighed]
 

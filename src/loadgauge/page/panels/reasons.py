@@ -239,7 +239,7 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
     drawn = next((row for row in lanes(result) or () if row["lane"] == lane), None)
     if drawn is None:
         raise _none(f"lane/{lane}")
-    seconds, scale = drawn["seconds"], result.timing.scale
+    seconds = drawn["seconds"]
     if lane in KINDS:
         behind = reason_of(result, lane)
         timed = sorted(
@@ -262,7 +262,7 @@ def _lane(result: Estimate, lane: str) -> dict[str, Any]:
     steps = [
         Step(
             row.what,
-            scale * row.exposed_seconds,
+            row.exposed_seconds,
             note=f"{row.calls_per_step:g} x {row.collective}, {row.ranks} ranks",
         )
         for row in rows

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from loadgauge.core.base import seconds
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Whole
 from loadgauge.core.command_line.options.spoken import Spoken
@@ -28,8 +29,9 @@ from loadgauge.pytorch.commands.torch_options import calibrated, job_options, sc
 def command(model: str, gpu: str, output: str, device: str, layers: int | None, steps: int, **flags: Any) -> None:
     """Time this card's kernels and some steps of MODEL, and write a file by which `estimate`, `plan` and `fleet` move times.
 
-    Two minutes. Under torchrun collectives are timed too. A job that trains with another framework than plain PyTorch is
-    anchored by a step of its own: write its flags and its step into the file, in place of those of [run].
+    Two minutes. The steps are of one card; under torchrun collectives inside the node are timed too. A job that trains with
+    another framework than plain PyTorch is anchored by a step of its own: write its flags and its step into the file, in place
+    of those of [run].
 
     \b
     loadgauge anchor llama-3.1-8b --layers 4 --recompute full --gpu h100-sxm5-80gb
@@ -45,4 +47,6 @@ def command(model: str, gpu: str, output: str, device: str, layers: int | None, 
 
     measured = in_child(measure_request, Request(job, device, layers), script_output(model), timed=steps)
     Path(output).write_text(anchor_text(job, layers, card, calibration, measured), encoding="utf-8")
-    click.echo(f"{output}: give it as --anchor {output}")
+    click.echo(
+        f"A step took {seconds(measured.step or 0.0)}. --anchor {output} moves predictions for {card.id} by it and by its kernels."
+    )

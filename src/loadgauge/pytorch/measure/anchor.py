@@ -16,19 +16,18 @@ def anchor_text(job: Job, layers: int | None, card: Gpu, calibration: Calibratio
 
     layers: how many of the model's ran; None: all
     """
-    run = tomlkit.table()
-    run["model"], run["step"] = job.model, f"{measured.step}s"
-    if layers is not None:
-        run["layers"] = layers
     shown = {"allocated": measured.peak, "reserved": measured.reserved, "card": measured.device_total}
-    run.update({name: gib(nbytes, 3) for name, nbytes in shown.items() if nbytes is not None})
-    optimizer = OPTIMIZERS[str(job.optimizer or "adamw")][0]
-    flags = tomlkit.table()
     own = {name: getattr(job, name) for name in STEP if getattr(job, name) is not None}
-    flags.update({"precision": "bf16-pure", **own, "optimizer": optimizer, "framework": "huggingface"})
-    run["flags"] = flags
-    document = tomlkit.document()
-    document.add(tomlkit.comment("Made by `loadgauge anchor`; --anchor takes it. Memory is that of this run alone."))
-    document.update({"gpu": card.id, "date": calibration.efficiencies.date, "torch": calibration.torch, "run": run})
-    document["kernels"] = tomlkit.parse(text(calibration))
-    return tomlkit.dumps(document)
+    optimizer = OPTIMIZERS[str(job.optimizer or "adamw")][0]
+    run = {
+        "model": job.model,
+        "step": f"{measured.step}s",
+        **({} if layers is None else {"layers": layers}),
+        **{name: gib(nbytes, 3) for name, nbytes in shown.items() if nbytes is not None},
+        "flags": {"precision": "bf16-pure", **own, "optimizer": optimizer, "framework": "huggingface"},
+    }
+    about = {"gpu": card.id, "date": calibration.efficiencies.date, "torch": calibration.torch}
+    document = about | {"run": run, "kernels": tomlkit.parse(text(calibration))}
+    return (
+        f"# Made by `loadgauge anchor`; --anchor takes it. Memory is that of this run alone.\n{tomlkit.dumps(document)}"
+    )

@@ -255,7 +255,7 @@ def text(calibration: Calibration) -> str:
     ]
     tables = ("attention", "memory", "wires")
     for name in Efficiencies.__struct_fields__:
-        if name not in (*tables, "figures", "how"):
+        if name not in (*tables, "figures", "how", "slower"):
             value = getattr(efficiencies, name)
             lines.append(f"{name} = {_value(value)}")
     for name in tables:

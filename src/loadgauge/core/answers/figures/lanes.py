@@ -62,7 +62,7 @@ def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     computing = sum(time.parts[lane] for lane in COMPUTE)
     seconds = dict(zip(KINDS, apportion(computing, list(work.values())), strict=True))
     seconds.update((lane, time.parts[lane]) for lane in REST)
-    hidden = sums((row.lane, time.scale * max(0.0, row.seconds - row.exposed_seconds)) for row in result.network)
+    hidden = sums((row.lane, max(0.0, row.seconds - row.exposed_seconds)) for row in result.network)
     components, start = [], 0.0
     for lane, value in seconds.items():
         beside = hidden.get(lane, 0.0)

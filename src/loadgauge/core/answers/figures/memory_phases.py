@@ -21,9 +21,9 @@ def moments(result: Estimate) -> dict[str, Any]:
     Each row of the curve: seconds (in units of a forward where none are known), then bytes by part. Its highest point is
     the peak where enough micro-batches are drawn to reach it (`reaches_peak`).
     """
-    memory, scale = result.memory, result.workings.scale
+    memory = result.memory
     rows = [
-        [seconds * scale, *(moment.parts[part] for part in PARTS[:-1]), memory.parts["outside"]]
+        [seconds, *(moment.parts[part] for part in PARTS[:-1]), memory.parts["outside"]]
         for seconds, moment in curve(result)
     ]
     peak = max(sum(row[1:]) for row in rows)
@@ -61,7 +61,7 @@ def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
 
 
 def curve(result: Estimate) -> Iterator[tuple[float, Moment]]:
-    """Yield the worst rank's way through its schedule: seconds, before `Workings.scale`, and the moment."""
+    """Yield the worst rank's way through its schedule: seconds and the moment."""
     played = result.workings.play(_batches(result), timed=result.time is not None)
     return _curve(result.workings.worst.rank, played.events(result.memory.rank.stage), played.total)
 

@@ -20,11 +20,11 @@ def roofline(result: Estimate) -> dict[str, Any] | None:
     workings = result.workings
     points: dict[tuple[str, str], dict[str, Any]] = {}
     for timed in workings.operations:
-        operation, seconds = timed.operation, timed.seconds.forward * workings.scale
+        operation, seconds = timed.operation, timed.seconds.forward
         if not seconds:
             continue
         flops, nbytes = operation.forward_flops * operation.computed_share, operation.hbm_bytes()
-        step = timed.each * workings.passes * workings.scale
+        step = timed.each * workings.passes
         key = timed.layer.removesuffix(" run again in backward"), operation.name
         if key in points:
             points[key]["step_seconds"] += step

@@ -26,7 +26,7 @@ def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
     `step_bubble` is the share of the whole step, by the estimate. Without a known time, a forward takes 1.
     """
     layout, workings = result.layout, result.workings
-    memory, scale = workings.memory, workings.scale
+    memory = workings.memory
     stages = layout.pp if whole else min(layout.pp, STAGES)
     most = (MOST if whole else CELLS) // (2 * layout.chunks * stages)
     batches = playable(layout, max(2, most if whole else min(MICROBATCHES, most)))
@@ -45,9 +45,7 @@ def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
         for event, flight in zip(events, flights(events, played.order.chunks), strict=True):
             if flight not in kept:
                 kept[flight] = live(flight, bytes_of[key])
-            cells.append(
-                [index, event.start * scale, event.end * scale, event.kind, event.microbatch, event.chunk, kept[flight]]
-            )
+            cells.append([index, event.start, event.end, event.kind, event.microbatch, event.chunk, kept[flight]])
     time = result.time
     return {
         "schedule": layout.schedule,
@@ -58,7 +56,7 @@ def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
         "chunks": played.order.chunks,
         "columns": COLUMNS,
         "cells": cells,
-        "seconds": played.total * scale,
+        "seconds": played.total,
         "bubble": played.bubble_fraction,
         "step_bubble": None if time is None else time.parts["bubble"] / time.step,
         "timed": time is not None,

@@ -60,7 +60,7 @@ def dots(result: Estimate, trace: Found, model: str) -> dict[str, Any]:
         if not moments or not times:
             continue
         highest, outside = max(moments, key=lambda moment: moment.total), memory.parts["outside"]
-        at = max(times, key=lambda one: one[0])[1] * result.workings.scale
+        at = max(times, key=lambda one: one[0])[1]
         estimated = None if phase == FORWARD else highest.total - highest.parts["outside"]
         placed.append(
             {

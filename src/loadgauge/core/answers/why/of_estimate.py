@@ -215,6 +215,11 @@ def _lanes(time: Time) -> list[str]:
     return [topic for topic, lane in OF_LANES.items() if time.parts.get(lane)]
 
 
+def _moved(time: Time) -> str:
+    """How much longer kernels and hosts take than is predicted, by a run of the user's; empty without one."""
+    return "" if time.scale == 1 else f" (a run of yours took {time.scale:.3f} x what is predicted)"
+
+
 def _computed(result: Estimate, time: Time, lane: str) -> Reason:
     """Forward, backward, recomputation, or embedding and head."""
     work, passes = result.workings, result.workings.passes
@@ -233,10 +238,8 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
     each = sum(seconds for _, seconds in timed)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
-        "t": ("seconds of its operations in one", each),
-        "k": ("measured over predicted time of your run", time.scale),
+        "t": (f"seconds of its operations in one{_moved(time)}", each),
     }
-    letters = "m*t" if time.scale == 1 else "m*t*k"
     rows = sorted(((operation, seconds) for operation, seconds in timed if seconds), key=lambda pair: -pair[1])
     return Reason(
         topic=lane,
@@ -245,13 +248,13 @@ def _computed(result: Estimate, time: Time, lane: str) -> Reason:
         unit="s",
         basis=result.basis["time"],
         rule="the seconds of its operations, one after the other, on the slowest stage",
-        lines=(line(f"seconds of {lane}", letters, time.parts[lane], "s", legend),),
+        lines=(line(f"seconds of {lane}", "m*t", time.parts[lane], "s", legend),),
         columns=("operation", "times", "seconds in a step", "share"),
         rows=tuple(
             (
                 f"{operation.layer}: {operation.operation.name}",
                 float(operation.times),
-                float(passes * seconds * time.scale),
+                float(passes * seconds),
                 seconds / each,
             )
             for operation, seconds in rows[:ROWS]
@@ -283,11 +286,10 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
     each = sum(timed.each for timed in bound)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
-        "k": ("measured over predicted time of your run", time.scale),
-        "t": ("seconds of these operations in one", each),
+        "t": (f"seconds of these operations in one{_moved(time)}", each),
     }
-    total = passes * each * time.scale
-    lines = [line(f"seconds of {kind} in a step", "m*t*k", total, "s", legend)]
+    total = passes * each
+    lines = [line(f"seconds of {kind} in a step", "m*t", total, "s", legend)]
     first = bound[0].operation
     if kind == "matmul" and first.weights:
         gemm = first.gemms[0]
@@ -334,7 +336,7 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
             (
                 f"{timed.layer}: {timed.operation.name}",
                 float(timed.times),
-                float(passes * timed.each * time.scale),
+                float(passes * timed.each),
                 float(timed.operation.forward_flops),
                 float(timed.operation.hbm_bytes()),
             )
@@ -402,8 +404,7 @@ def _host(result: Estimate, time: Time) -> Reason:
     each = sum(times * waits for _, times, waits in waiting)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),
-        "k": ("measured over predicted time of your run", time.scale),
-        "t": ("seconds that the layers wait in one", each),
+        "t": (f"seconds that the layers wait in one{_moved(time)}", each),
     }
     return Reason(
         topic="host",
@@ -412,9 +413,9 @@ def _host(result: Estimate, time: Time) -> Reason:
         unit="s",
         basis=result.basis["time"],
         rule="a layer's launches at the host's seconds for each, beyond what the GPU computes of the layer meanwhile",
-        lines=(line("seconds of waiting for the host", "m*t*k", time.parts["host"], "s", legend),),
+        lines=(line("seconds of waiting for the host", "m*t", time.parts["host"], "s", legend),),
         columns=("layer", "times", "seconds in a step"),
-        rows=tuple((name, float(times), float(passes * times * waits * time.scale)) for name, times, waits in waiting),
+        rows=tuple((name, float(times), float(passes * times * waits)) for name, times, waits in waiting),
         notes=("larger micro-batches, torch.compile and CUDA graphs shorten it",),
     )
 
@@ -461,8 +462,7 @@ def _optimizer(result: Estimate, time: Time) -> Reason:
         "B": ("bytes read and written an element", training.optimizer.moved(training.precision)),
         "E": ("elements that the rank updates", elements),
         "A": ("bytes moved to add up gradients of micro-batches", model.summed(stage)),
-        "W": ("achieved memory bandwidth [byte/s]", model.machine.memory("elementwise").forward),
-        "k": ("measured over predicted time of your run", time.scale),
+        "W": (f"achieved memory bandwidth [byte/s]{_moved(time)}", model.machine.memory("elementwise").forward),
     }
     return Reason(
         topic="optimizer",
@@ -471,7 +471,7 @@ def _optimizer(result: Estimate, time: Time) -> Reason:
         unit="s",
         basis=result.basis["time"],
         rule="gradients are read twice, master weights and moments read and written; offloaded, host and PCIe bound it",
-        lines=(line("seconds of the update", "(B*E + A)/W*k", time.parts["optimizer"], "s", legend),),
+        lines=(line("seconds of the update", "(B*E + A)/W", time.parts["optimizer"], "s", legend),),
         sources=_kernels(result),
     )
 

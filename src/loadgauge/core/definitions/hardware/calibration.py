@@ -101,6 +101,8 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     basis: `measured` on this GPU, or `assumed`; how: in words, for a GPU without measurements of its own
     figures: where the figures come from, by their names
+    slower: measured over predicted seconds, by a run of the user's: of what a card and its host do, of links inside a domain, of
+        the network between domains
     """
 
     gpu: str
@@ -148,6 +150,7 @@ class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     date: str = ""
     float32: float = 0.75
     figures: dict[str, Figure] = {}
+    slower: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
 class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,6 +235,15 @@ def of_cluster(cluster: Cluster) -> Efficiencies:
             key="measured",
         )
     return msgspec.structs.replace(measured, throttle=throttle)
+
+
+def slowed(cluster: Cluster, slower: tuple[float, ...], kernels: Efficiencies | None = None) -> Cluster:
+    """Return a cluster whose cards, inner links and network take so many times as long (`Efficiencies.slower`).
+
+    kernels: those of its cards, where others than `of_cluster` gives
+    """
+    rates = kernels or of_cluster(cluster)
+    return msgspec.structs.replace(cluster, kernels=msgspec.structs.replace(rates, slower=slower))
 
 
 def transferred(card: Gpu | None, common: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -115,7 +115,6 @@ def forecast(
     cluster: Cluster | None = None,
     *,
     efficiencies: Efficiencies | None = None,
-    scale: float = 1.0,
 ) -> Forecast:
     """Forecast micro-batches of `layout.micro_batch` sequences of these lengths, by method; see `estimate` for the rest.
 
@@ -135,7 +134,7 @@ def forecast(
         assert expected.pairs is not None
         row = Row(method=method, tokens=expected.tokens, pairs=expected.pairs)
         try:
-            result = estimate(model, expected, how, gpu, cluster, efficiencies=efficiencies, scale=scale)
+            result = estimate(model, expected, how, gpu, cluster, efficiencies=efficiencies)
         except NotModelled as error:
             rows.append(msgspec.structs.replace(row, reason=str(error)))
             continue

@@ -161,6 +161,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, eq=False):  # each is it
     rails: whether adapter i of every domain of a pod hangs on the same leaf switch: traffic between GPUs of the same place
         stays on it, other traffic passes the oversubscribed part
     tiers: of a topology, beyond the domain; they take the place of `outer_bandwidth` and of the three above
+    slower: factors on the seconds of what stays inside a domain, and of what leaves it (`Efficiencies.slower`)
     """
 
     domain: int
@@ -180,6 +181,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, eq=False):  # each is it
     outer_root: float = 0.0
     dispatch_link: float = 0.0
     tiers: tuple[Tier, ...] = ()
+    slower: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
     def of(cls, cluster: Cluster, efficiencies: Efficiencies, *, rails: bool = False) -> Fabric:
@@ -220,6 +222,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, eq=False):  # each is it
             outer_root=0.0 if torus else efficiencies.outer_root,
             dispatch_link=efficiencies.dispatch_link,
             tiers=() if cluster.topology is None else cluster.topology.cut(cluster.gpus, inner.domain).beyond,
+            slower=efficiencies.slower[1:],
         )
 
     @property
@@ -354,7 +357,7 @@ def seconds(
         raise ConfigError(f"unknown algorithm {algorithm!r} (known: {', '.join(ALGORITHMS)})")
     n, m, d = group.ranks, group.members(fabric.domain), group.domains(fabric.domain)
     outer = fabric.outer_for(group)
-    alone = where(n > 1, 1, 0)
+    alone = where(n > 1, where(d > 1, fabric.slower[1], fabric.slower[0]), 0)
     if kind == "send_recv":
         return alone * where(
             d > 1, fabric.between(group, "one") + nbytes / outer, fabric.inner_latency + nbytes / fabric.inner

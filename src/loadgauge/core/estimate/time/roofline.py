@@ -190,10 +190,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             norm="fused" if own else training.kernels.norm_kernel,
             loss="loss" if training.kernels.loss in FUSED_LOSSES else "elementwise",
             software=factor(experts=experts, low_precision=low is not None, graphs=training.overlap.launch).factor
-            * kind_of(stack=training.framework.stack, experts=experts, tuning=training.tuning).factor,
+            * kind_of(stack=training.framework.stack, experts=experts, tuning=training.tuning).factor
+            * efficiencies.slower[0],
             host=host_seconds(
                 "graphs" if training.overlap.launch else "compiled" if training.kernels.compiled else "eager"
-            ),
+            )
+            * efficiencies.slower[0],
             plain=training.precision.activation == 4,
             tf32=0.0 if gpu.peaks.tf32 is None else gpu.peaks.tf32.value / peak,
             single=gpu.peak("fp32") if gpu.peaks.fp32 else peak,
@@ -440,7 +442,7 @@ def _routing(operation: Operation, machine: Machine) -> Size:
     """Return the seconds of sorting the copies of tokens by expert: with a host that waits for their numbers, or without."""
     measured = machine.efficiencies
     if not machine.graphs:
-        return measured.routing
+        return measured.routing * measured.slower[0]
     copies = sum(tensor.numel for tensor in operation.keeps)
     return (measured.expert_start + measured.expert_copy * copies) * machine.software
 

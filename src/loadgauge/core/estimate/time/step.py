@@ -113,7 +113,8 @@ class Time(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: of one step, over all GPUs; peak_flops: the dense 16-bit peak of one GPU [FLOP/s], the base of MFU and HFU; that of
     float32 where products run in it, of TF32 where most are convolutions
-    stage: the slowest pipeline stage; tdp: of one GPU [W]; scale: measured over predicted seconds, by a run of the user's
+    stage: the slowest pipeline stage; tdp: of one GPU [W]
+    scale: measured over predicted seconds of what a card does, by a run of the user's
     """
 
     step: float
@@ -176,7 +177,7 @@ class StepModel:
     ) -> None:
         self.memory, self.machine, self.fabric = memory, machine, fabric
         self.layout, self.training = memory.layout, memory.training
-        self.overlap = self.training.overlap
+        self.overlap, self.slower = self.training.overlap, machine.efficiencies.slower[0]
         self.groups = groups or layout_groups(self.layout)
         self._seconds: dict[int, list[OperationTime]] = {}  # by the identity of a layer of the model
         self._time_layers()
@@ -268,12 +269,14 @@ class StepModel:
                 ahead["zero"], back["zero"] = first, gather + scatter
         if self.training.offload == "all":
             # Weights come from the host for each pass, overlapped with the compute of the previous layer.
-            fetched = self.read(self.training.precision.compute * facts.weights.all.total / self.training.host.link)
+            fetched = self.read(
+                self.slower * self.training.precision.compute * facts.weights.all.total / self.training.host.link
+            )
             ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
         if self.training.host.activations != "none":
             # Out in forward and back in backward, beside the computing.
-            carried = self.read(facts.hosted / self.training.host.link)
+            carried = self.read(self.slower * facts.hosted / self.training.host.link)
             ahead["zero"] = ahead.get("zero", 0) + self.shown(carried, sum(ahead.values()))
             back["zero"] = back.get("zero", 0) + self.shown(carried, sum(back.values()))
         return time
@@ -459,7 +462,7 @@ class StepModel:
         rate = self.machine.memory("elementwise").forward
         update = self.training.optimizer.moved(self.training.precision) * stays * elements / rate
         if self.training.offload != "none":
-            update = maximum(update, self.host_update((1 - stays) * elements))
+            update = maximum(update, self.slower * self.host_update((1 - stays) * elements))
         return self.summed(stage) / rate + update
 
     def host_update(self, elements: Size) -> Size:
@@ -589,25 +592,22 @@ def step_tokens(layout: Layout) -> float:
     return float(layout.tokens * layout.num_microbatches * layout.dp)
 
 
-def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1.0) -> tuple[Time, tuple[Traffic, ...]]:
-    """Return the time of one step [s] and its traffic.
-
-    scale: measured over predicted seconds, by which every time is corrected
-    """
+def step_time(model: StepModel, flops: Flops, cluster: Cluster) -> tuple[Time, tuple[Traffic, ...]]:
+    """Return the time of one step [s] and its traffic."""
     gpu, machine = cluster.gpu, model.machine
     step = model.step()
     training = model.training
     low, high = bounds(
         kind_of(stack=training.framework.stack, experts=model.memory.model.has_experts, tuning=training.tuning),
         tables=machine.efficiencies.basis == "measured",
-        own_run=scale != 1.0,
+        own_run=model.slower != 1.0,
         own_power=cluster.sustained is not None,
     )
     time = Time(
-        step=step.step * scale,
-        low=step.step * scale * low,
-        high=step.step * scale * high,
-        parts={lane: value * scale for lane, value in step.parts.items()},
+        step=float(step.step),
+        low=step.step * low,
+        high=step.step * high,
+        parts={lane: float(value) for lane, value in step.parts.items()},
         stage=step.stage,
         tokens=step_tokens(model.layout),
         gpus=model.layout.gpus,
@@ -615,6 +615,6 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
         model_flops=flops.model,
         hardware_flops=flops.hardware,
         tdp=None if gpu.power.tdp is None else gpu.tdp,
-        scale=scale,
+        scale=model.slower,
     )
     return time, step.traffic

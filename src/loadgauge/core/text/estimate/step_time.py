@@ -59,14 +59,27 @@ def moved(setup: Setup, result: Estimate) -> str:
     large = {name: value for name, value in after.parts.items() if value > after.step / 100 and before.parts.get(name)}
     parts = ", ".join(f"{name} {value / before.parts[name]:.3g}x" for name, value in large.items())
     now, was = (f"{seconds(time.step)} ({seconds(time.low)} to {seconds(time.high)})" for time in (after, before))
-    return f"By what you measured: {now} instead of {was}: {parts}"
+    far = (
+        ""
+        if before.low / before.step <= after.scale <= before.high / before.step
+        else ". That is farther off than usual runs are: are the flags those of the run, and its step one of the whole batch?"
+    )
+    return f"By what you measured: {now} instead of {was}: {parts}{far}"
 
 
 def basis(result: Estimate) -> str:
     """Return where the efficiencies behind the times come from."""
     assert result.gpu is not None
-    if result.timing.scale != 1.0:
-        return f"Rescaled to what you measured or assume: predicted times are multiplied by {result.timing.scale:.3f}."
+    if result.timing.scale != 1.0 and result.cluster is not None:
+        moved_by = zip(
+            ("kernels and hosts", "links inside a node", "links between nodes"),
+            of_cluster(result.cluster).slower,
+            strict=True,
+        )
+        words = (
+            f"{name} take {'' if slower == 1 else f'{slower:.3f} x '}what is predicted" for name, slower in moved_by
+        )
+        return f"Rescaled to what you measured or assume: {'; '.join(words)}."
     calibration = efficiencies(result.gpu) if result.cluster is None else of_cluster(result.cluster)
     own = result.cluster.sustained if result.cluster is not None else None
     others = (f"x {kind_of(tuning=name).factor:.2f} under --tuning {name}" for name in TUNINGS if name != USUAL)
