@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Untrained, read_data, read_text
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base import ConfigError, Untrained, read_data, read_table, read_text
+from loadgauge.core.base.files import is_command, place_of, read_start
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
@@ -43,7 +44,8 @@ from loadgauge.job_files.ideas import (
 )
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.calls import untrained
-from loadgauge.job_files.reading.configured import UNWRAPPED, Over, configured, launch_options, unwrapped
+from loadgauge.job_files.reading.configured import Over, configured, launch_options
+from loadgauge.job_files.reading.held import HEAD, LONGEST, Part, held, own_words
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed, Without
@@ -52,6 +54,12 @@ from loadgauge.job_files.reading.shell import Shell
 LARGEST_FILE = 100_000  # bytes; a job file has some thousands
 LARGEST_NOTEBOOK = 5_000_000
 """Bytes of a notebook, which may hold the pictures that it printed."""
+NESTED = ("json", "toml", "yaml")
+OWN = re.compile(rf"(?:^|[\s.\"'{{,])(?:{'|'.join(read_table('containers.toml')['own'])}|per_device_train_batch_size|trainer|model)\b")
+"""Words of settings that people choose themselves."""
+LOGS = (".log", ".out", ".err", ".txt")
+MOST_SHOWN = 6
+"""Runs of a file that an error names."""
 SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
 OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
@@ -65,6 +73,8 @@ STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 """Words of a configuration's name that say the stage of ZeRO."""
 STATE = ("weights", "gradients", "optimizer", "gathered")
 """Parts of the memory that a stage of ZeRO shares out."""
+WORLD = ("global_world_size", "world_size", "capabilities.n_gpu")
+"""Keys in which a run wrote down how many GPUs it had."""
 LAUNCHED_WITH = "config_file"  # the option of `accelerate launch` that names its configuration
 ALIKE: dict[str, Any] = {
     "lora_rank": 0, "adapter": "lora", **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
@@ -118,7 +128,44 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(path: str | Path) -> str:
     """The text of a job file, or a command itself. Raises `ConfigError` for no regular file, one too large, or not UTF-8."""
-    return str(path) if is_command(str(path)) else unwrapped(read_text(path, largest(str(path))))
+    if is_command(str(path)):
+        return str(path)
+    place, name = place_of(str(path))
+    text = read_whole(place)
+    several = held(text, place)
+    if name and name not in {part.name for part in several}:
+        known = ", ".join(part.name for part in several[:MOST_SHOWN]) or "none"
+        raise ConfigError(f"holds no run {name!r} (known: {known})", file=place)
+    found = [part for part in several if (not name or part.name == name) and starts(part)]
+    found = found or [part for part in several if part.name == name]
+    if len(found) > 1:
+        commands = [f"`loadgauge {shlex.quote(f'{place}:{part.name}')}`" for part in found[:MOST_SHOWN]]
+        more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+        raise ConfigError(f"holds {len(found)} runs; give one: {', '.join(commands)}{more}", file=place)
+    if found:
+        return found[0].whole
+    return in_own_words(text, place) if OWN.search(text) and SYNTAXES.get(Path(place).suffix.lower()) in NESTED else text
+
+
+def starts(part: Part) -> bool:
+    """Return whether a part is of a run that is known, or a command that trains by options."""
+    try:
+        if recognise_text(part.text, part.syntax) is not None:
+            return True
+        line = Argv(part.text) if part.syntax == "argv" else None
+    except ConfigError:
+        return part.syntax == "argv"
+    return line is not None and not line.idle and len(line.options) > 1 and " train" in f" {' '.join(line.program)}"
+
+
+def read_whole(file: str) -> str:
+    """The text of a file, of a log its beginning. Raises `ConfigError`."""
+    if Path(file).suffix.lower() not in LOGS:
+        return read_text(file, largest(file))
+    content = read_start(file, LONGEST)
+    if b"\0" in content[:1000]:
+        raise ConfigError("is not text in UTF-8", file=file)
+    return content[:LONGEST].decode("utf-8-sig", errors="replace")
 
 
 def largest(file: str) -> int:
@@ -129,7 +176,9 @@ def largest(file: str) -> int:
 def syntax_of(text: str, file: str) -> str:
     if is_command(text) and "\n" not in text:
         return "argv"
-    if (suffix := Path(file).suffix.lower()) in SYNTAXES and not text.startswith(UNWRAPPED):
+    if (part := HEAD.match(text)) is not None:
+        return part[1]
+    if (suffix := Path(file).suffix.lower()) in SYNTAXES:
         return SYNTAXES[suffix]
     start = text.lstrip()
     if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
@@ -210,6 +259,23 @@ def recognise_text(
     return chosen
 
 
+def in_own_words(text: str, file: str) -> str:
+    """A file whose sections and words are one's own, as the command of a trainer; any other text as it is."""
+    syntax = syntax_of(text, file)
+    try:
+        parsed, chosen = document(text, syntax), recognise_text(text, syntax, file)
+        if chosen is not None and chosen.name not in ("trl", "transformers", "automodel", "nemo-rl"):
+            return text
+        words, names = read_table("containers.toml")["own"], parsed.names()
+        of_trainer = any(name.startswith(("trainer.devices", "trainer.accumulate_grad", "trainer.num_nodes")) for name in names)
+        own = chosen is None or any(name in words and name not in chosen.known for name in names)
+        command = own_words(parsed.root) if of_trainer or own else ""  # type: ignore[attr-defined]
+        known = command and recognise_text(command, "argv") is not None
+    except ConfigError:
+        return text
+    return f"#!held argv: its sections and words are one's own, and read as a trainer's\n{command}" if known else text
+
+
 def named_documents(text: str, file: str = "") -> list[str]:
     """The DeepSpeed configurations that a job file names; empty where no dialect knows the file."""
     syntax = syntax_of(text, file)
@@ -257,6 +323,7 @@ def read(
     syntax = syntax_of(text, file)
     opens = "" if alone else file
     chosen = recognise_text(text, syntax, opens, variables) if name is None else dialect_of(name)
+    told_whole = HEAD.match(text)
     if chosen is None and syntax == "python":
         raise ConfigError(untrained(text, Path(file).name or "FILE.py"), file=file)
     program, line = None, Argv(text, outside=variables, file=file) if chosen is None and syntax == "argv" else None
@@ -289,6 +356,8 @@ def read(
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
     # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
+    if told_whole is not None:
+        remarks = (*remarks, told_whole[2])
     if whole.dropped:
         remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
     if not alone:
@@ -303,10 +372,10 @@ def read(
     if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & {*facts, *listed}:
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
-    told = getattr(keys.document, "processes", None)
+    told = getattr(keys.document, "processes", None) or next(filter(None, map(keys.whole, WORLD)), None)
     if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")
-    own = syntax != "argv" or text.startswith(UNWRAPPED)
+    own = syntax != "argv" or told_whole is not None
     if own and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
         for name, fact in announced(text).items():
             facts[name] = fact
