@@ -45,7 +45,7 @@ from loadgauge.job_files.ideas import (
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.calls import untrained
 from loadgauge.job_files.reading.configured import Over, configured, launch_options
-from loadgauge.job_files.reading.held import HEAD, LONGEST, Part, held, own_words
+from loadgauge.job_files.reading.held import HEAD, LONGEST, Part, held, options_of, own_words
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
 from loadgauge.job_files.reading.renamed import Renamed, Without
@@ -57,6 +57,11 @@ LARGEST_NOTEBOOK = 5_000_000
 NESTED = ("json", "toml", "yaml")
 OWN = re.compile(rf"(?:^|[\s.\"'{{,])(?:{'|'.join(read_table('containers.toml')['own'])}|per_device_train_batch_size|trainer|model)\b")
 """Words of settings that people choose themselves."""
+OWN_WORDS = "its sections and words are one's own, and read as a trainer's"
+PLAIN_TAG = re.compile(r"!!python/(?:object(?:/new)?:[\w.]*(?:Namespace|AttributeDict)|tuple)(?=\s)")
+"""Tags of mappings and lists that a run wrote down."""
+LIGHTNINGS = ("trainer.devices", "trainer.accumulate_grad", "trainer.num_nodes")
+"""Beginnings of keys that Lightning's trainer has."""
 LOGS = (".log", ".out", ".err", ".txt")
 MOST_SHOWN = 6
 """Runs of a file that an error names."""
@@ -131,7 +136,7 @@ def load(path: str | Path) -> str:
     if is_command(str(path)):
         return str(path)
     place, name = place_of(str(path))
-    text = read_whole(place)
+    text = PLAIN_TAG.sub("", read_whole(place))
     several = held(text, place)
     if name and name not in {part.name for part in several}:
         known = ", ".join(part.name for part in several[:MOST_SHOWN]) or "none"
@@ -144,7 +149,12 @@ def load(path: str | Path) -> str:
         raise ConfigError(f"holds {len(found)} runs; give one: {', '.join(commands)}{more}", file=place)
     if found:
         return found[0].whole
-    return in_own_words(text, place) if OWN.search(text) and SYNTAXES.get(Path(place).suffix.lower()) in NESTED else text
+    return in_own_words(text, place) if OWN.search(text) and SYNTAXES.get(ending(place)) in NESTED else text
+
+
+def ending(file: str) -> str:
+    """Return the ending of a file's name in small letters, which `.env` is too."""
+    return os.path.splitext(f"x{os.path.basename(file)}")[1].lower()
 
 
 def starts(part: Part) -> bool:
@@ -178,7 +188,7 @@ def syntax_of(text: str, file: str) -> str:
         return "argv"
     if (part := HEAD.match(text)) is not None:
         return part[1]
-    if (suffix := Path(file).suffix.lower()) in SYNTAXES:
+    if (suffix := ending(file)) in SYNTAXES:
         return SYNTAXES[suffix]
     start = text.lstrip()
     if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
@@ -222,7 +232,9 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             if chosen is not None and chosen.beneath is not None:
                 return Over(line, chosen.beneath(line))
             return configured(
-                line, file, lambda path: _parsed(load(path), SYNTAXES[path.suffix], chosen, str(path), None)
+                line,
+                file,
+                lambda path, text: _parsed(text or load(path), SYNTAXES[path.suffix], chosen, str(path), None),
             )
         if syntax == "python" and (owner := OWNED.search(text)) is not None:
             return dialect_of(owner[1].replace("_", "-")).script(text)  # type: ignore[misc]
@@ -263,17 +275,23 @@ def in_own_words(text: str, file: str) -> str:
     """A file whose sections and words are one's own, as the command of a trainer; any other text as it is."""
     syntax = syntax_of(text, file)
     try:
-        parsed, chosen = document(text, syntax), recognise_text(text, syntax, file)
-        if chosen is not None and chosen.name not in ("trl", "transformers", "automodel", "nemo-rl"):
+        parsed, chosen = document(text, syntax, None, file), recognise_text(text, syntax, file)
+        of_trainer = any(name.startswith(LIGHTNINGS) for name in parsed.names())
+        if not of_trainer and chosen is not None and chosen.name not in ("trl", "transformers"):
             return text
-        words, names = read_table("containers.toml")["own"], parsed.names()
-        of_trainer = any(name.startswith(("trainer.devices", "trainer.accumulate_grad", "trainer.num_nodes")) for name in names)
-        own = chosen is None or any(name in words and name not in chosen.known for name in names)
-        command = own_words(parsed.root) if of_trainer or own else ""  # type: ignore[attr-defined]
-        known = command and recognise_text(command, "argv") is not None
+        words = read_table("containers.toml")["own"]
+        own = of_trainer or chosen is None or any(name in words and name not in chosen.known for name in parsed.names())
+        dotted = shlex.join(["train.py", *options_of({name: parsed.get(name) for name in parsed.names()})])
+        others = [("argv", f"{dotted}\n", "its keys are read as options")] if chosen is None else []
+        others += [("yaml", text, "it is read as YAML")] if syntax == "json" else []
+        others += [("argv", own_words(parsed.root), OWN_WORDS)] if own else []  # type: ignore[attr-defined]
+        for kind, inner, words in others:
+            found = recognise_text(inner, kind)
+            if found is not None and (chosen is None or own or found.name != chosen.name):
+                return Part("", kind, inner, words).whole
     except ConfigError:
-        return text
-    return f"#!held argv: its sections and words are one's own, and read as a trainer's\n{command}" if known else text
+        pass
+    return text
 
 
 def named_documents(text: str, file: str = "") -> list[str]:
@@ -341,7 +359,9 @@ def read(
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
-    whole = Without(read_as, ignore)
+    counts = [value for key in WORLD if isinstance(value := read_as.get(key), int)]
+    world = next(iter(counts), None)
+    whole = Without(read_as if world is None else Without(read_as, WORLD), ignore)
     keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
     keys.alone = alone
     older = chosen.last(keys) if release is None else None
@@ -372,7 +392,7 @@ def read(
     if syntax == "argv" and keys.has("nproc_per_node") and not {"gpus", "gpus_per_node"} & {*facts, *listed}:
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
-    told = getattr(keys.document, "processes", None) or next(filter(None, map(keys.whole, WORLD)), None)
+    told = getattr(keys.document, "processes", None) or world
     if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")
     own = syntax != "argv" or told_whole is not None

@@ -27,7 +27,7 @@ from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, load, read, read_whole, write
+from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, ending, load, read, read_whole, write
 from loadgauge.job_files.folder import holds_no_model, of_folder
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.ideas.table import Dialect
@@ -60,7 +60,7 @@ def is_job_file(text: str) -> bool:
     if is_command(text):
         return True
     place, part = place_of(text)
-    suffix = Path(place).suffix.lower()
+    suffix = ending(place)
     if text.lower() in models() or suffix in NO_TEXTS:
         return False
     if os.path.isdir(text):

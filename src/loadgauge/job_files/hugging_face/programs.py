@@ -186,6 +186,7 @@ class Program:
         if self.trainer in NEAR:
             self.values[f"trainer.{self.trainer}"] = True
         self._collect(command)
+        self.skipped += self.calls.constants.searched
         if self.trainer in ANSWERS:
             count, key, length = ANSWERS[self.trainer]
             self.values = {

@@ -62,7 +62,7 @@ class Configured:
         return self.named.shown(key) if self.line.get(key) is MISSING else self.line.shown(key)
 
 
-def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Document:
+def configured(line: Argv, file: str, read: Callable[[Path, str | None], Document]) -> Document:
     """The command line with the file that it names, by itself or as `--config`, read by `read`; without one, the command line.
 
     Raises `ConfigError` where all arguments are in a file that is not there.
@@ -83,11 +83,13 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
         )
     if not names:
         return line
+    written = line.shell.documents.get(names[0])
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
     position = next((position for position in places if os.path.isfile(position)), None)
+    position = Path(names[0]) if written is not None else position
     if position is not None:
         line.style = "hydra" if MERGES.search(" ".join(line.program)) else line.style
-        return Configured(line, read(position), names[0])
+        return Configured(line, read(position, written), names[0])
     if tuned or set(line.names()) <= LAUNCHER | OPTIONS:
         raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
     return line

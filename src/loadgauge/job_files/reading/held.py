@@ -98,7 +98,7 @@ def _cells(text: str) -> Iterator[Part]:
     yield Part("shell", "argv", "\n".join(lines) + "\n", "the cells that a shell runs are read")
 
 
-TARGET = re.compile(r"(?m)^([A-Za-z_][\w./-]*)((?:[ \t]+[^:=\n]*)?)[ \t]*::?(?!=)[^\n=]*\n((?:(?:[ \t]+[^\n]*)?\n)*)")
+TARGET = re.compile(r"(?m)^([A-Za-z_][\w./-]*)((?:[ \t]+[^:\n]*)?)[ \t]*::?(?!=)[^\n=]*\n((?:(?:[ \t]+[^\n]*)?\n)+)")
 ASSIGNED = re.compile(r"(?m)^(?:export[ \t]+)?([A-Za-z_]\w*)[ \t]*(?::{0,3}|\?)=[ \t]*(.*)$")
 
 
@@ -108,7 +108,7 @@ def _targets(text: str) -> Iterator[Part]:
     known = {name: value.strip().strip("\"'") for name, value in ASSIGNED.findall(text)}
     for name, rest, body in TARGET.findall(text):
         defaults = dict(re.findall(r"[*+$]?(\w+)=[\"']?([^\"'\s]*)", rest))
-        lines = re.sub(r"(?m)^[ \t]+[@-]{0,2}", "", body)
+        lines = re.sub(r"(?m)(?<!\\\n)^[ \t]+[@-]{0,2}", "", body)
         yield Part(name, "argv", filled(lines, known | defaults).replace("$$", "$"), f"its target {name} is read")
 
 
@@ -213,6 +213,10 @@ def _structured(text: str, file: str) -> list[Part]:
     return _commands(nodes, Path(file)) if nodes else []
 
 
+OF_MODEL = ("_name_or_path", "architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "transformers_version")
+"""Keys of every model's configuration."""
+
+
 def _settings(root: Mapping[Any, Any], file: str) -> Part | None:
     """The settings in a file that wraps each of them, or that says little of a run."""
     if {"log_history", "global_step"} <= root.keys():
@@ -229,6 +233,11 @@ def _settings(root: Mapping[Any, Any], file: str) -> Part | None:
     chosen = [f"{name} {taken[name]} of {', '.join(map(str, each['values']))}" for name, each in held.items() if "values" in each]
     words = f"of its values the largest, else the first, are taken: {', '.join(chosen)}" if chosen else "its values are read"
     if wrapped is root:
+        if "_name_or_path" in taken:  # the configuration of the model is among its trainer's
+            from loadgauge.core.families.reader import class_defaults
+
+            of_model = {*class_defaults(str(taken.get("model_type"))), *OF_MODEL}
+            taken = {"model_name_or_path": taken["_name_or_path"]} | {name: each for name, each in taken.items() if name not in of_model}
         return Part("values", "yaml", json.dumps(taken), words)
     program, options = str(root.get("program", "train.py")), options_of(taken)
     line = root.get("command") or ["python", "${program}", "${args}"]
@@ -275,10 +284,12 @@ def own_words(root: Mapping[Any, Any]) -> str:
         *sections, name = ".".join(path).split(".")
         own = names.get(name, name)
         word = table["values"].get(f"{own} {value}")
-        if word is not None or own == "precision":
-            extra += shlex.split(word or f"--{own} {value}")
+        if word is not None:
+            extra += shlex.split(word)
         elif own not in values and not re.search(r"(?i)eval|valid|test", ".".join(sections)):
             values[own] = value
+    if "seq_length" in values and names is table["megatron"]:
+        values.setdefault("max_position_embeddings", values["seq_length"])  # as NeMo's own files have it
     launch = {name: values.pop(name) for name in ("nnodes", "nproc_per_node") if name in values}
     return shlex.join(["torchrun", *options_of(launch), "train.py", *options_of(values), *extra]) + "\n"
 
@@ -440,15 +451,8 @@ def _estimators(text: str) -> Iterator[Part]:
             yield Part(f"{call.lineno}", "argv", f"{launch} {script} {shlex.join(options_of(values))}\n", f"the hyperparameters of line {call.lineno} are read")
 
 
-def _environment(text: str) -> Iterator[Part]:
-    """The variables of a `.env` file, as options in small letters."""
-    values = {name.lower(): value.strip().strip("\"'") for name, value in ASSIGNED.findall(text)}
-    yield Part("", "yaml", json.dumps(values), "its variables are read as options")
-
-
 BY_NAME: dict[str, Callable[[str], Iterator[Part]]] = {
     r"\.(?:md|markdown|qmd|rmd|mdx)$": _blocks,
-    r"\.env$|^\.env\b": _environment,
     r"^(?:gnu)?makefile$|\.mk$|^\.?justfile$|\.just$": _targets,
 }
 """Readers by the names of files."""
