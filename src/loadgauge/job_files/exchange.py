@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ LARGEST_NOTEBOOK = 5_000_000
 NESTED = ("json", "toml", "yaml")
 OWN = re.compile(rf"(?:^|[\s.\"'{{,])(?:{'|'.join(read_table('containers.toml')['own'])}|per_device_train_batch_size|trainer|model)\b")
 """Words of settings that people choose themselves."""
+STARTS_FILE = ("{", "#!", "torchrun", "python", "accelerate ", "deepspeed ", "--", "import ", "from ")
+"""Beginnings of job files, whatever they are called."""
 OWN_WORDS = "its sections and words are one's own, and read as a trainer's"
 PLAIN_TAG = re.compile(r"!!python/(?:object(?:/new)?:[\w.]*(?:Namespace|AttributeDict)|tuple)(?=\s)")
 """Tags of mappings and lists that a run wrote down."""
@@ -149,6 +152,10 @@ def load(path: str | Path) -> str:
         raise ConfigError(f"holds {len(found)} runs; give one: {', '.join(commands)}{more}", file=place)
     if found:
         return found[0].whole
+    if ending(place) not in SYNTAXES and not text.lstrip().startswith(STARTS_FILE):
+        raise ConfigError("holds no run that is read: no command that trains, and no settings that a trainer printed", file=place)
+    if len(text) > largest(place):
+        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB", file=place)
     return in_own_words(text, place) if OWN.search(text) and SYNTAXES.get(ending(place)) in NESTED else text
 
 
@@ -271,6 +278,7 @@ def recognise_text(
     return chosen
 
 
+@lru_cache(maxsize=8)
 def in_own_words(text: str, file: str) -> str:
     """A file whose sections and words are one's own, as the command of a trainer; any other text as it is."""
     syntax = syntax_of(text, file)

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ from loadgauge.job_files.reading.values import UNKNOWN, Names, worked_out
 
 HEAD = re.compile(r"#!held (\w+): (.*)\n")
 """The first line of a part: its syntax, and what it is."""
+MOST_PARTS = 100
+LONGEST_VALUE = 2_000
 LONGEST = 1_000_000
 """Letters of a log in which settings are looked for, from its beginning."""
 
@@ -56,7 +58,7 @@ def parts(text: str, file: str) -> list[Part]:
         return []
     for test, reader in BY_NAME.items():
         if re.search(test, name):
-            return list(reader(text))
+            return list(islice(reader(text), MOST_PARTS))
     if ending in (".yaml", ".yml", ".json", ""):
         return _structured(text, file) if ending == ".json" or STRUCTURED.search(text) else []
     return list(_log(text))
@@ -64,7 +66,7 @@ def parts(text: str, file: str) -> list[Part]:
 
 # -- texts with blocks -------------------------------------------------------------------------------------------------
 
-FENCE = re.compile(r"(?ms)^[ \t]*(`{3,}|~{3,})[ \t]*\{?[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$")
+FENCE = re.compile(r"(?ms)^[ \t]{0,20}(```|~~~)`{0,9}[ \t]{0,9}\{?[ \t]{0,9}(\w*)[^\n]*\n(.*?)^[ \t]{0,20}\1")
 LANGUAGES = {
     **dict.fromkeys(("bash", "sh", "shell", "console", "zsh", ""), "argv"), "python": "python", "py": "python",
     "yaml": "yaml", "yml": "yaml", "json": "yaml", "toml": "toml",
@@ -98,7 +100,7 @@ def _cells(text: str) -> Iterator[Part]:
     yield Part("shell", "argv", "\n".join(lines) + "\n", "the cells that a shell runs are read")
 
 
-TARGET = re.compile(r"(?m)^([A-Za-z_][\w./-]*)((?:[ \t]+[^:\n]*)?)[ \t]*::?(?!=)[^\n=]*\n((?:(?:[ \t]+[^\n]*)?\n)+)")
+TARGET = re.compile(r"(?m)^([A-Za-z_][\w./-]*)((?:[ \t][^:\n]*)?)::?(?!=)[^\n=]*\n((?:(?:[ \t]+[^\n]*)?\n)+)")
 ASSIGNED = re.compile(r"(?m)^(?:export[ \t]+)?([A-Za-z_]\w*)[ \t]*(?::{0,3}|\?)=[ \t]*(.*)$")
 
 
@@ -124,7 +126,7 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
     def value(match: re.Match[str]) -> str:
         name = next(filter(None, match.groups()))
-        return str(values.get(name, values.get(name.rpartition(".")[2], match[0])))
+        return str(values.get(name, values.get(name.rpartition(".")[2], match[0])))[:LONGEST_VALUE]
 
     for _ in range(3):
         if len(text) > LONGEST:
@@ -137,9 +139,9 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
 BEFORE = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?(?:rank|default)?\d{1,5}\]?:[ ]?|\([\w. =,]{1,60}\)[ ])+")
 """What launchers put before each line of a process."""
-ARGUMENTS = re.compile(r"-{3,} arguments -{3,}\n((?:.*\.{3}.*\n)+)")
+ARGUMENTS = re.compile(r"(?m)^[ ]*-{3,200} arguments -{3,200}\n((?:.*\.{3}.*\n)+)")
 DUMP = re.compile(r"\b(\w*(?:Arguments|Config))\(\n((?:[ ]*\w+=.*\n)+)")
-ENGINE = re.compile(r"\bjson = (\{\n(?:.*\n)*?\})")
+ENGINE = re.compile(r"\bjson = (\{\n(?:[ ].*\n)+\})")
 RESOLVED = re.compile(r"(?i)(?:resolved|final|merged) config(?:uration)?:?[ \t]*\n+((?:[a-z_]\w*:(?:[ \t].*)?\n|[ \-].*\n|\n)+)")
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots")
 SAYS = re.compile(r"(?:^|\s)(?:loading|load) .{0,80}", re.MULTILINE)
@@ -163,6 +165,10 @@ def _log(text: str) -> Iterator[Part]:
         yield Part("log", "yaml", match[1], "DeepSpeed's configuration, as its log prints it, is read")
 
 
+MEMBER = re.compile(r"^(?:torch|[A-Z]\w+)\.(?=\w+$)")
+"""The class of a member of an enumeration."""
+
+
 def _value(text: str) -> Any:
     """Return a value that Python printed: a member of an enumeration by its name in small letters."""
     try:
@@ -182,9 +188,11 @@ def printed(values: Mapping[str, str]) -> str:
     table = read_table("containers.toml")["printed"]
     off = [table[f"not {name}"] for name, value in values.items() if value == "False" and f"not {name}" in table]
     words, world = ["python", "pretrain_gpt.py", *off], values.get("world_size", "")
+    if values.get("vocab_size") == "None":
+        values = {**values, "vocab_size": values.get("padded_vocab_size", "None")}
     for name, value in values.items():
         if value not in ("None", "False", "[]") and name not in table["none"].split():
-            words += [f"--{name.replace('_', '-')}", *([] if value == "True" else [value.rpartition("torch.")[2]])]
+            words += [f"--{name.replace('_', '-')}", *([] if value == "True" else [MEMBER.sub("", value)])]
     return f"{'' if not world else f'mpirun -np {world} '}{shlex.join(words)}\n"
 
 
@@ -193,7 +201,7 @@ def printed(values: Mapping[str, str]) -> str:
 STRUCTURED = re.compile(
     r"""(?mx)^[ \t-]*["']?(?:apiVersion|services|run|commands|entrypoint|jobs|stages?|tasks|workerPoolSpecs|jobSpec|script|command|cmds?
     |value|parameters|configurations|log_history)["']?:
-    | ^-\ \+{0,2}[\w@/.]+= | ^["']?trainer["']?: | ^(?:top|train)\.\w+:"""
+    | ^-\ \+{0,2}[\w@/.]+="""
 )
 """Keys of files whose mappings may hold a run."""
 ONE_RUN = ("apiVersion", "workerPoolSpecs", "jobSpec")
@@ -237,6 +245,7 @@ def _settings(root: Mapping[Any, Any], file: str) -> Part | None:
             from loadgauge.core.families.reader import class_defaults
 
             of_model = {*class_defaults(str(taken.get("model_type"))), *OF_MODEL}
+            of_model |= {"max_length"} if taken.get("max_length") == 20 else set[str]()  # of generation
             taken = {"model_name_or_path": taken["_name_or_path"]} | {name: each for name, each in taken.items() if name not in of_model}
         return Part("values", "yaml", json.dumps(taken), words)
     program, options = str(root.get("program", "train.py")), options_of(taken)
@@ -340,6 +349,7 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
     found = [(node, command) for node in nodes if (command := _command(node.held)) and (" --" in command or "=" in command)]
     if not found:
         return []
+    del found[MOST_PARTS:]
     cards, machines = _cards(nodes, table)
     told = {name: number for key, number in (("machines", machines), ("each", cards), ("all", machines * cards)) for name in table[key].split()}
     counted = f"# torchrun --nnodes {machines} --nproc_per_node {cards}\n" if cards else ""
