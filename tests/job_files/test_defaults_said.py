@@ -16,7 +16,8 @@ from extract_keys import sections_of
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.dialects import dialect
-from loadgauge.job_files.exchange import document, read
+from loadgauge.job_files.documents import document
+from loadgauge.job_files.exchange import read
 from loadgauge.job_files.job_file import usual
 
 VERL = (

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Untrained, read_data, read_table, read_text
-from loadgauge.core.base.files import is_command, place_of, read_start
+from loadgauge.core.base import ConfigError, Untrained
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import OF_PICTURES, dialect as dialect_of, of_text, recognise
+from loadgauge.job_files.documents import SYNTAXES, document, load, recognise_text, syntax_of
 from loadgauge.job_files.ideas import (
     NAMES,
     SMALLER,
@@ -45,34 +41,12 @@ from loadgauge.job_files.ideas import (
 )
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.calls import untrained
-from loadgauge.job_files.reading.configured import Over, configured, launch_options
-from loadgauge.job_files.reading.held import HEAD, LONGEST, Part, held, options_of, own_words
+from loadgauge.job_files.reading.configured import launch_options
+from loadgauge.job_files.reading.held import HEAD
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
-from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
-from loadgauge.job_files.reading.renamed import Renamed, Without
-from loadgauge.job_files.reading.shell import Shell
+from loadgauge.job_files.reading.nested import json_document
+from loadgauge.job_files.reading.renamed import Without
 
-LARGEST_FILE = 100_000  # bytes; a job file has some thousands
-LARGEST_NOTEBOOK = 5_000_000
-"""Bytes of a notebook, which may hold the pictures that it printed."""
-NESTED = ("json", "toml", "yaml")
-OWN = re.compile(rf"(?:^|[\s.\"'{{,])(?:{'|'.join(read_table('containers.toml')['own'])}|per_device_train_batch_size|trainer|model)\b")
-"""Words of settings that people choose themselves."""
-STARTS_FILE = ("{", "#!", "torchrun", "python", "accelerate ", "deepspeed ", "--", "import ", "from ")
-"""Beginnings of job files, whatever they are called."""
-OWN_WORDS = "its sections and words are one's own, and read as a trainer's"
-PLAIN_TAG = re.compile(r"!!python/(?:object(?:/new)?:[\w.]*(?:Namespace|AttributeDict)|tuple)(?=\s)")
-"""Tags of mappings and lists that a run wrote down."""
-LIGHTNINGS = ("trainer.devices", "trainer.accumulate_grad", "trainer.num_nodes")
-"""Beginnings of keys that Lightning's trainer has."""
-LOGS = (".log", ".out", ".err", ".txt")
-MOST_SHOWN = 6
-"""Runs of a file that an error names."""
-SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
-SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
-OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
-"""Programs of the tools that have readers of their own for them."""
-SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
 BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
@@ -132,174 +106,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return self.text
-
-
-def load(path: str | Path) -> str:
-    """The text of a job file, or a command itself. Raises `ConfigError` for no regular file, one too large, or not UTF-8."""
-    if is_command(str(path)):
-        return str(path)
-    place, name = place_of(str(path))
-    text = PLAIN_TAG.sub("", read_whole(place))
-    several = held(text, place)
-    if name and name not in {part.name for part in several}:
-        known = ", ".join(part.name for part in several[:MOST_SHOWN]) or "none"
-        raise ConfigError(f"holds no run {name!r} (known: {known})", file=place)
-    found = [part for part in several if (not name or part.name == name) and starts(part)]
-    found = found or [part for part in several if part.name == name]
-    if len(found) > 1:
-        commands = [f"`loadgauge {shlex.quote(f'{place}:{part.name}')}`" for part in found[:MOST_SHOWN]]
-        more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
-        raise ConfigError(f"holds {len(found)} runs; give one: {', '.join(commands)}{more}", file=place)
-    if found:
-        return found[0].whole
-    if ending(place) not in SYNTAXES and not text.lstrip().startswith(STARTS_FILE):
-        raise ConfigError("holds no run that is read: no command that trains, and no settings that a trainer printed", file=place)
-    if len(text) > largest(place):
-        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB", file=place)
-    return in_own_words(text, place) if OWN.search(text) and SYNTAXES.get(ending(place)) in NESTED else text
-
-
-def ending(file: str) -> str:
-    """Return the ending of a file's name in small letters, which `.env` is too."""
-    return os.path.splitext(f"x{os.path.basename(file)}")[1].lower()
-
-
-def starts(part: Part) -> bool:
-    """Return whether a part is of a run that is known, or a command that trains by options."""
-    try:
-        if recognise_text(part.text, part.syntax) is not None:
-            return True
-        line = Argv(part.text) if part.syntax == "argv" else None
-    except ConfigError:
-        return part.syntax == "argv"
-    return line is not None and not line.idle and len(line.options) > 1 and " train" in f" {' '.join(line.program)}"
-
-
-def read_whole(file: str) -> str:
-    """The text of a file, of a log its beginning. Raises `ConfigError`."""
-    if Path(file).suffix.lower() not in LOGS:
-        return read_text(file, largest(file))
-    content = read_start(file, LONGEST)
-    if b"\0" in content[:1000]:
-        raise ConfigError("is not text in UTF-8", file=file)
-    return content[:LONGEST].decode("utf-8-sig", errors="replace")
-
-
-def largest(file: str) -> int:
-    """Return how many bytes a job file may have, by its name. ``largest("train.yaml") == 100_000``"""
-    return LARGEST_NOTEBOOK if file.lower().endswith(".ipynb") else LARGEST_FILE
-
-
-def syntax_of(text: str, file: str) -> str:
-    if is_command(text) and "\n" not in text:
-        return "argv"
-    if (part := HEAD.match(text)) is not None:
-        return part[1]
-    if (suffix := ending(file)) in SYNTAXES:
-        return SYNTAXES[suffix]
-    start = text.lstrip()
-    if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
-        return "python"
-    if start.startswith("{"):
-        return "json"
-    if re.search(r"^\[\[?[\w.-]+\]\]?[ \t]*$", text, re.MULTILINE):
-        return "toml"
-    if (
-        start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
-        or "\n--" in text
-        or " --" in text
-    ):
-        return "argv"
-    return "yaml"
-
-
-def document(
-    text: str,
-    syntax: str,
-    chosen: Dialect | None = None,
-    file: str = "",
-    variables: Mapping[str, str] | None = None,
-) -> Document:
-    """Parses a file's text into keys and values. Raises a `ConfigError` of one line where it cannot be parsed.
-
-    variables: values of those that a shell script sets nowhere
-    """
-    parsed = _parsed(text, syntax, chosen, file, variables)
-    return parsed if chosen is None or chosen.renames is None else Renamed(parsed, chosen.renames)
-
-
-def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
-    if "\0" in text:
-        raise ConfigError("holds a zero byte, so it is not text", file=file)
-    sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
-    try:
-        if syntax == "argv":
-            style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            line = Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
-            if chosen is not None and chosen.beneath is not None:
-                return Over(line, chosen.beneath(line))
-            return configured(
-                line,
-                file,
-                lambda path, text: _parsed(text or load(path), SYNTAXES[path.suffix], chosen, str(path), None),
-            )
-        if syntax == "python" and (owner := OWNED.search(text)) is not None:
-            return dialect_of(owner[1].replace("_", "-")).script(text)  # type: ignore[misc]
-        if syntax == "python":
-            from loadgauge.job_files.fine_tuning.unsloth import script
-            from loadgauge.job_files.hugging_face.programs import Program
-
-            own = script(text)
-            return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
-        if file.endswith(".env"):  # variables, which are options
-            text = json.dumps({name.lower(): value for name, value in Shell(text).variables.items()})
-        reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
-        if chosen is None or not chosen.layers:
-            return reader(text, sections)
-        from loadgauge.job_files.reading.layered import layered
-
-        def of_text(text: str) -> Any:
-            return reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
-
-        bundled = tomllib.loads(read_data(chosen.layers))
-        whole = layered(of_text(text), file, lambda path: of_text(load(path)), bundled, chosen.extends)
-        return whole if chosen.beneath is None else Over(whole, chosen.beneath(whole))
-    except ConfigError as error:
-        raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
-
-
-def recognise_text(
-    text: str, syntax: str, file: str = "", variables: Mapping[str, str] | None = None
-) -> Dialect | None:
-    """The dialect whose keys a text has; None where it has those of none. Raises `ConfigError` where it cannot be parsed."""
-    chosen = recognise(document(text, syntax, None, file, variables), file)
-    if chosen is None and syntax == "yaml":  # Megatron's sections are not part of its keys
-        chosen = recognise(document(text, syntax, dialect_of("megatron"), file))
-    return chosen
-
-
-@lru_cache(maxsize=8)
-def in_own_words(text: str, file: str) -> str:
-    """A file whose sections and words are one's own, as the command of a trainer; any other text as it is."""
-    syntax = syntax_of(text, file)
-    try:
-        parsed, chosen = document(text, syntax, None, file), recognise_text(text, syntax, file)
-        of_trainer = any(name.startswith(LIGHTNINGS) for name in parsed.names())
-        if not of_trainer and chosen is not None and chosen.name not in ("trl", "transformers"):
-            return text
-        words = read_table("containers.toml")["own"]
-        own = of_trainer or chosen is None or any(name in words and name not in chosen.known for name in parsed.names())
-        dotted = shlex.join(["train.py", *options_of({name: parsed.get(name) for name in parsed.names()})])
-        others = [("argv", f"{dotted}\n", "its keys are read as options")] if chosen is None else []
-        others += [("yaml", text, "it is read as YAML")] if syntax == "json" else []
-        others += [("argv", own_words(parsed.root), OWN_WORDS)] if own else []  # type: ignore[attr-defined]
-        for kind, inner, words in others:
-            found = recognise_text(inner, kind)
-            if found is not None and (chosen is None or own or found.name != chosen.name):
-                return Part("", kind, inner, words).whole
-    except ConfigError:
-        pass
-    return text
 
 
 def named_documents(text: str, file: str = "") -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.job_files.exchange import MOST_SHOWN, SYNTAXES, load, read_whole, recognise_text, syntax_of
+from loadgauge.job_files.documents import SYNTAXES, load, read_whole, recognise_text, several_runs, syntax_of
 from loadgauge.job_files.reading.held import BY_NAME
 
 MOST_FILES, DEEPEST = 80, 3
@@ -76,10 +75,12 @@ def of_folder(path: str) -> tuple[str, list[str]]:
     if not first:
         raise ConfigError(f"has no file that says a training run, among {looked} that may; give the file", file=path)
     if len(first) > 1:
-        commands = [f"`loadgauge {shlex.quote(file)}`" for file in first[:MOST_SHOWN]]
-        more = f" and {len(first) - MOST_SHOWN} more" if len(first) > MOST_SHOWN else ""
-        raise ConfigError(f"has {len(first)} files that say a run; give one: {', '.join(commands)}{more}", file=path)
+        raise several_runs("has {} files that say a run", first, path)
     main = first[0]
     text = runs.get(main, "")
-    kinds = [file for file in beside if file != main and os.path.basename(file) not in text and Path(file).parent == Path(main).parent]
+    kinds = [
+        file
+        for file in beside
+        if file != main and os.path.basename(file) not in text and Path(file).parent == Path(main).parent
+    ]
     return main, kinds

@@ -27,7 +27,8 @@ from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, ending, load, read, read_whole, write
+from loadgauge.job_files.documents import SYNTAXES, ending, load, read_whole
+from loadgauge.job_files.exchange import ALIKE, JobFile, combine, read, write
 from loadgauge.job_files.folder import holds_no_model, of_folder
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.ideas.table import Dialect

@@ -15,7 +15,7 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import document, load, recognise_text, syntax_of
+from loadgauge.job_files.documents import document, load, recognise_text, syntax_of
 from loadgauge.job_files.ideas.table import Dialect, Document, Keys, names_in
 from loadgauge.job_files.job_file import READING, variables_of
 

@@ -96,7 +96,9 @@ def _cells(text: str) -> Iterator[Part]:
         elif re.match(r"%%(?:bash|sh|script)\b", magic):
             lines.append(body)
         else:
-            lines += re.findall(r"(?m)^[ \t]*[!%](?:env )?((?:.*\\\n)*.*)$", re.sub(r"(?m)^[ \t]*%(?!env )", "#", source))
+            lines += re.findall(
+                r"(?m)^[ \t]*[!%](?:env )?((?:.*\\\n)*.*)$", re.sub(r"(?m)^[ \t]*%(?!env )", "#", source)
+            )
     yield Part("shell", "argv", "\n".join(lines) + "\n", "the cells that a shell runs are read")
 
 
@@ -142,13 +144,15 @@ BEFORE = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?(?:rank|default)?\d{1,5}\]?:[ ]?|
 ARGUMENTS = re.compile(r"(?m)^[ ]*-{3,200} arguments -{3,200}\n((?:.*\.{3}.*\n)+)")
 DUMP = re.compile(r"\b(\w*(?:Arguments|Config))\(\n((?:[ ]*\w+=.*\n)+)")
 ENGINE = re.compile(r"\bjson = (\{\n(?:[ ].*\n)+\})")
-RESOLVED = re.compile(r"(?i)(?:resolved|final|merged) config(?:uration)?:?[ \t]*\n+((?:[a-z_]\w*:(?:[ \t].*)?\n|[ \-].*\n|\n)+)")
+RESOLVED = re.compile(
+    r"(?i)(?:resolved|final|merged) config(?:uration)?:?[ \t]*\n+((?:[a-z_]\w*:(?:[ \t].*)?\n|[ \-].*\n|\n)+)"
+)
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots")
 SAYS = re.compile(r"(?:^|\s)(?:loading|load) .{0,80}", re.MULTILINE)
 
 
 def _log(text: str) -> Iterator[Part]:
-    """The settings that a trainer printed: Megatron's arguments, those of transformers, DeepSpeed's file, a resolved configuration."""
+    """The settings that a trainer printed: arguments of Megatron or transformers, DeepSpeed's file, a resolved configuration."""
     text = BEFORE.sub("", text[:LONGEST]) + "\n"
     if (match := ARGUMENTS.search(text)) is not None:
         pairs = re.findall(r"(?m)^\s*(\w+) \.{3,} (.*)$", match[1])
@@ -199,8 +203,8 @@ def printed(values: Mapping[str, str]) -> str:
 # -- mappings ----------------------------------------------------------------------------------------------------------
 
 STRUCTURED = re.compile(
-    r"""(?mx)^[ \t-]*["']?(?:apiVersion|services|run|commands|entrypoint|jobs|stages?|tasks|workerPoolSpecs|jobSpec|script|command|cmds?
-    |value|parameters|configurations|log_history)["']?:
+    r"""(?mx)^[ \t-]*["']?(?:apiVersion|services|run|commands|entrypoint|jobs|stages?|tasks|workerPoolSpecs|jobSpec|script
+    |command|cmds?|value|parameters|configurations|log_history)["']?:
     | ^-\ \+{0,2}[\w@/.]+="""
 )
 """Keys of files whose mappings may hold a run."""
@@ -221,7 +225,16 @@ def _structured(text: str, file: str) -> list[Part]:
     return _commands(nodes, Path(file)) if nodes else []
 
 
-OF_MODEL = ("_name_or_path", "architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "transformers_version")
+OF_MODEL = (
+    "_name_or_path",
+    "architectures",
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "vocab_size",
+    "transformers_version",
+)
 """Keys of every model's configuration."""
 
 
@@ -235,18 +248,30 @@ def _settings(root: Mapping[Any, Any], file: str) -> Part | None:
     wrapped = parameters if isinstance(parameters, dict) and {"method", "program"} & root.keys() else root
     inner = {str(name): each for name, each in wrapped.items() if isinstance(each, dict)}
     held = {name: each for name, each in inner.items() if each.keys() & {"value", "values"} and "env" not in each}
-    if len(held) < max(1, 0.6 * len(wrapped)) or (wrapped is root and "_wandb" not in root and len(held) < len(root) - 1):
+    if len(held) < max(1, 0.6 * len(wrapped)) or (
+        wrapped is root and "_wandb" not in root and len(held) < len(root) - 1
+    ):
         return None
     taken = {name: _of_sweep(each) for name, each in held.items() if name != "_wandb"}
-    chosen = [f"{name} {taken[name]} of {', '.join(map(str, each['values']))}" for name, each in held.items() if "values" in each]
-    words = f"of its values the largest, else the first, are taken: {', '.join(chosen)}" if chosen else "its values are read"
+    chosen = [
+        f"{name} {taken[name]} of {', '.join(map(str, each['values']))}"
+        for name, each in held.items()
+        if "values" in each
+    ]
+    words = (
+        f"of its values the largest, else the first, are taken: {', '.join(chosen)}"
+        if chosen
+        else "its values are read"
+    )
     if wrapped is root:
         if "_name_or_path" in taken:  # the configuration of the model is among its trainer's
             from loadgauge.core.families.reader import class_defaults
 
             of_model = {*class_defaults(str(taken.get("model_type"))), *OF_MODEL}
             of_model |= {"max_length"} if taken.get("max_length") == 20 else set[str]()  # of generation
-            taken = {"model_name_or_path": taken["_name_or_path"]} | {name: each for name, each in taken.items() if name not in of_model}
+            taken = {"model_name_or_path": taken["_name_or_path"]} | {
+                name: each for name, each in taken.items() if name not in of_model
+            }
         return Part("values", "yaml", json.dumps(taken), words)
     program, options = str(root.get("program", "train.py")), options_of(taken)
     line = root.get("command") or ["python", "${program}", "${args}"]
@@ -275,6 +300,21 @@ def options_of(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
+UNTRAINED = re.compile(r"(?i)eval|valid|test")
+"""Sections whose sizes no training step has."""
+
+
+def flat(root: Any) -> dict[str, Any]:
+    """Return the values of mappings within mappings by their paths. ``flat({"a": {"b": 1}}) == {"a.b": 1}``"""
+    found: dict[str, Any] = {}
+    for path in leaves(root):
+        value = root
+        for name in path:
+            value = next(inner for key, inner in value.items() if str(key) == name)
+        found[".".join(path)] = value
+    return found
+
+
 def own_words(root: Mapping[Any, Any]) -> str:
     """Return the command with the settings of a file whose sections and words are one's own.
 
@@ -283,24 +323,25 @@ def own_words(root: Mapping[Any, Any]) -> str:
     """
     table = read_table("containers.toml")
     values: dict[str, Any] = {}
-    extra: list[str] = []
-    paths = [*leaves(root)]
-    names = table["megatron" if any(path[-1] == "tensor_model_parallel_size" for path in paths) else "own"]
-    for path in paths:
-        value: Any = root
-        for name in path:
-            value = value[name]
-        *sections, name = ".".join(path).split(".")
+    extra, doubtful = list[str](), set[str]()
+    settings = flat(root)
+    names = table["megatron" if any(path.endswith("tensor_model_parallel_size") for path in settings) else "own"]
+    for path, value in settings.items():
+        section, _, name = path.rpartition(".")
         own = names.get(name, name)
         word = table["values"].get(f"{own} {value}")
         if word is not None:
             extra += shlex.split(word)
-        elif own not in values and not re.search(r"(?i)eval|valid|test", ".".join(sections)):
-            values[own] = value
+        elif not UNTRAINED.search(section):
+            doubtful |= {own} if values.setdefault(own, value) != value and own in names.values() else set()
+    extra += [word for own in doubtful if values.pop(own) for word in (f"--{own}", f"${own}")]
+    if isinstance(cards := values.get("nproc_per_node"), list):
+        values["nproc_per_node"] = len(cards)
     if "seq_length" in values and names is table["megatron"]:
         values.setdefault("max_position_embeddings", values["seq_length"])  # as NeMo's own files have it
     launch = {name: values.pop(name) for name in ("nnodes", "nproc_per_node") if name in values}
-    return shlex.join(["torchrun", *options_of(launch), "train.py", *options_of(values), *extra]) + "\n"
+    words = shlex.join(["torchrun", *options_of(launch), "train.py", *options_of(values), *extra])
+    return re.sub(r"'(\$\w+)'", r"\1", words) + "\n"
 
 
 class _Node(NamedTuple):
@@ -332,7 +373,9 @@ def _nodes(roots: Sequence[Any], begin: Mapping[str, Any]) -> Iterator[_Node]:
                 times *= count if isinstance(count, int) and 0 < count < 10**5 else 1
             yield _Node(value, path, variables, times)
             name = str(value.get("name") or "")
-            inner = [(each, (*path, *([name] if name else []), str(key)), variables, times) for key, each in value.items()]
+            inner = [
+                (each, (*path, *([name] if name else []), str(key)), variables, times) for key, each in value.items()
+            ]
             stack += inner[::-1]
         elif isinstance(value, list):
             stack += [(each, path, variables, times) for each in value[::-1]]
@@ -344,37 +387,53 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
     begin: dict[str, Any] = {}
     if (beside := file.with_name("params.yaml")).is_file() and any("stages" in root for root in roots):
         params = next(iter(plain_yaml(beside.read_text(encoding="utf-8", errors="replace")[:100_000])), None)
-        begin = {".".join(path): _at(params, path) for path in leaves(params)} if isinstance(params, dict) else {}
+        begin = flat(params) if isinstance(params, dict) else {}
     nodes = list(_nodes(roots, begin))
-    found = [(node, command) for node in nodes if (command := _command(node.held)) and (" --" in command or "=" in command)]
+    found = [
+        (node, command) for node in nodes if (command := _command(node.held)) and (" --" in command or "=" in command)
+    ]
     if not found:
         return []
     del found[MOST_PARTS:]
     cards, machines = _cards(nodes, table)
-    told = {name: number for key, number in (("machines", machines), ("each", cards), ("all", machines * cards)) for name in table[key].split()}
+    told = {
+        name: number
+        for key, number in (("machines", machines), ("each", cards), ("all", machines * cards))
+        for name in table[key].split()
+    }
     counted = f"# torchrun --nnodes {machines} --nproc_per_node {cards}\n" if cards else ""
 
     def script(commands: Sequence[str], variables: Mapping[str, Any]) -> str:
-        known = {**({name: number for name, number in told.items()} if cards else {}), **variables}
+        known = {**(told if cards else {}), **variables}
         lines = [f"{name}={shlex.quote(str(value))}" for name, value in known.items() if name.isidentifier()]
-        return counted + "\n".join([*lines, *dict.fromkeys(_spread(filled(each, known), machines) for each in commands)]).rstrip() + "\n"
+        return (
+            counted
+            + "\n".join([*lines, *dict.fromkeys(_spread(filled(each, known), machines) for each in commands)]).rstrip()
+            + "\n"
+        )
 
     if any(key in root for root in roots for key in ONE_RUN):
         variables = {name: value for node in nodes for name, value in node.variables.items()}
-        return [Part("", "argv", script([command for _, command in found], variables), "the command of its containers is read")]
-    several = [Part(_name(node), "argv", script([command], node.variables), f"what its {_name(node) or 'entry'} runs is read") for node, command in found]
+        return [
+            Part(
+                "",
+                "argv",
+                script([command for _, command in found], variables),
+                "the command of its containers is read",
+            )
+        ]
+    several = [
+        Part(_name(node), "argv", script([command], node.variables), f"what its {_name(node) or 'entry'} runs is read")
+        for node, command in found
+    ]
     return list({part.text: part for part in several[::-1]}.values())[::-1]
 
 
 def _name(node: _Node) -> str:
     own = str(node.held.get("name") or "")
-    return own or next((each for each in node.path[::-1] if each not in ("steps", "containers", "template", "spec")), "")
-
-
-def _at(root: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        root = root.get(name) if isinstance(root, dict) else None
-    return root
+    return own or next(
+        (each for each in node.path[::-1] if each not in ("steps", "containers", "template", "spec")), ""
+    )
 
 
 def _spread(command: str, machines: int) -> str:
@@ -396,7 +455,11 @@ def _cards(nodes: Sequence[_Node], table: Mapping[str, Any]) -> tuple[int, int]:
         return int(value) if str(value).isdecimal() and int(value) < 1000 else 0
 
     for key in (*table["cards"].split(), "driver", "accelerators", "gpu"):
-        several = [(count, node.times) for node in nodes if node.path[-1:] != ("requests",) and (count := counted(node.held, key))]
+        several = [
+            (count, node.times)
+            for node in nodes
+            if node.path[-1:] != ("requests",) and (count := counted(node.held, key))
+        ]
         if several:
             most = max(several)[0]
             return most, sum(times for count, times in several if count == most)
@@ -408,7 +471,13 @@ def _variables(held: Any) -> dict[str, Any]:
     pairs: list[Any] = list(held.items()) if isinstance(held, dict) else []
     for each in held if isinstance(held, list) else ():
         pairs += [(each.get("name"), each.get("value"))] if isinstance(each, dict) and "name" in each else []
-        pairs += list(each.items()) if isinstance(each, dict) and "name" not in each else [] if isinstance(each, dict) else [str(each).split("=", 1)]
+        pairs += (
+            list(each.items())
+            if isinstance(each, dict) and "name" not in each
+            else []
+            if isinstance(each, dict)
+            else [str(each).split("=", 1)]
+        )
     return {str(pair[0]): pair[1] for pair in pairs if len(pair) == 2 and isinstance(pair[1], str | int | float)}
 
 
@@ -418,7 +487,11 @@ def _command(node: Mapping[str, Any]) -> str:
     if any(isinstance(part, dict) for part in parts):
         return ""
     words = [str(word) for part in parts for word in (part if isinstance(part, list) else _split(str(part)))]
-    started = [["-m", str(node["module"])] if "module" in node else [str(node["program"])] for key in ("module", "program") if key in node]
+    started = [
+        ["-m", str(node["module"])] if "module" in node else [str(node["program"])]
+        for key in ("module", "program")
+        if key in node
+    ]
     if started and "request" in node:  # of an editor
         words = ["python", *started[0], *words]
     script = next((after for word, after in pairwise(words) if re.fullmatch(r"-\w*c", word)), None)
@@ -427,7 +500,11 @@ def _command(node: Mapping[str, Any]) -> str:
     for key in read_table("containers.toml")["commands"].split():
         if text := node.get(key):
             lines = text if isinstance(text, list) else [text]
-            return "\n".join(each if isinstance(each, str) else str(each.get("cmd", "")) for each in lines if isinstance(each, str | dict))
+            return "\n".join(
+                each if isinstance(each, str) else str(each.get("cmd", ""))
+                for each in lines
+                if isinstance(each, str | dict)
+            )
     return ""
 
 
@@ -458,7 +535,12 @@ def _estimators(text: str) -> Iterator[Part]:
             many = "distribution" in given
             launch = f"torchrun --nnodes {nodes} --nproc_per_node {kind.split()[0]}" if many else "python"
             script = str(told["entry_point"]) if told["entry_point"] is not UNKNOWN else "train.py"
-            yield Part(f"{call.lineno}", "argv", f"{launch} {script} {shlex.join(options_of(values))}\n", f"the hyperparameters of line {call.lineno} are read")
+            yield Part(
+                f"{call.lineno}",
+                "argv",
+                f"{launch} {script} {shlex.join(options_of(values))}\n",
+                f"the hyperparameters of line {call.lineno} are read",
+            )
 
 
 BY_NAME: dict[str, Callable[[str], Iterator[Part]]] = {
