@@ -16,7 +16,6 @@ from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.job_files.dialects import OF_PICTURES, dialect as dialect_of, of_text, recognise
-from loadgauge.job_files.documents import SYNTAXES, document, load, recognise_text, syntax_of
 from loadgauge.job_files.ideas import (
     NAMES,
     SMALLER,
@@ -42,10 +41,11 @@ from loadgauge.job_files.ideas import (
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.calls import untrained
 from loadgauge.job_files.reading.configured import launch_options
+from loadgauge.job_files.reading.documents import SYNTAXES, document, load, recognise_text, syntax_of
 from loadgauge.job_files.reading.held import HEAD
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
+from loadgauge.job_files.reading.layered import Without
 from loadgauge.job_files.reading.nested import json_document
-from loadgauge.job_files.reading.renamed import Without
 
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
@@ -173,8 +173,7 @@ def read(
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
-    counts = [value for key in WORLD if isinstance(value := read_as.get(key), int)]
-    world = next(iter(counts), None)
+    world = next((value for key in WORLD if isinstance(value := read_as.get(key), int)), None)
     whole = Without(read_as if world is None else Without(read_as, WORLD), ignore)
     keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
     keys.alone = alone

@@ -27,12 +27,11 @@ from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.documents import SYNTAXES, ending, load, read_whole
 from loadgauge.job_files.exchange import ALIKE, JobFile, combine, read, write
-from loadgauge.job_files.folder import holds_no_model, of_folder
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.ideas.table import Dialect
 from loadgauge.job_files.reading.configured import Asked, asked_for
+from loadgauge.job_files.reading.documents import SYNTAXES, ending, holds_no_model, load, of_folder, read_whole
 from loadgauge.job_files.reading.held import held
 
 CALLED = "the command"
@@ -327,7 +326,7 @@ def read_files(
     ignored = [key.strip() for key in (how.ignore or "").split(",") if key.strip()]
     files = tuple(
         read(
-            load(path),
+            load(path, name),
             name,
             file=CALLED if is_command(path) else path,
             given={**given, "gpu": how.gpu} if how.gpu else given,

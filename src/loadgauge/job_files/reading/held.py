@@ -159,7 +159,7 @@ def _log(text: str) -> Iterator[Part]:
         yield Part("log", "argv", printed(dict(pairs)), "the arguments that its log prints are read")
     elif (match := DUMP.search(text)) is not None:
         values = {name: _value(value) for name, value in re.findall(r"(?m)^[ ]*(\w+)=(.*?),?$", match[2])}
-        values = {name: value for name, value in values.items() if value not in ([], None)}
+        values = {name: value for name, value in values.items() if value not in ([], None) and name[0] != "_"}
         if (model := CACHED.search(text)) is not None:
             values["model_name_or_path"] = f"{model[1]}/{model[2]}"
         yield Part("log", "yaml", json.dumps(values), f"the {match[1]} that its log prints are read")
@@ -203,7 +203,7 @@ def printed(values: Mapping[str, str]) -> str:
 # -- mappings ----------------------------------------------------------------------------------------------------------
 
 STRUCTURED = re.compile(
-    r"""(?mx)^[ \t-]*["']?(?:apiVersion|services|run|commands|entrypoint|jobs|stages?|tasks|workerPoolSpecs|jobSpec|script
+    r"""(?mx)(?:^[ \t-]*|\{[ ]?)["']?(?:apiVersion|services|run|commands|entrypoint|jobs|stages?|tasks|workerPoolSpecs|jobSpec|script
     |command|cmds?|value|parameters|configurations|log_history)["']?:
     | ^-\ \+{0,2}[\w@/.]+="""
 )
@@ -339,8 +339,8 @@ def own_words(root: Mapping[Any, Any]) -> str:
         values["nproc_per_node"] = len(cards)
     if "seq_length" in values and names is table["megatron"]:
         values.setdefault("max_position_embeddings", values["seq_length"])  # as NeMo's own files have it
-    launch = {name: values.pop(name) for name in ("nnodes", "nproc_per_node") if name in values}
-    words = shlex.join(["torchrun", *options_of(launch), "train.py", *options_of(values), *extra])
+    launch = options_of({name: values.pop(name, None) for name in ("nnodes", "nproc_per_node")})
+    words = shlex.join(["torchrun", *launch, "train.py", *options_of(values), *extra])
     return re.sub(r"'(\$\w+)'", r"\1", words) + "\n"
 
 
@@ -367,9 +367,8 @@ def _nodes(roots: Sequence[Any], begin: Mapping[str, Any]) -> Iterator[_Node]:
             for key in table["variables"].split():
                 variables = variables | _variables(value.get(key))
             below = value.get("resources")
-            counts = (value.get(key) for key in table["times"].split())
-            counts = (*counts, below.get("instance_count") if isinstance(below, dict) else None)
-            for count in counts:
+            counts = [value.get(key) for key in table["times"].split()]
+            for count in (*counts, below.get("instance_count") if isinstance(below, dict) else None):
                 times *= count if isinstance(count, int) and 0 < count < 10**5 else 1
             yield _Node(value, path, variables, times)
             name = str(value.get("name") or "")
@@ -447,7 +446,7 @@ def _cards(nodes: Sequence[_Node], table: Mapping[str, Any]) -> tuple[int, int]:
     """The cards of a machine, and the machines that have as many."""
 
     def counted(held: Mapping[str, Any], key: str) -> int:
-        value = held.get(key)
+        value: Any = held.get(key)
         if key == "driver":
             value = value == "nvidia" and (held.get("count") or len(held.get("device_ids") or ()))
         if key in ("accelerators", "gpu"):

@@ -198,8 +198,8 @@ class Names:
         for call in [each for several in self.calls.values() for each in several]:
             loop = next(iter([*_of_words(call, "train_loop_per_worker"), *call.args[:1]]), None)
             for config in _of_words(call, "train_loop_config") if isinstance(loop, ast.Name) else ():
-                made = ast.Call(loop, [config], [], lineno=call.lineno)  # as Ray Train calls it
-                self.calls.setdefault(loop.id, []).append(made)  # type: ignore[union-attr]
+                assert isinstance(loop, ast.Name)
+                self.calls.setdefault(loop.id, []).append(ast.Call(loop, [config], []))  # as Ray Train calls it
         self.assigned = lists(
             (name, (getattr(node, "lineno", 0), value, id(node) in plain))
             for node in nodes

@@ -1,4 +1,4 @@
-"""Opens job files: the text of one, whose run it is where it holds several, its syntax, its keys and its dialect."""
+"""Opens job files: the text of one, or that of a run in it, its syntax, its keys and its dialect; and the one in a folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from loadgauge.job_files.dialects import dialect as dialect_of, recognise
 from loadgauge.job_files.ideas import Dialect, Document
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.configured import Over, configured
-from loadgauge.job_files.reading.held import HEAD, LONGEST, Part, held, options_of, own_words
+from loadgauge.job_files.reading.held import BY_NAME, HEAD, LONGEST, Part, held, options_of, own_words
+from loadgauge.job_files.reading.layered import Renamed
 from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
-from loadgauge.job_files.reading.renamed import Renamed
 from loadgauge.job_files.reading.shell import Shell
 
 LARGEST_FILE = 100_000  # bytes; a job file has some thousands
@@ -48,8 +48,8 @@ OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
 SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 
 
-def load(path: str | Path) -> str:
-    """The text of a job file, or a command itself. Raises `ConfigError` for no regular file, one too large, or not UTF-8."""
+def load(path: str | Path, dialect: str | None = None) -> str:
+    """The text of a job file, of the run in it that is named, or a command itself. dialect: of the file, where it is told. Raises `ConfigError` for no regular file, one too large, or not UTF-8."""
     if is_command(str(path)):
         return str(path)
     place, name = place_of(str(path))
@@ -70,7 +70,11 @@ def load(path: str | Path) -> str:
         )
     if len(text) > largest(place):
         raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB", file=place)
-    return in_own_words(text, place) if OWN.search(text) and SYNTAXES.get(ending(place)) in NESTED else text
+    return (
+        in_own_words(text, place)
+        if dialect is None and OWN.search(text) and SYNTAXES.get(ending(place)) in NESTED
+        else text
+    )
 
 
 def several_runs(words: str, names: Sequence[str], file: str) -> ConfigError:
@@ -241,3 +245,80 @@ def in_own_words(text: str, file: str) -> str:
     except ConfigError:
         pass
     return text
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+MOST_FILES, DEEPEST = 80, 3
+"""Files of a folder that are looked into, and folders within each other."""
+LEFT_OUT = re.compile(
+    r"(?i)^(?:\.(?!hydra$|vscode$|github$|gitlab-ci).*|node_modules|__pycache__|venv|env|site-packages|tests?|docs?|data|checkpoint-\d+"
+    r"|tokenizer.*|vocab.*|special_tokens_map.*|generation_config.*|added_tokens.*|requirements.*|package(?:-lock)?\.json|hydra\.yaml"
+    r"|overrides\.yaml|pyproject\.toml|setup\.py|conftest\.py|mkdocs\.yml|wandb-metadata\.json|wandb-summary\.json|all_results\.json)$"
+)
+"""Files and folders that say nothing of a run, or what another of their folder says."""
+BESIDE = ("accelerate", "deepspeed", "peft")
+"""Dialects whose files stand beside another one."""
+LAST = re.compile(r"(?i)\.(?:md|markdown|qmd|rmd|log|out|err|txt)$|trainer_state\.json$")
+"""Files that say a run where no other does."""
+MODELS = ("config.json", "model_index.json", "params.json")
+
+
+def holds_no_model(path: str) -> bool:
+    """Return whether a folder is of a run and not of a model's weights; one of adapters has a model's configuration too."""
+    names = {*os.listdir(path)}
+    return "adapter_config.json" in names or not names & {*MODELS}
+
+
+def _files(path: str) -> Iterator[str]:
+    """Yield the files that may say a run, those nearest to the top first."""
+    waiting = [(path, 0)]
+    while waiting:
+        folder, depth = waiting.pop(0)
+        for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+            if LEFT_OUT.match(entry.name) or entry.is_symlink():
+                continue
+            if entry.is_dir():
+                waiting += [(entry.path, depth + 1)] if depth < DEEPEST else []
+            elif Path(entry.name).suffix.lower() in SYNTAXES or LAST.search(entry.name) or _named(entry.name):
+                yield entry.path
+
+
+def _named(name: str) -> bool:
+    return any(re.search(test, name.lower()) for test in BY_NAME)
+
+
+def of_folder(path: str) -> tuple[str, list[str]]:
+    """Return the file of a folder that says a run, and those beside it. Raises `ConfigError` where none or several do.
+
+    A file that another one of the folder names is read through that one.
+    """
+    runs: dict[str, str] = {}
+    beside: dict[str, str] = {}
+    looked = 0
+    for file in _files(path):
+        looked += 1
+        if looked > MOST_FILES:
+            break
+        try:
+            text = load(file)
+            chosen = recognise_text(text, syntax_of(text, file), file)
+        except ConfigError as error:
+            chosen, text = None, read_whole(file) if "runs; give one" in str(error) else ""
+            runs |= {file: text} if text else {}
+        if chosen is not None:
+            (beside if chosen.name in BESIDE else runs)[file] = text
+    named = {file for file in runs for other, text in runs.items() if other != file and os.path.basename(file) in text}
+    first = [file for file in runs if not LAST.search(file) and file not in named] or [*runs] or [*beside][:1]
+    if not first:
+        raise ConfigError(f"has no file that says a training run, among {looked} that may; give the file", file=path)
+    if len(first) > 1:
+        raise several_runs("has {} files that say a run", first, path)
+    main = first[0]
+    text = runs.get(main, "")
+    kinds = [
+        file
+        for file in beside
+        if file != main and os.path.basename(file) not in text and Path(file).parent == Path(main).parent
+    ]
+    return main, kinds
