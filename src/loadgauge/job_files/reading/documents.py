@@ -49,7 +49,10 @@ SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch")
 
 
 def load(path: str | Path, dialect: str | None = None) -> str:
-    """The text of a job file, of the run in it that is named, or a command itself. dialect: of the file, where it is told. Raises `ConfigError` for no regular file, one too large, or not UTF-8."""
+    """The text of a job file, of the run in it that is named, or a command itself. dialect: of the file, where it is told.
+
+    Raises `ConfigError` for no regular file, one too large, one that is not UTF-8, or holds several runs.
+    """
     if is_command(str(path)):
         return str(path)
     place, name = place_of(str(path))

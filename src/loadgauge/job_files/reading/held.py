@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from loadgauge.core.base import read_table
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.files import is_command
 from loadgauge.job_files.reading.nested import leaves, plain_yaml
-from loadgauge.job_files.reading.values import UNKNOWN, Names, worked_out
+from loadgauge.job_files.reading.values import UNKNOWN, Names, called, worked_out
 
 HEAD = re.compile(r"#!held (\w+): (.*)\n")
 """The first line of a part: its syntax, and what it is."""
@@ -50,18 +51,16 @@ def parts(text: str, file: str) -> list[Part]:
     ['a', 'b']
     """
     ending, name = os.path.splitext(file)[1].lower(), os.path.basename(file).lower()
-    if ending in (".sh", ".bash", ".slurm", ".sbatch", ".toml", ".args"):
+    if ending in (".sh", ".bash", ".slurm", ".sbatch", ".args"):
         return []
-    if ending == ".ipynb" or (ending == ".py" and "hyperparameters" in text):
-        return list(_cells(text) if ending == ".ipynb" else _estimators(text))
-    if ending == ".py":
-        return []
+    if ending in (".ipynb", ".py"):
+        return list(_cells(text) if ending == ".ipynb" else _started(text) if STARTER.search(text) else ())
     for test, reader in BY_NAME.items():
         if re.search(test, name):
             return list(islice(reader(text), MOST_PARTS))
-    if ending in (".yaml", ".yml", ".json", ""):
+    if ending in (".yaml", ".yml", ".json", ".toml", ""):
         return _structured(text, file) if ending == ".json" or STRUCTURED.search(text) else []
-    return list(_log(text))
+    return list(islice(_log(text), MOST_PARTS))
 
 
 # -- texts with blocks -------------------------------------------------------------------------------------------------
@@ -89,6 +88,7 @@ def _cells(text: str) -> Iterator[Part]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return
     lines: list[str] = []
+    known = _assigned("\n".join(sources))
     for source in sources:
         magic, _, body = source.lstrip().partition("\n")
         if (match := re.match(r"%%(?:writefile|file)[ \t]+(?:-a[ \t]+)?(\S+)", magic)) is not None:
@@ -96,20 +96,24 @@ def _cells(text: str) -> Iterator[Part]:
         elif re.match(r"%%(?:bash|sh|script)\b", magic):
             lines.append(body)
         else:
-            lines += re.findall(
-                r"(?m)^[ \t]*[!%](?:env )?((?:.*\\\n)*.*)$", re.sub(r"(?m)^[ \t]*%(?!env )", "#", source)
-            )
+            source = re.sub(r"(?m)^[ \t]*%(?!env )", "#", source)
+            typed = re.findall(r"(?m)^[ \t]*[!%](?:env )?((?:.*\\\n)*.*)$", source)
+            lines += [re.sub(r"\{(\w+)\}", lambda match: known.get(match[1], match[0]), line) for line in typed]
     yield Part("shell", "argv", "\n".join(lines) + "\n", "the cells that a shell runs are read")
 
 
 TARGET = re.compile(r"(?m)^([A-Za-z_][\w./-]*)((?:[ \t][^:\n]*)?)::?(?!=)[^\n=]*\n((?:(?:[ \t]+[^\n]*)?\n)+)")
-ASSIGNED = re.compile(r"(?m)^(?:export[ \t]+)?([A-Za-z_]\w*)[ \t]*(?::{0,3}|\?)=[ \t]*(.*)$")
+ASSIGNED = re.compile(r"(?m)^(?:export[ \t]+)?([A-Za-z_]\w*)[ \t]*(?::{0,3}|\?)=[ \t]*((?:.*\\\n)*.*)$")
+
+
+def _assigned(text: str) -> dict[str, str]:
+    return {name: value.replace("\\\n", " ").strip().strip("\"'") for name, value in ASSIGNED.findall(text)}
 
 
 def _targets(text: str) -> Iterator[Part]:
     """The targets of a Makefile, or the recipes of a justfile, with the variables of the file."""
     text = text.rstrip("\n") + "\n"
-    known = {name: value.strip().strip("\"'") for name, value in ASSIGNED.findall(text)}
+    known = _assigned(text)
     for name, rest, body in TARGET.findall(text):
         defaults = dict(re.findall(r"[*+$]?(\w+)=[\"']?([^\"'\s]*)", rest))
         lines = re.sub(r"(?m)(?<!\\\n)^[ \t]+[@-]{0,2}", "", body)
@@ -143,10 +147,14 @@ BEFORE = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?(?:rank|default)?\d{1,5}\]?:[ ]?|
 """What launchers put before each line of a process."""
 ARGUMENTS = re.compile(r"(?m)^[ ]*-{3,200} arguments -{3,200}\n((?:.*\.{3}.*\n)+)")
 DUMP = re.compile(r"\b(\w*(?:Arguments|Config))\(\n((?:[ ]*\w+=.*\n)+)")
-ENGINE = re.compile(r"\bjson = (\{\n(?:[ ].*\n)+\})")
+ENGINE = re.compile(r"(?:\bjson = |\bconfig:[ ]?\n)(\{\n(?:[ ].*\n)+\})")
 RESOLVED = re.compile(
     r"(?i)(?:resolved|final|merged) config(?:uration)?:?[ \t]*\n+((?:[a-z_]\w*:(?:[ \t].*)?\n|[ \-].*\n|\n)+)"
 )
+COMMAND = re.compile(
+    r"(?m)^[ \t]{0,40}(?:[$>+#][ ]?)?((?:torchrun|accelerate launch|deepspeed|python3?|srun) (?:.*\\\n)*.* --.*)$"
+)
+"""A command on a line of its own, as pages show it and shells print it."""
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots")
 SAYS = re.compile(r"(?:^|\s)(?:loading|load) .{0,80}", re.MULTILINE)
 
@@ -163,10 +171,11 @@ def _log(text: str) -> Iterator[Part]:
         if (model := CACHED.search(text)) is not None:
             values["model_name_or_path"] = f"{model[1]}/{model[2]}"
         yield Part("log", "yaml", json.dumps(values), f"the {match[1]} that its log prints are read")
-    elif (match := RESOLVED.search(text)) is not None:
+    elif (match := RESOLVED.search(text)) is not None or (match := ENGINE.search(text)) is not None:
         yield Part("log", "yaml", match[1], "the configuration that its log prints is read")
-    elif (match := ENGINE.search(text)) is not None:
-        yield Part("log", "yaml", match[1], "DeepSpeed's configuration, as its log prints it, is read")
+    else:
+        for number, match in enumerate(COMMAND.finditer(text), 1):
+            yield Part(str(number), "argv", f"{match[1]}\n", f"its command {number} is read")
 
 
 MEMBER = re.compile(r"^(?:torch|[A-Z]\w+)\.(?=\w+$)")
@@ -203,9 +212,9 @@ def printed(values: Mapping[str, str]) -> str:
 # -- mappings ----------------------------------------------------------------------------------------------------------
 
 STRUCTURED = re.compile(
-    r"""(?mx)(?:^[ \t-]*|\{[ ]?)["']?(?:apiVersion|services|run|commands|entrypoint|jobs|stages?|tasks|workerPoolSpecs|jobSpec|script
-    |command|cmds?|value|parameters|configurations|log_history)["']?:
-    | ^-\ \+{0,2}[\w@/.]+="""
+    r"""(?mx)(?:^[ \t-]*|\{[ ]?)["']?(?:apiVersion|services|run|commands|entrypoint|jobs|stages?|tasks|workerPoolSpecs|jobSpec
+    |script|command|cmds?|value|parameters|configurations|log_history)["']?:
+    | ^-\ \+{0,2}[\w@/.]+= | ["'](?:torchrun|accelerate|deepspeed|python3?)[ ]"""
 )
 """Keys of files whose mappings may hold a run."""
 ONE_RUN = ("apiVersion", "workerPoolSpecs", "jobSpec")
@@ -213,7 +222,7 @@ ONE_RUN = ("apiVersion", "workerPoolSpecs", "jobSpec")
 
 
 def _structured(text: str, file: str) -> list[Part]:
-    roots = plain_yaml(text, json=file.endswith((".json", ".jsonc")))
+    roots = plain_yaml(text, os.path.splitext(file)[1])
     root = roots[0] if len(roots) == 1 else {}
     if isinstance(root, list):
         words = [each for each in root if isinstance(each, str) and re.match(r"\+{0,2}[\w@/.]+=", each)]
@@ -329,9 +338,10 @@ def own_words(root: Mapping[Any, Any]) -> str:
     for path, value in settings.items():
         section, _, name = path.rpartition(".")
         own = names.get(name, name)
-        word = table["values"].get(f"{own} {value}")
-        if word is not None:
-            extra += shlex.split(word)
+        told = f".{section}.{own} {str(value)[:80]}"
+        words = [shlex.split(word) for key, word in table["values"].items() if re.search(rf"\.(?:{key})$", told)]
+        if words:
+            extra += words[0]
         elif not UNTRAINED.search(section):
             doubtful |= {own} if values.setdefault(own, value) != value and own in names.values() else set()
     extra += [word for own in doubtful if values.pop(own) for word in (f"--{own}", f"${own}")]
@@ -340,8 +350,8 @@ def own_words(root: Mapping[Any, Any]) -> str:
     if "seq_length" in values and names is table["megatron"]:
         values.setdefault("max_position_embeddings", values["seq_length"])  # as NeMo's own files have it
     launch = options_of({name: values.pop(name, None) for name in ("nnodes", "nproc_per_node")})
-    words = shlex.join(["torchrun", *launch, "train.py", *options_of(values), *extra])
-    return re.sub(r"'(\$\w+)'", r"\1", words) + "\n"
+    line = shlex.join(["torchrun", *launch, "train.py", *options_of(values), *extra])
+    return re.sub(r"'(\$\w+)'", r"\1", line) + "\n"
 
 
 class _Node(NamedTuple):
@@ -389,7 +399,10 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
         begin = flat(params) if isinstance(params, dict) else {}
     nodes = list(_nodes(roots, begin))
     found = [
-        (node, command) for node in nodes if (command := _command(node.held)) and (" --" in command or "=" in command)
+        (node, command)
+        for node in nodes
+        for command in filter(None, [_command(node.held), *_scripts(node.held)])
+        if " --" in command or "=" in command
     ]
     if not found:
         return []
@@ -482,29 +495,29 @@ def _variables(held: Any) -> dict[str, Any]:
 
 def _command(node: Mapping[str, Any]) -> str:
     """Return what a container, a task or a configuration runs; of a shell that is told to run a script, the script."""
-    parts = [node.get(name) or [] for name in ("command", "args")]
-    if any(isinstance(part, dict) for part in parts):
+    started = node.get("entrypoint") if isinstance(node.get("entrypoint"), list) else None
+    if "request" in node:  # of an editor
+        started = ["python", "-m", node["module"]] if "module" in node else ["python", str(node.get("program"))]
+    several = [started or [], *(node.get(name) or [] for name in ("command", "args"))]
+    if any(isinstance(part, dict) for part in several):
         return ""
-    words = [str(word) for part in parts for word in (part if isinstance(part, list) else _split(str(part)))]
-    started = [
-        ["-m", str(node["module"])] if "module" in node else [str(node["program"])]
-        for key in ("module", "program")
-        if key in node
-    ]
-    if started and "request" in node:  # of an editor
-        words = ["python", *started[0], *words]
+    words = [str(word) for part in several for word in (part if isinstance(part, list) else _split(str(part)))]
     script = next((after for word, after in pairwise(words) if re.fullmatch(r"-\w*c", word)), None)
     if words and (len(words) > 1 or " " in words[0]):
         return (shlex.join(words) if script is None else script).replace("$$", "$")
     for key in read_table("containers.toml")["commands"].split():
         if text := node.get(key):
-            lines = text if isinstance(text, list) else [text]
-            return "\n".join(
-                each if isinstance(each, str) else str(each.get("cmd", ""))
-                for each in lines
-                if isinstance(each, str | dict)
-            )
+            lines = [
+                each.get("cmd") if isinstance(each, dict) else each
+                for each in (text if isinstance(text, list) else [text])
+            ]
+            return "\n".join(str(line or "") for line in lines)
     return ""
+
+
+def _scripts(node: Mapping[str, Any]) -> list[str]:
+    """Return the values of a mapping of scripts that are commands, such as those of `package.json` and of task runners."""
+    return [each for key, each in node.items() if isinstance(each, str) and key != "command" and is_command(each)]
 
 
 def _split(text: str) -> list[str]:
@@ -517,29 +530,50 @@ def _split(text: str) -> list[str]:
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-def _estimators(text: str) -> Iterator[Part]:
-    """What a cloud's estimator starts, with its hyperparameters as options."""
+STARTER = re.compile(r"\bhyperparameters\s*=|\b(?:command|cmd|entrypoint)\s*=|\b(?:system|run|call|check_call|Popen)\(")
+RUNS = re.compile(r"(?:^|\.)(?:system|run|call|check_call|Popen)$")
+"""Calls that start a command."""
+
+
+def _started(text: str) -> Iterator[Part]:
+    """What a program has a cloud or a shell start: an estimator with its hyperparameters as options, or a command."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     names = Names(tree)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        given = {word.arg: word.value for word in call.keywords}
+        given = {str(word.arg): word.value for word in call.keywords}
+        told = {name: worked_out(node, names, {}) for name, node in given.items()}
+        lines: list[Any] = [told.get(name) for name in ("command", "cmd", "entrypoint")]
+        lines += [worked_out(each, names, {}) for each in call.args[:1] if RUNS.search(called(call.func))]
         if {"entry_point", "hyperparameters"} <= given.keys():
-            told = {str(name): worked_out(node, names, {}) for name, node in given.items()}
             values = told["hyperparameters"] if isinstance(told["hyperparameters"], dict) else {}
+            values |= _set_later(ast.unparse(given["hyperparameters"]), names)
             kind = read_table("instances.toml").get(str(told.get("instance_type")).removeprefix("ml."), "1 ")
             nodes = told.get("instance_count") if isinstance(told.get("instance_count"), int) else 1
-            many = "distribution" in given
-            launch = f"torchrun --nnodes {nodes} --nproc_per_node {kind.split()[0]}" if many else "python"
-            script = str(told["entry_point"]) if told["entry_point"] is not UNKNOWN else "train.py"
-            yield Part(
-                f"{call.lineno}",
-                "argv",
-                f"{launch} {script} {shlex.join(options_of(values))}\n",
-                f"the hyperparameters of line {call.lineno} are read",
+            launch = (
+                ["torchrun", f"--nnodes={nodes}", f"--nproc_per_node={kind.split()[0]}"]
+                if "distribution" in given
+                else ["python"]
             )
+            script = "train.py" if told["entry_point"] is UNKNOWN else told["entry_point"]
+            lines.append([*launch, script, *options_of(values)])
+        for line in (shlex.join(map(str, line)) if isinstance(line, list) else line for line in lines):
+            if isinstance(line, str) and is_command(line):
+                yield Part(f"{call.lineno}", "argv", f"{line}\n", f"what line {call.lineno} starts is read")
+
+
+def _set_later(name: str, names: Names) -> dict[str, Any]:
+    """Return what a program sets of a mapping after it is made: `name["key"] = value`, `name.update(key=value)`."""
+    start = f"{name}['"
+    nodes = {key[len(start) : -2]: several[-1][1] for key, several in names.assigned.items() if key.startswith(start)}
+    calls = [call for call in names.calls.get(".update", []) if called(call.func) == f"{name}.update"]
+    nodes |= {str(word.arg): word.value for call in calls for word in call.keywords}
+    values = {key: UNKNOWN if node is None else worked_out(node, names, {}) for key, node in nodes.items()}
+    for inner in (worked_out(each, names, {}) for call in calls for each in call.args):
+        values |= inner if isinstance(inner, dict) else {}
+    return {key: value for key, value in values.items() if value is not UNKNOWN}
 
 
 BY_NAME: dict[str, Callable[[str], Iterator[Part]]] = {

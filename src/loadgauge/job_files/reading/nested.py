@@ -274,17 +274,19 @@ NOTES = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/|,(?=\s*(?:[}\]]|//[^
 """Strings of JSON, to be kept, and the comments and last commas that editors allow."""
 
 
-def plain_yaml(text: str, json: bool = False) -> list[Any]:
-    """Return the values of every document of a text in YAML, or in JSON with comments; none where it is neither.
+def plain_yaml(text: str, ending: str = "") -> list[Any]:
+    """Return the values of every document of a text in YAML, TOML, or JSON with comments, by the ending; none where it is not.
 
-    >>> plain_yaml('{"a": [1, 2,], // "b"\\n}', json=True), plain_yaml("a: [1")
+    >>> plain_yaml('{"a": [1, 2,], // "b"\\n}', ".json"), plain_yaml("a: [1")
     ([{'a': [1, 2]}], [])
     """
     from ruamel.yaml import YAML
 
     try:
         with _yaml_errors():
-            if json:
+            if ending == ".toml":
+                return [tomllib.loads(text)]
+            if ending == ".json":
                 return [decode(NOTES.sub(lambda match: match[1] or "", text).encode())]
             _refuse_tags(text)
             roots = list(YAML(typ="safe", pure=True).load_all(text))
