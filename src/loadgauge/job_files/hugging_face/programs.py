@@ -1,7 +1,7 @@
 """Programs and notebooks that train with transformers and TRL, as the arguments of their calls. They are parsed and never run.
 
 `SFTConfig(max_length=1024)` is the key `max_length`, `LoraConfig(r=8)` is `use_peft` and `lora_r`, a model of `from_pretrained` is
-`model_name_or_path`: the keys of TRL's command line. What comes from a command line is the command that the text shows, else defaults.
+`model_name_or_path`: the keys of TRL's command line. What a command line gives is that of the text, else defaults.
 """
 
 from __future__ import annotations

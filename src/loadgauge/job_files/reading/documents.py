@@ -224,7 +224,10 @@ def in_own_words(text: str, file: str) -> str:
     """A file whose sections and words are one's own, as the command of a trainer; any other text as it is."""
     syntax = syntax_of(text, file)
     try:
-        parsed, chosen = document(text, syntax, None, file), recognise_text(text, syntax, file)
+        chosen = recognise_text(text, syntax, file)
+        if chosen is not None and chosen.name not in ("trl", "transformers") and "trainer" not in text:
+            return text
+        parsed = document(text, syntax, None, file)
         of_trainer = any(name.startswith(LIGHTNINGS) for name in parsed.names())
         if not of_trainer and chosen is not None and chosen.name not in ("trl", "transformers"):
             return text

@@ -102,7 +102,7 @@ def _cells(text: str) -> Iterator[Part]:
     yield Part("shell", "argv", "\n".join(lines) + "\n", "the cells that a shell runs are read")
 
 
-TARGET = re.compile(r"(?m)^([A-Za-z_][\w./-]*)((?:[ \t][^:\n]*)?)::?(?!=)[^\n=]*\n((?:(?:[ \t]+[^\n]*)?\n)+)")
+TARGET = re.compile(r"(?m)^@?([A-Za-z_][\w./-]*)((?:[ \t][^:\n]*)?)::?(?!=)[^\n=]*\n((?:(?:[ \t]+[^\n]*)?\n)+)")
 ASSIGNED = re.compile(r"(?m)^(?:export[ \t]+)?([A-Za-z_]\w*)[ \t]*(?::{0,3}|\?)=[ \t]*((?:.*\\\n)*.*)$")
 
 
@@ -143,9 +143,12 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
 # -- logs --------------------------------------------------------------------------------------------------------------
 
-BEFORE = re.compile(r"(?m)^(?:\x1b\[[\d;]*m|\[?(?:rank|default)?\d{1,5}\]?:[ ]?|\([\w. =,]{1,60}\)[ ])+")
+BEFORE = re.compile(
+    r"(?m)^(?:\x1b\[[\d;]*m|\[?(?:rank|default)?\d{1,5}\]?:[ ]?|[A-Za-z][\w.-]{0,30}-\d{1,5}:[ ]|\([\w. =,]{1,60}\)[ ])+"
+)
 """What launchers put before each line of a process."""
 ARGUMENTS = re.compile(r"(?m)^[ ]*-{3,200} arguments -{3,200}\n((?:.*\.{3}.*\n)+)")
+NAMESPACE = re.compile(r"\bNamespace\(\w+=.{1,20000}\)[ ]*$", re.MULTILINE)
 DUMP = re.compile(r"\b(\w*(?:Arguments|Config))\(\n((?:[ ]*\w+=.*\n)+)")
 ENGINE = re.compile(r"(?:\bjson = |\bconfig:[ ]?\n)(\{\n(?:[ ].*\n)+\})")
 RESOLVED = re.compile(
@@ -165,6 +168,13 @@ def _log(text: str) -> Iterator[Part]:
     if (match := ARGUMENTS.search(text)) is not None:
         pairs = re.findall(r"(?m)^\s*(\w+) \.{3,} (.*)$", match[1])
         yield Part("log", "argv", printed(dict(pairs)), "the arguments that its log prints are read")
+    elif (match := NAMESPACE.search(text)) is not None and (held := _namespace(match[0])):
+        yield Part(
+            "log",
+            "argv",
+            shlex.join(["train.py", *options_of(held)]) + "\n",
+            "the arguments that its log prints are read",
+        )
     elif (match := DUMP.search(text)) is not None:
         values = {name: _value(value) for name, value in re.findall(r"(?m)^[ ]*(\w+)=(.*?),?$", match[2])}
         values = {name: value for name, value in values.items() if value not in ([], None) and name[0] != "_"}
@@ -180,6 +190,16 @@ def _log(text: str) -> Iterator[Part]:
 
 MEMBER = re.compile(r"^(?:torch|[A-Z]\w+)\.(?=\w+$)")
 """The class of a member of an enumeration."""
+
+
+def _namespace(text: str) -> dict[str, Any]:
+    """Return the fields of an object of argparse as Python prints it; nothing where it is not Python."""
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    words = call.keywords if isinstance(call, ast.Call) else []
+    return {str(word.arg): _value(ast.unparse(word.value)) for word in words}
 
 
 def _value(text: str) -> Any:
@@ -309,7 +329,7 @@ def options_of(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-UNTRAINED = re.compile(r"(?i)eval|valid|test")
+UNTRAINED = re.compile(r"(?i)(?:^|[._])(?:eval|val|valid|test|dev)")
 """Sections whose sizes no training step has."""
 
 
@@ -503,6 +523,8 @@ def _command(node: Mapping[str, Any]) -> str:
         return ""
     words = [str(word) for part in several for word in (part if isinstance(part, list) else _split(str(part)))]
     script = next((after for word, after in pairwise(words) if re.fullmatch(r"-\w*c", word)), None)
+    if script is None and isinstance(several[1], str) and several[1] and len(several) == 3 and not several[2]:
+        return several[1].replace("$$", "$")
     if words and (len(words) > 1 or " " in words[0]):
         return (shlex.join(words) if script is None else script).replace("$$", "$")
     for key in read_table("containers.toml")["commands"].split():
@@ -530,7 +552,9 @@ def _split(text: str) -> list[str]:
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-STARTER = re.compile(r"\bhyperparameters\s*=|\b(?:command|cmd|entrypoint)\s*=|\b(?:system|run|call|check_call|Popen)\(")
+STARTER = re.compile(
+    r"\bhyperparameters\s*=|\b(?:command|cmd|entrypoint)[\"']?\s*[=:]|\b(?:system|run|call|check_call|Popen)\("
+)
 RUNS = re.compile(r"(?:^|\.)(?:system|run|call|check_call|Popen)$")
 """Calls that start a command."""
 
@@ -559,6 +583,8 @@ def _started(text: str) -> Iterator[Part]:
             )
             script = "train.py" if told["entry_point"] is UNKNOWN else told["entry_point"]
             lines.append([*launch, script, *options_of(values)])
+        specs = [each for value in told.values() if isinstance(value, list) for each in value if isinstance(each, dict)]
+        yield from _commands(specs, Path("program")) if specs else ()
         for line in (shlex.join(map(str, line)) if isinstance(line, list) else line for line in lines):
             if isinstance(line, str) and is_command(line):
                 yield Part(f"{call.lineno}", "argv", f"{line}\n", f"what line {call.lineno} starts is read")

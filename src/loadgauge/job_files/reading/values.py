@@ -110,9 +110,12 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         values = list(map(inner, node.elts))
         return UNKNOWN if any(value is UNKNOWN for value in values) else values
-    if isinstance(node, ast.Dict) and node.keys and all(isinstance(key, ast.Constant) for key in node.keys):
-        pairs = zip(node.keys, map(inner, node.values), strict=True)
-        return {str(getattr(key, "value", "")): value for key, value in pairs if value is not UNKNOWN}
+    if isinstance(node, ast.Dict) and node.keys and all(isinstance(key, ast.Constant | None) for key in node.keys):
+        whole: dict[str, Any] = {}
+        for key, value in zip(node.keys, map(inner, node.values), strict=True):
+            spread = value if isinstance(value, dict) else {}  # of `**value`
+            whole |= {str(getattr(key, "value", "")): value} if key is not None else spread
+        return {key: value for key, value in whole.items() if value is not UNKNOWN}
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
