@@ -181,7 +181,8 @@ def test_a_search_is_read_at_its_largest_batch(suggests: str, batch: int) -> Non
 def test_ray_train_hands_its_settings_to_its_loop() -> None:
     text = (
         "from trl import SFTConfig, SFTTrainer\ndef loop(c):\n    SFTTrainer(c['m'], args=SFTConfig(max_length=c['n'])).train()\n"
-        "TorchTrainer(loop, train_loop_config={'m': 'Qwen/Qwen3-8B', 'n': 768}, scaling_config=ScalingConfig(num_workers=2, use_gpu=True))\n"
+        "TorchTrainer(loop, train_loop_config={'m': 'Qwen/Qwen3-8B', 'n': 768},"
+        " scaling_config=ScalingConfig(num_workers=2, use_gpu=True))\n"
     )
     job = read(text, file="a.py").job
     assert (job.model, job.seq_len, job.gpus) == ("Qwen/Qwen3-8B", 768, 2)

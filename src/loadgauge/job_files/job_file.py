@@ -59,14 +59,14 @@ def is_job_file(text: str) -> bool:
     """
     if is_command(text):
         return True
-    place, part = place_of(text)
-    suffix = ending(place)
+    file, part = place_of(text)
+    suffix = ending(file)
     if text.lower() in models() or suffix in NO_TEXTS:
         return False
     if os.path.isdir(text):
         return holds_no_model(text)
     if suffix not in SYNTAXES:
-        return os.path.isfile(place) and (bool(part) or not read_start(place, 1).startswith(b"{"))
+        return os.path.isfile(file) and (bool(part) or not read_start(file, 1).startswith(b"{"))
     if suffix != ".json" or part:
         return os.sep in text or os.path.exists(text)
     if not os.path.isfile(text):

@@ -160,11 +160,11 @@ def with_verb(words: list[str]) -> list[str]:
         return words
     if first in VERBS:
         return [VERBS[first], *words[1:]]
-    place = place_of(first)[0]
-    if os.path.isdir(place):
+    target = place_of(first)[0]
+    if os.path.isdir(target):
         return ["estimate", *words]
-    if os.path.isfile(place):
-        with open(place, "rb") as file:
+    if os.path.isfile(target):
+        with open(target, "rb") as file:
             start = file.read(START_OF_FILE)
         is_job = first.endswith((".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".ipynb"))
         error = start[:1] == b"\x80" or (not is_job and ERROR.search(start.decode(errors="replace")))

@@ -55,27 +55,27 @@ def load(path: str | Path, dialect: str | None = None) -> str:
     """
     if is_command(str(path)):
         return str(path)
-    place, name = place_of(str(path))
-    text = PLAIN_TAG.sub("", read_whole(place))
-    several = held(text, place)
+    file, name = place_of(str(path))
+    text = PLAIN_TAG.sub("", read_whole(file))
+    several = held(text, file)
     if name and name not in {part.name for part in several}:
-        known = ", ".join(part.name for part in several[:MOST_SHOWN]) or "none"
-        raise ConfigError(f"holds no run {name!r} (known: {known})", file=place)
-    found = [part for part in several if (not name or part.name == name) and starts(part)]
-    found = found or [part for part in several if part.name == name]
-    if len(found) > 1:
-        raise several_runs("holds {} runs", [f"{place}:{part.name}" for part in found], place)
-    if found:
-        return found[0].whole
-    if ending(place) not in SYNTAXES and not text.lstrip().startswith(STARTS_FILE):
+        names = ", ".join(part.name for part in several[:MOST_SHOWN]) or "none"
+        raise ConfigError(f"holds no run {name!r} (known: {names})", file=file)
+    runs = [part for part in several if (not name or part.name == name) and starts(part)]
+    runs = runs or [part for part in several if part.name == name]
+    if len(runs) > 1:
+        raise several_runs("holds {} runs", [f"{file}:{part.name}" for part in runs], file)
+    if runs:
+        return runs[0].whole
+    if ending(file) not in SYNTAXES and not text.lstrip().startswith(STARTS_FILE):
         raise ConfigError(
-            "holds no run that is read: no command that trains, and no settings that a trainer printed", file=place
+            "holds no run that is read: no command that trains, and no settings that a trainer printed", file=file
         )
-    if len(text) > largest(place):
-        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB", file=place)
+    if len(text) > largest(file):
+        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=file)
     return (
-        in_own_words(text, place)
-        if dialect is None and OWN.search(text) and SYNTAXES.get(ending(place)) in NESTED
+        in_own_words(text, file)
+        if dialect is None and OWN.search(text) and SYNTAXES.get(ending(file)) in NESTED
         else text
     )
 
@@ -212,11 +212,11 @@ def recognise_text(
 
 def _known(kind: str, text: str, before: Dialect | None, own: bool) -> float:
     """The share of a text's keys that its dialect reads; 0 where it has none, or the one that it had before."""
-    found = recognise_text(text, kind)
-    if found is None or (before is not None and not own and found.name == before.name):
+    reader = recognise_text(text, kind)
+    if reader is None or (before is not None and not own and reader.name == before.name):
         return 0
     names = document(text, kind).names()
-    return len(found.known & {*names}) / max(1, len(names))
+    return len(reader.known & {*names}) / max(1, len(names))
 
 
 @lru_cache(maxsize=8)
@@ -322,9 +322,9 @@ def of_folder(path: str) -> tuple[str, list[str]]:
         raise several_runs("has {} files that say a run", first, path)
     main = first[0]
     text = runs.get(main, "")
-    kinds = [
+    configurations = [
         file
         for file in beside
         if file != main and os.path.basename(file) not in text and Path(file).parent == Path(main).parent
     ]
-    return main, kinds
+    return main, configurations

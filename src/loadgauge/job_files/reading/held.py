@@ -88,7 +88,7 @@ def _cells(text: str) -> Iterator[Part]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return
     lines: list[str] = []
-    known = _assigned("\n".join(sources))
+    assigned = _assigned("\n".join(sources))
     for source in sources:
         magic, _, body = source.lstrip().partition("\n")
         if (match := re.match(r"%%(?:writefile|file)[ \t]+(?:-a[ \t]+)?(\S+)", magic)) is not None:
@@ -98,7 +98,7 @@ def _cells(text: str) -> Iterator[Part]:
         else:
             source = re.sub(r"(?m)^[ \t]*%(?!env )", "#", source)
             typed = re.findall(r"(?m)^[ \t]*[!%](?:env )?((?:.*\\\n)*.*)$", source)
-            lines += [re.sub(r"\{(\w+)\}", lambda match: known.get(match[1], match[0]), line) for line in typed]
+            lines += [re.sub(r"\{(\w+)\}", lambda match: assigned.get(match[1], match[0]), line) for line in typed]
     yield Part("shell", "argv", "\n".join(lines) + "\n", "the cells that a shell runs are read")
 
 
@@ -113,11 +113,11 @@ def _assigned(text: str) -> dict[str, str]:
 def _targets(text: str) -> Iterator[Part]:
     """The targets of a Makefile, or the recipes of a justfile, with the variables of the file."""
     text = text.rstrip("\n") + "\n"
-    known = _assigned(text)
+    assigned = _assigned(text)
     for name, rest, body in TARGET.findall(text):
         defaults = dict(re.findall(r"[*+$]?(\w+)=[\"']?([^\"'\s]*)", rest))
         lines = re.sub(r"(?m)(?<!\\\n)^[ \t]+[@-]{0,2}", "", body)
-        yield Part(name, "argv", filled(lines, known | defaults).replace("$$", "$"), f"its target {name} is read")
+        yield Part(name, "argv", filled(lines, assigned | defaults).replace("$$", "$"), f"its target {name} is read")
 
 
 REFERENCE = re.compile(r"\$\{\{\s*([\w.-]+)\s*\}\}|\{\{\s*\.?([\w.-]+)\s*\}\}|\$\(([\w.-]+)\)|\$\{([\w.-]+)\}")
@@ -146,7 +146,7 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 BEFORE = re.compile(
     r"(?m)^(?:\x1b\[[\d;]*m|\[?(?:rank|default)?\d{1,5}\]?:[ ]?|[A-Za-z][\w.-]{0,30}-\d{1,5}:[ ]|\([\w. =,]{1,60}\)[ ])+"
 )
-"""What launchers put before each line of a process."""
+"""Words that launchers put before each line of a process."""
 ARGUMENTS = re.compile(r"(?m)^[ ]*-{3,200} arguments -{3,200}\n((?:.*\.{3}.*\n)+)")
 NAMESPACE = re.compile(r"\bNamespace\(\w+=.{1,20000}\)[ ]*$", re.MULTILINE)
 DUMP = re.compile(r"\b(\w*(?:Arguments|Config))\(\n((?:[ ]*\w+=.*\n)+)")
@@ -335,13 +335,13 @@ UNTRAINED = re.compile(r"(?i)(?:^|[._])(?:eval|val|valid|test|dev)")
 
 def flat(root: Any) -> dict[str, Any]:
     """Return the values of mappings within mappings by their paths. ``flat({"a": {"b": 1}}) == {"a.b": 1}``"""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for path in leaves(root):
         value = root
         for name in path:
             value = next(inner for key, inner in value.items() if str(key) == name)
-        found[".".join(path)] = value
-    return found
+        values[".".join(path)] = value
+    return values
 
 
 def own_words(root: Mapping[Any, Any]) -> str:
@@ -418,15 +418,15 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
         params = next(iter(plain_yaml(beside.read_text(encoding="utf-8", errors="replace")[:100_000])), None)
         begin = flat(params) if isinstance(params, dict) else {}
     nodes = list(_nodes(roots, begin))
-    found = [
+    commands = [
         (node, command)
         for node in nodes
         for command in filter(None, [_command(node.held), *_scripts(node.held)])
         if " --" in command or "=" in command
     ]
-    if not found:
+    if not commands:
         return []
-    del found[MOST_PARTS:]
+    del commands[MOST_PARTS:]
     cards, machines = _cards(nodes, table)
     told = {
         name: number
@@ -435,12 +435,12 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
     }
     counted = f"# torchrun --nnodes {machines} --nproc_per_node {cards}\n" if cards else ""
 
-    def script(commands: Sequence[str], variables: Mapping[str, Any]) -> str:
-        known = {**(told if cards else {}), **variables}
-        lines = [f"{name}={shlex.quote(str(value))}" for name, value in known.items() if name.isidentifier()]
+    def script(lines_of: Sequence[str], variables: Mapping[str, Any]) -> str:
+        values = {**(told if cards else {}), **variables}
+        lines = [f"{name}={shlex.quote(str(value))}" for name, value in values.items() if name.isidentifier()]
         return (
             counted
-            + "\n".join([*lines, *dict.fromkeys(_spread(filled(each, known), machines) for each in commands)]).rstrip()
+            + "\n".join([*lines, *dict.fromkeys(_spread(filled(each, values), machines) for each in lines_of)]).rstrip()
             + "\n"
         )
 
@@ -450,13 +450,13 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
             Part(
                 "",
                 "argv",
-                script([command for _, command in found], variables),
+                script([command for _, command in commands], variables),
                 "the command of its containers is read",
             )
         ]
     several = [
         Part(_name(node), "argv", script([command], node.variables), f"what its {_name(node) or 'entry'} runs is read")
-        for node, command in found
+        for node, command in commands
     ]
     return list({part.text: part for part in several[::-1]}.values())[::-1]
 
@@ -560,25 +560,25 @@ RUNS = re.compile(r"(?:^|\.)(?:system|run|call|check_call|Popen)$")
 
 
 def _started(text: str) -> Iterator[Part]:
-    """What a program has a cloud or a shell start: an estimator with its hyperparameters as options, or a command."""
+    """Commands that a program has a cloud or a shell start: an estimator with its hyperparameters as options, or a command."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     names = Names(tree)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        given = {str(word.arg): word.value for word in call.keywords}
-        told = {name: worked_out(node, names, {}) for name, node in given.items()}
+        keywords = {str(word.arg): word.value for word in call.keywords}
+        told = {name: worked_out(node, names, {}) for name, node in keywords.items()}
         lines: list[Any] = [told.get(name) for name in ("command", "cmd", "entrypoint")]
         lines += [worked_out(each, names, {}) for each in call.args[:1] if RUNS.search(called(call.func))]
-        if {"entry_point", "hyperparameters"} <= given.keys():
+        if {"entry_point", "hyperparameters"} <= keywords.keys():
             values = told["hyperparameters"] if isinstance(told["hyperparameters"], dict) else {}
-            values |= _set_later(ast.unparse(given["hyperparameters"]), names)
+            values |= _set_later(ast.unparse(keywords["hyperparameters"]), names)
             kind = read_table("instances.toml").get(str(told.get("instance_type")).removeprefix("ml."), "1 ")
             nodes = told.get("instance_count") if isinstance(told.get("instance_count"), int) else 1
             launch = (
                 ["torchrun", f"--nnodes={nodes}", f"--nproc_per_node={kind.split()[0]}"]
-                if "distribution" in given
+                if "distribution" in keywords
                 else ["python"]
             )
             script = "train.py" if told["entry_point"] is UNKNOWN else told["entry_point"]
