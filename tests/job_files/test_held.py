@@ -13,6 +13,7 @@ import pytest
 from loadgauge.core.base import ConfigError
 from loadgauge.core.command_line.main import run
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.families.catalogue import names_file
 from loadgauge.job_files.exchange import read
 from loadgauge.job_files.job_file import from_job_file, is_job_file
 from loadgauge.job_files.reading.documents import load, of_folder
@@ -268,12 +269,20 @@ def test_a_folder_is_the_file_that_says_its_run(name: str, tmp_path: Path) -> No
 
 def test_a_folder_with_several_runs_or_none_says_so(tmp_path: Path) -> None:
     put(tmp_path, "setup.py", "setup()\n")
-    with pytest.raises(ConfigError, match="no file that says a training run"):
+    with pytest.raises(ConfigError, match="nor a file that says a training run"):
         of_folder(str(tmp_path))
     names = [put(tmp_path, f"configs/{each}.yaml", AXOLOTL) for each in "ab"]
     with pytest.raises(ConfigError, match="has 2 files that say a run; give one") as error:
         of_folder(str(tmp_path))
     assert all(f"`loadgauge {name}`" in str(error.value) for name in names)
+
+
+def test_a_run_in_a_file_is_a_file_s_name_for_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser may name no file of the server, in whatever words."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, "Makefile", HOLDS["Makefile"])
+    assert names_file("Makefile:train")
+    assert not names_file("Makefile2:train")
 
 
 def test_a_model_s_folder_stays_a_model(tmp_path: Path) -> None:
@@ -299,6 +308,9 @@ def test_plain_job_files_hold_nothing(tmp_path: Path) -> None:
         ("d.yaml", "run: !!python/object/apply:os.system ['echo --x']\n"),
         ("a.log", "json = {\n" * 20_000 + "-" * 200_000),
         ("b.log", "TrainingArguments(\n" * 20_000),
+        ("c.log", "python \\\n" * 20_000),
+        ("d.log", "Namespace(a=" * 50_000),
+        ("e.log", "--- arguments ---\n" * 20_000 + " a ...\n" * 20_000),
         ("a.md", "".join("`" * count + "\n" for count in range(3, 300))),
     ],
 )

@@ -97,9 +97,8 @@ def from_job_file(job: Job) -> FromFile:
 
     Raises `ConfigError`.
     """
-    if os.path.isdir(job.model):
-        main, others = of_folder(job.model)
-        job = job.replace(model=main, beside=job.beside or ",".join(others) or None)
+    main, others = _in_folder(job.model)
+    job = job.replace(model=main, beside=job.beside or ",".join(others) or None)
     flags_set = {name: value for name, value in flags_given(job).items() if name not in READING}
     inside = {name: flags_set[name] for name in FIELDS if name in flags_set}
     first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
@@ -164,13 +163,19 @@ def from_job_file(job: Job) -> FromFile:
     return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
 
 
+def _in_folder(path: str) -> tuple[str, list[str]]:
+    """The file of a folder that says a run, with those beside it; any other path alone."""
+    return of_folder(path) if os.path.isdir(path) else (path, [])
+
+
 def gpus_asked(paths: Sequence[str]) -> Asked | None:
     """The GPUs that one of a job's files asks its cluster for."""
     return next(
         (
             asked
             for path in paths
-            if (asked := asked_for(path if is_command(path) else read_whole(place_of(path)[0]))) is not None
+            if (asked := asked_for(path if is_command(path) else read_whole(place_of(_in_folder(path)[0])[0])))
+            is not None
         ),
         None,
     )

@@ -317,7 +317,10 @@ def of_folder(path: str) -> tuple[str, list[str]]:
     named = {file for file in runs for other, text in runs.items() if other != file and os.path.basename(file) in text}
     first = [file for file in runs if not LAST.search(file) and file not in named] or [*runs] or [*beside][:1]
     if not first:
-        raise ConfigError(f"has no file that says a training run, among {looked} that may; give the file", file=path)
+        raise ConfigError(
+            f"has neither a model's config.json nor a file that says a training run, among {looked} that may; give the file",
+            file=path,
+        )
     if len(first) > 1:
         raise several_runs("has {} files that say a run", first, path)
     main = first[0]

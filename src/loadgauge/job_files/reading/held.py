@@ -25,7 +25,7 @@ from loadgauge.job_files.reading.values import UNKNOWN, Names, called, worked_ou
 HEAD = re.compile(r"#!held (\w+): (.*)\n")
 """The first line of a part: its syntax, and what it is."""
 MOST_PARTS = 100
-LONGEST_VALUE = 2_000
+LONGEST_VALUE, LONGEST_LINE = 2_000, 50_000
 LONGEST = 1_000_000
 """Letters of a log in which settings are looked for, from its beginning."""
 
@@ -148,18 +148,17 @@ BEFORE = re.compile(
 )
 """Words that launchers put before each line of a process."""
 ARGUMENTS = re.compile(r"(?m)^[ ]*-{3,200} arguments -{3,200}\n((?:.*\.{3}.*\n)+)")
-NAMESPACE = re.compile(r"\bNamespace\(\w+=.{1,20000}\)[ ]*$", re.MULTILINE)
+NAMESPACE = re.compile(r"\bNamespace\(\w+=[^\n]*")
 DUMP = re.compile(r"\b(\w*(?:Arguments|Config))\(\n((?:[ ]*\w+=.*\n)+)")
 ENGINE = re.compile(r"(?:\bjson = |\bconfig:[ ]?\n)(\{\n(?:[ ].*\n)+\})")
 RESOLVED = re.compile(
     r"(?i)(?:resolved|final|merged) config(?:uration)?:?[ \t]*\n+((?:[a-z_]\w*:(?:[ \t].*)?\n|[ \-].*\n|\n)+)"
 )
 COMMAND = re.compile(
-    r"(?m)^[ \t]{0,40}(?:[$>+#][ ]?)?((?:torchrun|accelerate launch|deepspeed|python3?|srun) (?:.*\\\n)*.* --.*)$"
+    r"(?m)^[ \t]{0,40}(?:[$>+#][ ]?)?((?:torchrun|accelerate launch|deepspeed|python3?|srun) (?:.*\\\n){0,60}.* --.*)$"
 )
 """A command on a line of its own, as pages show it and shells print it."""
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots")
-SAYS = re.compile(r"(?:^|\s)(?:loading|load) .{0,80}", re.MULTILINE)
 
 
 def _log(text: str) -> Iterator[Part]:
@@ -195,7 +194,7 @@ MEMBER = re.compile(r"^(?:torch|[A-Z]\w+)\.(?=\w+$)")
 def _namespace(text: str) -> dict[str, Any]:
     """Return the fields of an object of argparse as Python prints it; nothing where it is not Python."""
     try:
-        call = ast.parse(text.strip(), mode="eval").body
+        call = ast.parse(text[:LONGEST_LINE].strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     words = call.keywords if isinstance(call, ast.Call) else []
