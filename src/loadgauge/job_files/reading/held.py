@@ -54,7 +54,8 @@ def parts(text: str, file: str) -> list[Part]:
     if ending in (".sh", ".bash", ".slurm", ".sbatch", ".args"):
         return []
     if ending in (".ipynb", ".py"):
-        return list(_cells(text) if ending == ".ipynb" else _started(text) if STARTER.search(text) else ())
+        several = _cells(text) if ending == ".ipynb" else _started(text) if STARTER.search(text) else iter(())
+        return list(dict.fromkeys(islice(several, MOST_PARTS)))
     for test, reader in BY_NAME.items():
         if re.search(test, name):
             return list(islice(reader(text), MOST_PARTS))
