@@ -21,7 +21,8 @@ from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.dialects import dialect
-from loadgauge.job_files.exchange import document, read
+from loadgauge.job_files.exchange import read
+from loadgauge.job_files.reading.documents import document
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 sections_of = import_module("extract_keys").sections_of

@@ -16,8 +16,9 @@ from extract_keys import sections_of
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.job_files.dialects import dialect
-from loadgauge.job_files.exchange import document, read
+from loadgauge.job_files.exchange import read
 from loadgauge.job_files.job_file import usual
+from loadgauge.job_files.reading.documents import document
 
 VERL = (
     "python3 -m verl.trainer.main_ppo %s actor_rollout_ref.rollout.name=vllm data.train_batch_size=1024"

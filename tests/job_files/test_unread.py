@@ -13,10 +13,11 @@ from command_line import document, typed
 from job_runs import SUFFIXES, SYNTAXES, runs
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.dialects import dialect
-from loadgauge.job_files.exchange import document as parsed, read, write
+from loadgauge.job_files.exchange import read, write
 from loadgauge.job_files.ideas import table
 from loadgauge.job_files.ideas.coverage import Coverage, Stop, key_lists, primary
 from loadgauge.job_files.job_file import note
+from loadgauge.job_files.reading.documents import document as parsed
 
 TRAINS = """model_name_or_path: meta-llama/Llama-3.1-8B
 stage: sft

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.job_files.exchange import JobFile, load, read
+from loadgauge.job_files.exchange import JobFile, read
+from loadgauge.job_files.reading.documents import load
 
 WORDS = "--model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --bf16 --max_seq_length 4096"
 CONTAINER = (

@@ -15,7 +15,7 @@ from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.reproduce import completer
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import JobFile, Written, combine, load, write
+from loadgauge.job_files.exchange import JobFile, Written, combine, write
 from loadgauge.job_files.export import FLAGS, export, job_of, name_for_dialect, told
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import (
@@ -27,6 +27,7 @@ from loadgauge.job_files.job_file import (
     names_beside,
     read_files,
 )
+from loadgauge.job_files.reading.documents import load
 
 
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ NAMES = {
     "export_plan": "loadgauge.job_files.commands.export_text:export_plan",
     "JobFile": "loadgauge.job_files.exchange:JobFile",
     "combine": "loadgauge.job_files.exchange:combine",
-    "largest": "loadgauge.job_files.exchange:largest",
+    "largest": "loadgauge.job_files.reading.documents:largest",
     "named_documents": "loadgauge.job_files.exchange:named_documents",
     "read": "loadgauge.job_files.exchange:read",
     "FIELDS": "loadgauge.job_files.ideas.facts:FIELDS",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Untrained, read_data, read_text
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base import ConfigError, Untrained
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
@@ -45,20 +42,13 @@ from loadgauge.job_files.ideas import (
 )
 from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.calls import untrained
-from loadgauge.job_files.reading.configured import UNWRAPPED, Over, configured, launch_options, unwrapped
+from loadgauge.job_files.reading.configured import launch_options
+from loadgauge.job_files.reading.documents import SYNTAXES, document, load, recognise_text, syntax_of
+from loadgauge.job_files.reading.held import HEAD
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
-from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
-from loadgauge.job_files.reading.renamed import Renamed, Without
-from loadgauge.job_files.reading.shell import Shell
+from loadgauge.job_files.reading.layered import Without
+from loadgauge.job_files.reading.nested import json_document
 
-LARGEST_FILE = 100_000  # bytes; a job file has some thousands
-LARGEST_NOTEBOOK = 5_000_000
-"""Bytes of a notebook, which may hold the pictures that it printed."""
-SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
-SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
-OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
-"""Programs of the tools that have readers of their own for them."""
-SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 DERIVED = ("dp", "shards", "nodes", "gpus_per_node", "accumulation")
 """Facts that follow from others, so that a file may leave them out."""
 BESIDE = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
@@ -68,6 +58,8 @@ STAGE = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])|fsdp")
 STATE = ("weights", "gradients", "optimizer", "gathered")
 """Parts of the memory that a stage of ZeRO shares out."""
 DYNAMIC = "unsloth-bnb-4bit"  # in the names of Unsloth's checkpoints of dynamic 4 bits
+WORLD = ("global_world_size", "world_size", "capabilities.n_gpu")
+"""Keys in which a run wrote down how many GPUs it had."""
 LAUNCHED_WITH = "config_file"  # the option of `accelerate launch` that names its configuration
 ALIKE: dict[str, Any] = {
     "lora_rank": 0, "adapter": "lora", **dict.fromkeys(DEGREES, 1), "zero": 0, "replicas": 1, "sequence_parallel": False,
@@ -119,100 +111,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         return self.text
 
 
-def load(path: str | Path) -> str:
-    """The text of a job file, or a command itself. Raises `ConfigError` for no regular file, one too large, or not UTF-8."""
-    return str(path) if is_command(str(path)) else unwrapped(read_text(path, largest(str(path))))
-
-
-def largest(file: str) -> int:
-    """Return how many bytes a job file may have, by its name. ``largest("train.yaml") == 100_000``"""
-    return LARGEST_NOTEBOOK if file.lower().endswith(".ipynb") else LARGEST_FILE
-
-
-def syntax_of(text: str, file: str) -> str:
-    if is_command(text) and "\n" not in text:
-        return "argv"
-    if (suffix := Path(file).suffix.lower()) in SYNTAXES and not text.startswith(UNWRAPPED):
-        return SYNTAXES[suffix]
-    start = text.lstrip()
-    if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
-        return "python"
-    if start.startswith("{"):
-        return "json"
-    if re.search(r"^\[\[?[\w.-]+\]\]?[ \t]*$", text, re.MULTILINE):
-        return "toml"
-    if (
-        start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
-        or "\n--" in text
-        or " --" in text
-    ):
-        return "argv"
-    return "yaml"
-
-
-def document(
-    text: str,
-    syntax: str,
-    chosen: Dialect | None = None,
-    file: str = "",
-    variables: Mapping[str, str] | None = None,
-) -> Document:
-    """Parses a file's text into keys and values. Raises a `ConfigError` of one line where it cannot be parsed.
-
-    variables: values of those that a shell script sets nowhere
-    """
-    parsed = _parsed(text, syntax, chosen, file, variables)
-    return parsed if chosen is None or chosen.renames is None else Renamed(parsed, chosen.renames)
-
-
-def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
-    if "\0" in text:
-        raise ConfigError("holds a zero byte, so it is not text", file=file)
-    sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
-    try:
-        if syntax == "argv":
-            style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
-            line = Argv(text, style, objects, variables, file)  # type: ignore[arg-type]
-            if chosen is not None and chosen.beneath is not None:
-                return Over(line, chosen.beneath(line))
-            return configured(
-                line, file, lambda path: _parsed(load(path), SYNTAXES[path.suffix], chosen, str(path), None)
-            )
-        if syntax == "python" and (owner := OWNED.search(text)) is not None:
-            return dialect_of(owner[1].replace("_", "-")).script(text)  # type: ignore[misc]
-        if syntax == "python":
-            from loadgauge.job_files.fine_tuning.unsloth import script
-            from loadgauge.job_files.hugging_face.programs import Program
-
-            own = script(text)
-            return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
-        if file.endswith(".env"):  # variables, which are options
-            text = json.dumps({name.lower(): value for name, value in Shell(text).variables.items()})
-        reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
-        if chosen is None or not chosen.layers:
-            return reader(text, sections)
-        from loadgauge.job_files.reading.layered import layered
-
-        def of_text(text: str) -> Any:
-            return reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
-
-        bundled = tomllib.loads(read_data(chosen.layers))
-        whole = layered(of_text(text), file, lambda path: of_text(load(path)), bundled, chosen.extends)
-        return whole if chosen.beneath is None else Over(whole, chosen.beneath(whole))
-    except ConfigError as error:
-        raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
-
-
-def recognise_text(
-    text: str, syntax: str, file: str = "", variables: Mapping[str, str] | None = None
-) -> Dialect | None:
-    """The dialect whose keys a text has; None where it has those of none. Raises `ConfigError` where it cannot be parsed."""
-    chosen = recognise(document(text, syntax, None, file, variables), file)
-    if chosen is None and syntax == "yaml":  # Megatron's sections are not part of its keys
-        chosen = recognise(document(text, syntax, dialect_of("megatron"), file))
-    return chosen
-
-
 def named_documents(text: str, file: str = "") -> list[str]:
     """The DeepSpeed configurations that a job file names; empty where no dialect knows the file."""
     syntax = syntax_of(text, file)
@@ -260,6 +158,7 @@ def read(
     syntax = syntax_of(text, file)
     opens = "" if alone else file
     chosen = recognise_text(text, syntax, opens, variables) if name is None else dialect_of(name)
+    told_whole = HEAD.match(text)
     if chosen is None and syntax == "python":
         raise ConfigError(untrained(text, Path(file).name or "FILE.py"), file=file)
     program, line = None, Argv(text, outside=variables, file=file) if chosen is None and syntax == "argv" else None
@@ -277,7 +176,8 @@ def read(
     if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
         raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
     release = _version(version, chosen)
-    whole = Without(read_as, ignore)
+    world = next((value for key in WORLD if isinstance(value := read_as.get(key), int)), None)
+    whole = Without(read_as if world is None else Without(read_as, WORLD), ignore)
     keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
     keys.alone = alone
     older = chosen.last(keys) if release is None else None
@@ -292,6 +192,8 @@ def read(
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
     # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
+    if told_whole is not None:
+        remarks = (*remarks, told_whole[2])
     if whole.dropped:
         remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
     if not alone:
@@ -313,6 +215,12 @@ def read(
     own = syntax != "argv" or text.startswith(UNWRAPPED)
     if not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
         for name, fact in (announced if own else divided)(text).items():
+    told = getattr(keys.document, "processes", None) or world
+    if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
+        facts["gpus"] = Fact(told, "-n")
+    own = syntax != "argv" or told_whole is not None
+    if own and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
+        for name, fact in announced(text).items():
             facts[name] = fact
             remarks = (*remarks, f"its {fact.value} GPUs are those that its comments or its launcher tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:

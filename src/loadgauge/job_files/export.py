@@ -15,11 +15,12 @@ from loadgauge.core.families.catalogue import config, repositories
 from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.dialects import FILES, dialect
-from loadgauge.job_files.exchange import Written, load, read, write
+from loadgauge.job_files.exchange import Written, read, write
 from loadgauge.job_files.ideas.coverage import key_lists
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
+from loadgauge.job_files.reading.documents import load
 from loadgauge.job_files.reading.nested import yaml_document
 
 FLAGS = "flags"

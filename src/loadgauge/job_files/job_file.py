@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import read_text
 from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base.files import is_command, place_of, read_start
 from loadgauge.core.definitions.job.job import FILES as JOB_FILES, POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
@@ -28,10 +27,12 @@ from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import ALIKE, SYNTAXES, JobFile, combine, largest, load, read, write
+from loadgauge.job_files.exchange import ALIKE, JobFile, combine, read, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.ideas.table import Dialect
 from loadgauge.job_files.reading.configured import Asked, asked_for
+from loadgauge.job_files.reading.documents import SYNTAXES, ending, holds_no_model, load, of_folder, read_whole
+from loadgauge.job_files.reading.held import held
 
 CALLED = "the command"
 """The name of a command that was typed in the place of a file."""
@@ -46,6 +47,8 @@ WITH_GPU = ("gpus_per_node", "order", "overlap")
 """Flags that say nothing without --gpu."""
 RATES = ("dropout", "embedding_dropout")
 """Fields of a model and its parts that are rates of dropout."""
+NO_TEXTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".pickle")
+"""Endings of files that hold weights or memory."""
 CONFIG_KEYS = ("model_type", "architectures", "hidden_size", "text_config", "_class_name")
 """Keys of which a Hugging Face `config.json` has at least one."""
 
@@ -58,18 +61,26 @@ def is_job_file(text: str) -> bool:
     """
     if is_command(text):
         return True
-    suffix = Path(text).suffix.lower()
-    if suffix not in SYNTAXES or text.lower() in models():
+    file, part = place_of(text)
+    suffix = ending(file)
+    if text.lower() in models() or suffix in NO_TEXTS:
         return False
-    if suffix != ".json":
+    if os.path.isdir(text):
+        return holds_no_model(text)
+    if suffix not in SYNTAXES:
+        return os.path.isfile(file) and (bool(part) or not read_start(file, 1).startswith(b"{"))
+    if suffix != ".json" or part:
         return os.sep in text or os.path.exists(text)
     if not os.path.isfile(text):
         return False
     try:
-        start = load(text)
+        start = read_whole(text)
     except ConfigError:
         return False
-    return "model_family" in start or not any(f'"{key}"' in start for key in CONFIG_KEYS)
+    if held(start, text):
+        return True
+    trains = re.search(r'"(?:per_device_train_batch_size|model_family)"', start) is not None
+    return trains or not any(f'"{key}"' in start for key in CONFIG_KEYS)
 
 
 class FromFile(NamedTuple):
@@ -88,6 +99,8 @@ def from_job_file(job: Job) -> FromFile:
 
     Raises `ConfigError`.
     """
+    main, others = _in_folder(job.model)
+    job = job.replace(model=main, beside=job.beside or ",".join(others) or None)
     flags_set = {name: value for name, value in flags_given(job).items() if name not in READING}
     inside = {name: flags_set[name] for name in FIELDS if name in flags_set}
     first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
@@ -155,13 +168,19 @@ def from_job_file(job: Job) -> FromFile:
     return FromFile(job.replace(**flags), model, f"{notes}{remark}", uncounted, trainers)
 
 
+def _in_folder(path: str) -> tuple[str, list[str]]:
+    """The file of a folder that says a run, with those beside it; any other path alone."""
+    return of_folder(path) if os.path.isdir(path) else (path, [])
+
+
 def gpus_asked(paths: Sequence[str]) -> Asked | None:
     """The GPUs that one of a job's files asks its cluster for."""
     return next(
         (
             asked
             for path in paths
-            if (asked := asked_for(load(path) if is_command(path) else read_text(path, largest(path)))) is not None
+            if (asked := asked_for(path if is_command(path) else read_whole(place_of(_in_folder(path)[0])[0])))
+            is not None
         ),
         None,
     )
@@ -332,7 +351,7 @@ def read_files(
     ignored = [key.strip() for key in (how.ignore or "").split(",") if key.strip()]
     files = tuple(
         read(
-            load(path),
+            load(path, name),
             name,
             file=CALLED if is_command(path) else path,
             given={**given, "gpu": how.gpu} if how.gpu else given,

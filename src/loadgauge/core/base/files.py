@@ -206,6 +206,17 @@ def is_command(text: str) -> bool:
     return STARTS.match(text) is not None
 
 
+def place_of(text: str) -> tuple[str, str]:
+    """Return the path of a file and the name of one of the runs in it, empty where none is named.
+
+    >>> place_of("train.py:main"), place_of("gpt2")
+    (('train.py:main', ''), ('gpt2', ''))
+    """
+    path, _, part = text.rpartition(":")
+    inside = path and not path.endswith(".py") and not os.path.exists(text) and os.path.isfile(path)
+    return (path, part) if inside else (text, "")
+
+
 def as_one(words: list[str]) -> list[str]:
     """Return words whose first begin a command as one text, and after it the flags among them that are of loadgauge; of a command
     that starts a server, its model and its options.

@@ -16,7 +16,7 @@ import click
 from loadgauge._version import __version__
 from loadgauge.core.base import hooks
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, Error, NothingFits, NotModelled, suggest
-from loadgauge.core.base.files import as_one, is_command
+from loadgauge.core.base.files import as_one, is_command, place_of
 from loadgauge.core.text.language import CHOSEN, choose, said
 
 if TYPE_CHECKING:
@@ -164,8 +164,11 @@ def with_verb(words: list[str]) -> list[str]:
         return words
     if first in VERBS:
         return [VERBS[first], *words[1:]]
-    if os.path.isfile(first):
-        with open(first, "rb") as file:
+    target = place_of(first)[0]
+    if os.path.isdir(target):
+        return ["estimate", *words]
+    if os.path.isfile(target):
+        with open(target, "rb") as file:
             start = file.read(START_OF_FILE)
         is_job = first.endswith((".yaml", ".yml", ".json", ".toml", ".py", ".sh", ".ipynb"))
         error = start[:1] == b"\x80" or (not is_job and ERROR.search(start.decode(errors="replace")))

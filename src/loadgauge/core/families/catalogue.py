@@ -21,6 +21,7 @@ from loadgauge.core.base import (
     read_start,
     read_table,
 )
+from loadgauge.core.base.files import place_of
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.families.hf import LARGEST_FILE, decode, from_dict, from_hf
 from loadgauge.core.families.hub import REPOSITORY, cached, fetch
@@ -162,7 +163,7 @@ def names_file(text: str) -> bool:
     """
     if _catalogue_name(text) is not None:
         return False
-    return text.startswith((".", "/")) or text.endswith(".json") or os.path.exists(text)
+    return text.startswith((".", "/")) or text.endswith(".json") or os.path.exists(place_of(text)[0])
 
 
 def find(text: str, hub: bool = False) -> Found:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated, refuse_fields
-from loadgauge.core.base.files import is_command, is_script
+from loadgauge.core.base.files import is_command, is_script, place_of
 from loadgauge.core.base.hooks import need, provider
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.units import above_zero, gib, port, rate
@@ -87,7 +87,8 @@ def names_job_file(model: str) -> bool:
     >>> names_job_file("llama-3.1-8b"), names_job_file("./axolotl.yaml")
     (False, True)
     """
-    if os.path.splitext(model)[1].lower().lstrip(".") not in JOB_FILES and not is_command(model):
+    named = os.path.splitext(model)[1].lower().lstrip(".") in JOB_FILES or os.path.exists(place_of(model)[0])
+    if not named and not is_command(model):
         return False
     dialects = provider("DIALECTS")
     return dialects is not None and bool(dialects.is_job_file(model))

@@ -211,7 +211,7 @@ def _facts(jobs: Sequence[Job], *, as_json: bool) -> None:
 
 def _facts_document(file: JobFile) -> dict[str, Any]:
     from loadgauge.job_files.commands.check_text import line_of
-    from loadgauge.job_files.exchange import load
+    from loadgauge.job_files.reading.documents import load
 
     text = load(file.file)
     return {

@@ -10,7 +10,8 @@ from loadgauge.core.base.errors import YES
 from loadgauge.core.plan.advise.budget import QUANTITIES, Checked
 from loadgauge.core.text.table import Column, console, draw, points, printable
 from loadgauge.core.text.verdict import unread_words
-from loadgauge.job_files.exchange import JobFile, load
+from loadgauge.job_files.exchange import JobFile
+from loadgauge.job_files.reading.documents import load
 
 
 def lines(checked: Sequence[Checked]) -> list[str]:

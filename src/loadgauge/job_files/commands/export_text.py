@@ -12,10 +12,11 @@ from loadgauge.core.plan.answer import Plan
 from loadgauge.core.plan.request import FLAGS
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import load, write
+from loadgauge.job_files.exchange import write
 from loadgauge.job_files.export import job_of, name_for_dialect
 from loadgauge.job_files.ideas.facts import Extra
 from loadgauge.job_files.job_file import is_job_file, read_files
+from loadgauge.job_files.reading.documents import load
 
 
 def export_plan(plan: Plan, *, as_json: bool) -> dict[str, Any]:

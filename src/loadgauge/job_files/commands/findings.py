@@ -32,11 +32,12 @@ from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.verdict import unread_words
 from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
+from loadgauge.job_files.commands.spliced import spliced
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import JobFile, combine, document as of_text, load, read, write
+from loadgauge.job_files.exchange import JobFile, combine, read, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import flags_given, names_beside, read_files
-from loadgauge.job_files.reading.spliced import spliced
+from loadgauge.job_files.reading.documents import document as of_text, load
 
 Level = Literal["fails", "memory", "host", "time", "note"]
 MEMORY, SLOWER, FASTER, EMPTY = 0.05, 0.01, 0.05, 0.5

@@ -54,7 +54,7 @@ def command(
     from loadgauge.core.text.table import document
     from loadgauge.job_files.commands.findings import OWN, RULES, fixed, lint
     from loadgauge.job_files.commands.own_words import rules as rules_of_words
-    from loadgauge.job_files.exchange import load
+    from loadgauge.job_files.reading.documents import load
 
     names = {rule.name: rule.says for rule in (*RULES.values(), *OWN.values())} | rules_of_words()
     if list_rules:

@@ -11,9 +11,9 @@ import msgspec
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.package_data import read_table
 from loadgauge.job_files.dialects import BUILT_ON, dialect
-from loadgauge.job_files.exchange import document
 from loadgauge.job_files.ideas.table import MISSING, Document
 from loadgauge.job_files.ideas.words import short
+from loadgauge.job_files.reading.documents import document
 
 OFF = ("", "0", "no", "none", "false", "null", "off")
 """Words of a value that sets nothing."""

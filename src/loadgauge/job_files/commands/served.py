@@ -15,9 +15,9 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import document, load, recognise_text, syntax_of
 from loadgauge.job_files.ideas.table import Dialect, Document, Keys, names_in
 from loadgauge.job_files.job_file import READING, variables_of
+from loadgauge.job_files.reading.documents import document, load, recognise_text, syntax_of
 
 MODELS = names_in(
     "model_name_or_path model_id model hf_model hf_model_path pretrained_model_name_or_path lm_model_name_or_path model_path"
@@ -57,7 +57,7 @@ class Served(NamedTuple):
 
 def served(job: Job, why: Untrained) -> Served:
     """Read a file that trains nothing. why: the error that says so. Raises `ConfigError` where its model is not known."""
-    text, variables = load(job.model), variables_of(job.variables)
+    text, variables = load(job.model, job.dialect), variables_of(job.variables)
     syntax = syntax_of(text, job.model)
     chosen = dialect_of(job.dialect) if job.dialect else recognise_text(text, syntax, job.model, variables)
     keys = Keys(document(text, syntax, chosen, job.model, variables), job.model)

@@ -1,8 +1,7 @@
 """Programs and notebooks that train with transformers and TRL, as the arguments of their calls. They are parsed and never run.
 
 `SFTConfig(max_length=1024)` is the key `max_length`, `LoraConfig(r=8)` is `use_peft` and `lora_r`, a model of `from_pretrained` is
-`model_name_or_path`: the keys of TRL's own command line. What a program takes from its command line has the values of the command
-that its docstring or its first comment shows, and else the defaults that the program itself gives.
+`model_name_or_path`: the keys of TRL's command line. What a command line gives is that of the text, else defaults.
 """
 
 from __future__ import annotations
@@ -186,6 +185,7 @@ class Program:
         if self.trainer in NEAR:
             self.values[f"trainer.{self.trainer}"] = True
         self._collect(command)
+        self.skipped += self.calls.constants.searched
         if self.trainer in ANSWERS:
             count, key, length = ANSWERS[self.trainer]
             self.values = {

@@ -10,7 +10,7 @@ from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, fixed, 
 from loadgauge.job_files.ideas.partial import dropped
 from loadgauge.job_files.ideas.table import Document
 from loadgauge.job_files.pre_training.megatron import started_by_deepspeed
-from loadgauge.job_files.reading.renamed import Names
+from loadgauge.job_files.reading.layered import Names
 
 SIZES = names_in(
     """

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +62,7 @@ class Configured:
         return self.named.shown(key) if self.line.get(key) is MISSING else self.line.shown(key)
 
 
-def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Document:
+def configured(line: Argv, file: str, read: Callable[[Path, str | None], Document]) -> Document:
     """The command line with the file that it names, by itself or as `--config`, read by `read`; without one, the command line.
 
     Raises `ConfigError` where all arguments are in a file that is not there.
@@ -85,11 +83,13 @@ def configured(line: Argv, file: str, read: Callable[[Path], Document]) -> Docum
         )
     if not names:
         return line
+    written = line.shell.documents.get(names[0])
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
     position = next((position for position in places if os.path.isfile(position)), None)
+    position = Path(names[0]) if written is not None else position
     if position is not None:
         line.style = "hydra" if MERGES.search(" ".join(line.program)) else line.style
-        return Configured(line, read(position), names[0])
+        return Configured(line, read(position, written), names[0])
     if tuned or set(line.names()) <= LAUNCHER | OPTIONS:
         raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
     return line
@@ -121,93 +121,6 @@ def launch_options(keys: Keys, owned: Callable[[str], bool]) -> dict[str, Any]:
         if values.pop(switch, None):
             values["distributed_type"] = kind
     return values
-
-
-UNWRAPPED = "#!/bin/sh\n# of a manifest\n"
-MANIFEST = re.compile(r"^(?:apiVersion|services|run|commands|entrypoint):", re.MULTILINE)
-"""Manifests of Kubernetes, Docker Compose, SkyPilot, dstack and Ray's jobs, by a key of theirs."""
-CARDS = re.compile(r"(?:\.com/gpu['\"]?|\baccelerators|\bgpu): *['\"{]?(?:[\w-]+: *)?(\d{1,3})\b")
-TOLD = (
-    "SKYPILOT_NUM_NODES",
-    "SKYPILOT_NUM_GPUS_PER_NODE",
-    "DSTACK_NODES_NUM",
-    "DSTACK_GPUS_PER_NODE",
-    "DSTACK_GPUS_NUM",
-)
-"""Variables in which SkyPilot and dstack tell machines, cards of each, and all cards."""
-MACHINES = re.compile(r"^(?:num_nodes|nodes): *(\d{1,5})\b", re.MULTILINE)
-
-
-def unwrapped(text: str) -> str:
-    r"""Return the shell script that a manifest starts its containers with; any other text as it is.
-
-    >>> print(unwrapped("resources: {accelerators: H100:8}\nnum_nodes: 2\nrun: torchrun a.py --bf16\n"), end="")
-    #!/bin/sh
-    # of a manifest
-    # torchrun --nnodes 2 --nproc_per_node 8
-    SKYPILOT_NUM_NODES=2
-    SKYPILOT_NUM_GPUS_PER_NODE=8
-    DSTACK_NODES_NUM=2
-    DSTACK_GPUS_PER_NODE=8
-    DSTACK_GPUS_NUM=16
-    torchrun a.py --bf16
-    """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    if not MANIFEST.search(text):
-        return text
-    try:
-        nodes = list(_mappings(list(YAML(typ="safe", pure=True).load_all(text))))
-    except (YAMLError, RecursionError, ValueError):
-        return text
-    commands = [command for node in nodes for command in _commands(node)]
-    if not any(" --" in command or "=" in command for command in commands):
-        return text
-    replicas = [node["replicas"] for node in nodes if isinstance(node.get("replicas"), int) and "template" in node]
-    told = (MACHINES.search(text), CARDS.search(text))
-    machines, cards = (
-        int(match[1]) if match else usual for match, usual in zip(told, (sum(replicas) or 1, 0), strict=True)
-    )
-    counted = f"# torchrun --nnodes {machines} --nproc_per_node {cards}\n" if cards else ""
-    values = {
-        name: number
-        for name, number in zip(TOLD, (machines, cards, machines, cards, machines * cards), strict=True)
-        if cards
-    }
-    for node in nodes:
-        values |= _variables(node.get("env") or node.get("envs") or node.get("environment"))
-    lines = [*(f"{name}={shlex.quote(str(value))}" for name, value in values.items()), *dict.fromkeys(commands)]
-    return UNWRAPPED + counted + "\n".join(lines).rstrip() + "\n"
-
-
-def _variables(held: Any) -> dict[str, Any]:
-    """Return the variables of a container: a mapping, a list of names with values, or of `NAME=value`."""
-    pairs: list[Any] = list(held.items()) if isinstance(held, dict) else []
-    for each in held if isinstance(held, list) else ():
-        pairs.append((each.get("name"), each.get("value")) if isinstance(each, dict) else str(each).split("=", 1))
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and isinstance(pair[1], str | int | float)}
-
-
-def _mappings(root: Any) -> Iterator[dict[str, Any]]:
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            yield node
-        stack += list(node.values())[::-1] if isinstance(node, dict) else node[::-1] if isinstance(node, list) else []
-
-
-def _commands(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a container, or a task, runs; of a shell that is told to run a script, the script."""
-    parts = [node.get(name) or [] for name in ("command", "args")]
-    words = [str(word) for part in parts for word in (part if isinstance(part, list) else shlex.split(str(part)))]
-    script = next((after for word, after in pairwise(words) if re.fullmatch(r"-\w*c", word)), None)
-    if words:
-        yield shlex.join(words) if script is None else script
-    for text in (node.get("run"), node.get("entrypoint"), node.get("commands")):
-        if text:
-            yield "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
 ASKED = re.compile(

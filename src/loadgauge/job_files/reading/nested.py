@@ -270,6 +270,33 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     return parsed
 
 
+NOTES = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/|,(?=\s*(?:[}\]]|//[^\n]*\n\s*[}\]]))', re.DOTALL)
+"""Strings of JSON, to be kept, and the comments and last commas that editors allow."""
+
+
+def plain_yaml(text: str, ending: str = "") -> list[Any]:
+    """Return the values of every document of a text in YAML, TOML, or JSON with comments, by the ending; none where it is not.
+
+    >>> plain_yaml('{"a": [1, 2,], // "b"\\n}', ".json"), plain_yaml("a: [1")
+    ([{'a': [1, 2]}], [])
+    """
+    from ruamel.yaml import YAML
+
+    try:
+        with _yaml_errors():
+            if ending == ".toml":
+                return [tomllib.loads(text)]
+            if ending == ".json":
+                return [decode(NOTES.sub(lambda match: match[1] or "", text).encode())]
+            _refuse_tags(text)
+            roots = list(YAML(typ="safe", pure=True).load_all(text))
+            for root in roots:
+                _refuse_bombs(root if isinstance(root, dict | list) else {})
+            return roots
+    except ConfigError:
+        return []
+
+
 def _refuse_tags(text: str) -> None:
     """Looks through the tokens before anything is built of them: for tags, anchors without number, endless nesting."""
     from ruamel.yaml import YAML

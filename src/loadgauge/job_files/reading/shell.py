@@ -298,6 +298,8 @@ class Shell(Values):
         document = self._document(redirects)
         if document is None or not words:
             return
+        if words[-1].text in ("bash", "sh", "-s") and target is None:
+            self._script(document)
         if words[0].text == "cat" and target is None and self.said is not None:
             self.said.append(document)
         elif words[0].text in ("cat", "tee") and target is not None:
@@ -356,7 +358,9 @@ class Shell(Values):
                 if re.fullmatch(r"-[el]*c", texts[index - 1]) and texts[index - 2].rpartition("/")[2] in ("bash", "sh"):
                     self._script(Text(self._pieces(words[index])))
             script = next((text for text in texts[:3] if text.endswith(".sh")), "")
-            if script and texts[0] in (script, "bash", "sh", "exec", "source", "sbatch"):
+            if HERE.sub("", script) in self.documents:
+                self._script(plain(self.documents[HERE.sub("", script)]))
+            elif script and texts[0] in (script, "bash", "sh", "exec", "source", "sbatch"):
                 before, self.arguments = self.arguments, [self._text(word) for word in words[texts.index(script) + 1 :]]
                 self._sourced(script, False)
                 self.arguments = before

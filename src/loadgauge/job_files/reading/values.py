@@ -35,6 +35,8 @@ SPACES = re.compile(r"(?i)(?:Namespace|EasyDict|edict|\w*(?:Dot|Attr|Config)_?Di
 """Calls that make an object of their keywords, or of a dict."""
 DEFAULTS = re.compile(r"(?:^|\.)(?:Option|Argument|Field|field)$")
 """Calls that say a default: typer's, pydantic's, those of dataclasses."""
+SEARCHES = re.compile(r"\btrial\.suggest_(categorical|int)$|\b(?:tune|ray\.tune)\.(choice|grid_search|randint)$")
+"""Calls of Optuna and Ray Tune that choose among values: the largest number counts, else the first."""
 NUMBERS: tuple[Callable[..., Any], ...] = (int, float, str, bool, min, max, round, abs)
 PLAIN = {each.__name__: each for each in NUMBERS} | {"Path": str}
 """Functions of Python's own whose values are worked out."""
@@ -108,9 +110,12 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         values = list(map(inner, node.elts))
         return UNKNOWN if any(value is UNKNOWN for value in values) else values
-    if isinstance(node, ast.Dict) and node.keys and all(isinstance(key, ast.Constant) for key in node.keys):
-        pairs = zip(node.keys, map(inner, node.values), strict=True)
-        return {str(getattr(key, "value", "")): value for key, value in pairs if value is not UNKNOWN}
+    if isinstance(node, ast.Dict) and node.keys and all(isinstance(key, ast.Constant | None) for key in node.keys):
+        whole: dict[str, Any] = {}
+        for key, value in zip(node.keys, map(inner, node.values), strict=True):
+            spread = value if isinstance(value, dict) else {}  # of `**value`
+            whole |= {str(getattr(key, "value", "")): value} if key is not None else spread
+        return {key: value for key, value in whole.items() if value is not UNKNOWN}
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -126,6 +131,13 @@ def _of_call(node: ast.Call, names: Names, inner: Callable[[ast.expr], Any]) -> 
         return {key: value for key, value in pairs if value is not UNKNOWN}
     if (part := names.part(node)) is not None:
         return inner(part)
+    if (search := SEARCHES.search(name)) is not None:
+        several = [inner(each) for each in arguments] + [inner(word.value) for word in node.keywords]
+        several = next((each for each in several if isinstance(each, list)), several)
+        numbers = [each for each in several if isinstance(each, int)]
+        value = max(numbers) if numbers else several[0] if search[1] != "int" and several else UNKNOWN
+        names.searched[f"{ast.unparse(node)[:80]} is taken as {value}"] = None
+        return value
     values = [UNKNOWN] if node.keywords else list(map(inner, arguments))
     if not values or UNKNOWN in values:
         return UNKNOWN
@@ -175,6 +187,8 @@ class Names:
         """Names of what a program's arguments are parsed into."""
         self.left = MOST_STEPS
         """Expressions that may still be looked at: a program can be made to need more of them than anybody has time for."""
+        self.searched: dict[str, None] = {}
+        """Values that a search chooses, and which of them is taken, in words."""
         self.open: set[int] = set()
         """Expressions that are being looked up: one that stands for itself has no value."""
         nodes = [*ast.walk(tree)]
@@ -184,6 +198,11 @@ class Names:
         self.classes = {node.name: node for node in self.scopes if isinstance(node, ast.ClassDef)}
         self.functions = {node.name: node for node in self.scopes if isinstance(node, Function)}
         self.calls = lists((_function_of(node.func), node) for node in nodes if isinstance(node, ast.Call))
+        for call in [each for several in self.calls.values() for each in several]:
+            loop = next(iter([*_of_words(call, "train_loop_per_worker"), *call.args[:1]]), None)
+            for config in _of_words(call, "train_loop_config") if isinstance(loop, ast.Name) else ():
+                assert isinstance(loop, ast.Name)
+                self.calls.setdefault(loop.id, []).append(ast.Call(loop, [config], []))  # as Ray Train calls it
         self.assigned = lists(
             (name, (getattr(node, "lineno", 0), value, id(node) in plain))
             for node in nodes
