@@ -191,7 +191,8 @@ class StepModel:
         """Return the step of a training that differs in what communication is hidden; compute is not timed again."""
         other = copy(self)
         other.memory, other.training, other.overlap = memory, memory.training, memory.training.overlap
-        vars(other).pop("by_stage", None)
+        for name in ("by_stage", "step"):
+            vars(other).pop(name, None)
         other._time_layers()
         return other
 
@@ -502,8 +503,16 @@ class StepModel:
                 alike[key] = self.of_stage(stage)
         return [alike[key] for key in keys]
 
+    @cached_property
     def step(self) -> StepTime:
-        """Return the time [s] and traffic of the whole optimizer step, on its slowest stage."""
+        """Time [s] and traffic of the whole optimizer step, on its slowest stage."""
+        return self._step()
+
+    def time_alone(self) -> Size:
+        """Return the time of `step` [s], without the traffic that it does not depend on."""
+        return self._step(once=True).step
+
+    def _step(self, *, once: bool = False) -> StepTime:
         layout = self.layout
         stages, chunks = self.stages, self.by_stage
         # A micro-batch passes all chunks of a stage; with DualPipe, the one of its own direction.
@@ -515,7 +524,7 @@ class StepModel:
         waiting = maximum(total - busy[slowest], 0)
         # Hidden sends are exposed while the pipeline fills and drains, where nothing overlaps with them.
         sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
-        rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups)
+        rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups, once=once)
         micro = reduce(MicroBatch.add, chunks[slowest], MicroBatch({}, {}))
         parts: dict[str, Size] = dict.fromkeys(LANES, 0)
         for side in (micro.forward, micro.backward):
@@ -525,7 +534,7 @@ class StepModel:
             parts[lane] = parts[lane] + value
         parts["pp"] = parts["pp"] + sent
         parts.update(bubble=waiting - sent, optimizer=self.optimizer(stages[slowest]))
-        return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
+        return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=() if once else expose(rows, parts))
 
     def send_seconds(self) -> Size:
         """Return the seconds to send one micro-batch's activations to the next stage; 0 without stages."""
@@ -595,7 +604,7 @@ def step_time(model: StepModel, flops: Flops, cluster: Cluster, scale: float = 1
     scale: measured over predicted seconds, by which every time is corrected
     """
     gpu, machine = cluster.gpu, model.machine
-    step = model.step()
+    step = model.step
     training = model.training
     low, high = bounds(
         kind_of(stack=training.framework.stack, experts=model.memory.model.has_experts, tuning=training.tuning),
