@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,17 +57,22 @@ class LayerFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, layer: Layer, recompute: Recompute, working: Size, waits: Size, weights: RankWeights, off: Leaving = STAYS
+        cls,
+        layer: Layer,
+        recompute: Recompute,
+        peaks: tuple[Size, Size],
+        waits: Size,
+        weights: RankWeights,
+        off: Leaving = STAYS,
     ) -> LayerFacts:
         """Compute the facts of a layer with these weights.
 
-        working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
+        peaks: its `forward_peak` and `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
         """
         kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
         inputs = (tensor for operation in layer for tensor in operation.inputs)
         entering = next((tensor.nbytes for tensor in inputs if tensor.name == "input"), 0)
-        forming = forward_peak(layer, recompute, ("input",), hosts=off.names)
-        return cls(layer, recompute, kept, waits, entering, forming, working, weights, off.nbytes)
+        return cls(layer, recompute, kept, waits, entering, *peaks, weights, off.nbytes)
 
 
 class End(StrEnum):
@@ -170,7 +175,7 @@ class MemoryModel:
         loss = self.view.kernels.loss, self.view.kernels.logprobs
         beside = "head.shifted" if self.model.head.inner else "head.norm"
         held = (beside, "head.logits") if loss == ("float32", "") else ()
-        self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
+        self.head_kept, self.head_forming = self.head.saved(), self.walked(forward_peak, self.head, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)
         self.head_working = maximum(self.head_forming, self.head_backward)
@@ -185,16 +190,22 @@ class MemoryModel:
 
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
         """The facts of one kind of layer: as it is, and where layers are recomputed also of one that is."""
-        policy, waits = self.layout.recompute, pending_wgrad(layer) if self.layout.splits_backward else 0
-        weights, working = self.weights_of(layer), self.backward(layer, NOTHING)
-        facts = {(kind, False): LayerFacts.of(layer, NOTHING, working, waits, weights, self.leaving(layer, NOTHING))}
-        if policy.mode != "none":
-            again = applied(policy, layer, self.names)
-            working = self.backward(layer, again)
-            if policy.mode == "full" and layer.profile is None:
-                working = maximum(working, rerun_peak(layer))
-            facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.leaving(layer, again))
+        policy, waits, weights = self.layout.recompute, 0, self.weights_of(layer)
+        if self.layout.splits_backward:
+            waits = pending_wgrad(layer)
+        facts: dict[Key, LayerFacts] = {}
+        for repeated in (False, True) if policy.mode != "none" else (False,):
+            again = applied(policy, layer, self.names) if repeated else NOTHING
+            working, off = self.backward(layer, again), self.leaving(layer, again)
+            if repeated and policy.mode == "full" and layer.profile is None:
+                working = maximum(working, self.walked(rerun_peak, layer))
+            forming = self.walked(forward_peak, layer, again, ("input",), hosts=off.names)
+            facts[kind, repeated] = LayerFacts.of(layer, again, (forming, working), waits, weights, off)
         return facts
+
+    def walked(self, walk: Callable[..., Size], layer: Layer, *how: Any, **more: Any) -> Size:
+        """Return the bytes that a walk through a layer finds (`liveness`), which depend on its arguments alone."""
+        return walk(layer, *how, **more)
 
     def rerouted(self, layout: Layout, view: View) -> MemoryModel:
         """Return the memory under a layout that differs in `expert_imbalance` only; all but its MoE layers are shared."""
@@ -297,7 +308,9 @@ class MemoryModel:
         """Return the working set of a layer's backward [bytes], including gradients allocated in it (`backward_peak`)."""
         gradient: float = self.training.precision.gradient if self.lazy else 0
         optimizer, split = self.training.optimizer, self.layout.splits_backward
-        peak = partial(backward_peak, layer, recompute=recompute, hosts=self.leaving(layer, recompute).names)
+        peak = partial(
+            self.walked, backward_peak, layer, recompute=recompute, hosts=self.leaving(layer, recompute).names
+        )
         if optimizer.in_backward:
             # Of one tensor at a time, with what its update needs.
             return peak(gradient + optimizer.update_bytes, accumulating=True)
@@ -480,6 +493,10 @@ class MemoryModel:
         for key, count in counts.items():
             total = total + self.facts[key].weights.times(count)
         return total
+
+    def produced(self, *counts: dict[Key, int]) -> Size:
+        """Return the bytes of gradients of `counts` layers of each kind."""
+        return self.states(reduce(RankWeights.__add__, map(self.weights, counts))).gradients
 
     @cached_property
     def end_weights(self) -> tuple[RankWeights, RankWeights]:

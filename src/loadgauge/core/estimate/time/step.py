@@ -534,7 +534,9 @@ class StepModel:
             parts[lane] = parts[lane] + value
         parts["pp"] = parts["pp"] + sent
         parts.update(bubble=waiting - sent, optimizer=self.optimizer(stages[slowest]))
-        return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=() if once else expose(rows, parts))
+        return StepTime(
+            step=sum(parts.values()), parts=parts, stage=slowest, traffic=() if once else expose(rows, parts)
+        )
 
     def send_seconds(self) -> Size:
         """Return the seconds to send one micro-batch's activations to the next stage; 0 without stages."""
