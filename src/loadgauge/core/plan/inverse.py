@@ -106,6 +106,19 @@ def _needed(batch: Batch, end: End) -> Any:
     return batch.high if end == "high" else batch.memory
 
 
+def room(case: Case, limit: float) -> tuple[bool, bool]:
+    """Return whether a layout needs at most `limit` [bytes] at the upper end of the range, and as predicted: `leanest` of either.
+
+    Layouts that lower bounds rule out are not looked at, and none after one that fits for sure.
+    """
+    may = False
+    for batch in case.batches(None, untimed, lambda low, _: low <= limit):
+        if (batch.high <= limit).any():
+            return True, True
+        may = may or bool((batch.memory <= limit).any())
+    return False, may
+
+
 def with_space(case: Case, **changes: Any) -> Case:
     """Return the case with fields of its space replaced; the other axes keep their values."""
     return msgspec.structs.replace(case, space=msgspec.structs.replace(case.space, **changes))
@@ -264,9 +277,10 @@ def fewest_gpus(
             fewer = reopen(case, gpus=size, global_batch=max(1, round(batch / size)) * size if any_batch else None)
         except Error:
             continue
-        if leanest(fewer)[0] <= limit:
+        sure, may = room(fewer, limit)
+        if sure:
             best = best_of(fewer, objective, margin)
-        elif tight is None and leanest(fewer, "total")[0] <= limit:
+        elif tight is None and may:
             tight = size, fewer
         if best is not None:
             beside = "" if tight is None else f"; on {tight[0]:,} it is TIGHT"

@@ -73,11 +73,12 @@ def _solve(
     behind: dict[int, tuple[float, tuple[int, ...]]] = {layers: (0.0, ())}
     for stage in reversed(range(stages)):
         here: dict[int, tuple[float, tuple[int, ...]]] = {}
+        least, most = min(behind, default=layers), max(behind, default=0)
         for start in range(stage, layers - (stages - 1 - stage)):
             if stage and before[start] > stage * ceiling * (1 + SLACK):
                 break  # more than the stages in front may have
             best: tuple[float, tuple[int, ...]] | None = None
-            for stop in range(start + 1, min(start + limits[stage], layers) + 1):
+            for stop in range(max(start + 1, least), min(start + limits[stage], most) + 1):
                 rest = behind.get(stop)
                 if rest is None:
                     continue
