@@ -104,7 +104,7 @@ class Workings:
     def share(self, other: Workings) -> None:
         """Takes over what other workings of the same layout, training and GPU know of its memory and FLOPs."""
         self.memory, self.stages, self.worst, self.flops = other.memory, other.stages, other.worst, other.flops
-        self.at_peak, self.workspaces = other.at_peak, other.workspaces
+        self.at_peak, self.workspaces, self.peak_memory = other.at_peak, other.workspaces, other.peak_memory
 
     def rerouted(self, imbalance: float) -> Workings:
         """Return the workings of the same job with another `expert_imbalance`; what routing does not change is shared."""
@@ -182,6 +182,7 @@ class Workings:
         """Bytes of cuBLAS and Transformer Engine workspaces on the GPU, and of frozen parts beside the model."""
         return workspaces(self.gpu, self.training, grouped=self.memory.has_experts) + float(self.model.own.resident)
 
+    @cached_property
     def peak_memory(self) -> Memory:
         """The memory of the worst rank at its peak."""
         return self.worst.memory(self.gpu, self.workspaces)
@@ -189,7 +190,7 @@ class Workings:
     @cached_property
     def idle(self) -> float:
         """Bytes that PyTorch's allocator usually holds and has not handed out."""
-        return self.peak_memory().idle
+        return self.peak_memory.idle
 
     def ledger(self, phase: int) -> Ledger:
         """Return the ledger of the worst rank at one of its `phases`, by index."""

@@ -269,7 +269,7 @@ def fewest_gpus(
     any_batch: no global batch is said, so that each number has the multiple of it nearest to the case's
     """
     limit, batch = case.cluster.gpu.capacity - margin, case.space.global_batch
-    tight: tuple[int, Case] | None = None
+    tight: Case | None = None
     best, beside = None, ""
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
@@ -278,15 +278,13 @@ def fewest_gpus(
         except Error:
             continue
         sure, may = room(fewer, limit)
-        if sure:
-            best = best_of(fewer, objective, margin)
-        elif tight is None and may:
-            tight = size, fewer
-        if best is not None:
-            beside = "" if tight is None else f"; on {tight[0]:,} it is TIGHT"
+        if sure and (best := best_of(fewer, objective, margin)) is not None:
             break
-    if best is None and tight is not None:
-        best = best_of(tight[1], objective, margin)
+        tight = tight or (fewer if may and not sure else None)
+    if best is not None and tight is not None:
+        beside = f"; on {tight.space.gpus:,} it is TIGHT"
+    elif tight is not None:
+        best = best_of(tight, objective, margin)
     if best is None:
         raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
     size = best.layout.gpus

@@ -18,7 +18,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.estimate.memory.in_flight import AHEAD, late_weights, peak_candidates, pending_wgrad, works
+from loadgauge.core.estimate.memory.in_flight import AHEAD, late_weights, peak_candidates, pending_wgrad, summed, works
 from loadgauge.core.estimate.memory.liveness import (
     backward_peak,
     forward_peak,
@@ -27,7 +27,7 @@ from loadgauge.core.estimate.memory.liveness import (
     rerun_peak,
     returned,
 )
-from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, in_parts, leaving
+from loadgauge.core.estimate.memory.recompute import Leaving, applied, in_parts, leaving
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.core.layers import View, block_layers, embedding_layer, head_layer, rotary_layer
@@ -57,22 +57,16 @@ class LayerFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls,
-        layer: Layer,
-        recompute: Recompute,
-        peaks: tuple[Size, Size],
-        waits: Size,
-        weights: RankWeights,
-        off: Leaving = STAYS,
+        cls, layer: Layer, again: Recompute, peaks: tuple[Size, Size], waits: Size, weights: RankWeights, off: Leaving
     ) -> LayerFacts:
-        """Compute the facts of a layer with these weights.
+        """Compute the facts of a layer with these weights. again: what of it runs again in backward
 
         peaks: its `forward_peak` and `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
         """
-        kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
+        kept = sum(tensor.nbytes for tensor in layer.kept(again) if tensor.name not in off.names)
         inputs = (tensor for operation in layer for tensor in operation.inputs)
         entering = next((tensor.nbytes for tensor in inputs if tensor.name == "input"), 0)
-        return cls(layer, recompute, kept, waits, entering, *peaks, weights, off.nbytes)
+        return cls(layer, again, kept, waits, entering, *peaks, weights, off.nbytes)
 
 
 class End(StrEnum):
@@ -190,10 +184,8 @@ class MemoryModel:
 
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
         """The facts of one kind of layer: as it is, and where layers are recomputed also of one that is."""
-        policy, waits, weights = self.layout.recompute, 0, self.weights_of(layer)
-        if self.layout.splits_backward:
-            waits = pending_wgrad(layer)
-        facts: dict[Key, LayerFacts] = {}
+        policy, waits = self.layout.recompute, pending_wgrad(layer) if self.layout.splits_backward else 0
+        weights, facts = self.weights_of(layer), dict[Key, LayerFacts]()
         for repeated in (False, True) if policy.mode != "none" else (False,):
             again = applied(policy, layer, self.names) if repeated else NOTHING
             working, off = self.backward(layer, again), self.leaving(layer, again)
@@ -204,7 +196,7 @@ class MemoryModel:
         return facts
 
     def walked(self, walk: Callable[..., Size], layer: Layer, *how: Any, **more: Any) -> Size:
-        """Return the bytes that a walk through a layer finds (`liveness`), which depend on its arguments alone."""
+        """Return the bytes that a walk through a layer finds (`liveness`), by its arguments alone."""
         return walk(layer, *how, **more)
 
     def rerouted(self, layout: Layout, view: View) -> MemoryModel:
@@ -475,17 +467,8 @@ class MemoryModel:
         make_up = self.make_up(stage)
         if len(make_up) == 1:
             return make_up, works(self.layout, stage.index, self.put_off)
-        groups = [make_up.index(chunk) for chunk in make_up]
-        flights = set()
-        for work in peak_candidates(self.layout, stage.index, make_up, self.put_off):
-            sums = [0] * (2 * len(groups))
-            for group, whole, waits in zip(groups, *work.flight, strict=True):
-                sums[2 * group] += whole
-                sums[2 * group + 1] += waits
-            # Gradients allocated layer by layer include those of all later layers.
-            of_chunk = work.chunk if self.lazy else groups[work.chunk]
-            flights.add((work.forward, of_chunk, work.splits, tuple(sums)))
-        return make_up, frozenset(flights)
+        candidates = peak_candidates(self.layout, stage.index, make_up, self.put_off)
+        return make_up, summed(candidates, tuple(map(make_up.index, make_up)), by_chunk=self.lazy)
 
     def weights(self, counts: dict[Key, int]) -> RankWeights:
         """Return the weights on this rank of `counts` layers of each kind."""

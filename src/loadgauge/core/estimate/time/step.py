@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime, layer_seconds, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime, Sums, layer_seconds, operation_seconds
 from loadgauge.core.estimate.time.traffic import (
     Traffic,
     collective_seconds,
@@ -39,7 +39,7 @@ from loadgauge.core.estimate.time.traffic import (
 )
 from loadgauge.core.layers import head_layer
 from loadgauge.core.layers.embedding_head import prediction_layer
-from loadgauge.core.layers.operations.operations import Layer, Operation, Recompute
+from loadgauge.core.layers.operations.operations import Layer, Recompute
 
 LANES = ("forward", "backward", "recompute", "loss", "host", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
 TINY = 1e-30
@@ -71,28 +71,6 @@ class MicroBatch(msgspec.Struct, frozen=True):
             self.weight + times * other.weight,
             added(self.links, other.links, times),
         )
-
-
-class _Sums:
-    """Seconds of operations: of matrix products, of attention, of all."""
-
-    def __init__(self) -> None:
-        self.products: Size = 0
-        self.attention: Size = 0
-        self.all: Size = 0
-
-    def add(self, operation: Operation, time: Size) -> None:
-        """Add the time of an operation [s]."""
-        if operation.kind == "attention":
-            self.attention = self.attention + time
-        elif operation.gemms:
-            self.products = self.products + time
-        self.all = self.all + time
-
-    @property
-    def parts(self) -> tuple[Size, Size, Size]:
-        """Seconds of matrix products, of attention, of all."""
-        return self.products, self.attention, self.all
 
 
 def _add(first: dict[str, Size], second: dict[str, Size], times: Size) -> dict[str, Size]:
@@ -289,7 +267,7 @@ class StepModel:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
-        forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
+        forward, backward, weight, repeated = Sums(), Sums(), 0, Sums()
         launches, times = [0, 0], self.operation_times(layer)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
@@ -506,13 +484,10 @@ class StepModel:
     @cached_property
     def step(self) -> StepTime:
         """Time [s] and traffic of the whole optimizer step, on its slowest stage."""
-        return self._step()
+        return self.alone(once=False)
 
-    def time_alone(self) -> Size:
-        """Return the time of `step` [s], without the traffic that it does not depend on."""
-        return self._step(once=True).step
-
-    def _step(self, *, once: bool = False) -> StepTime:
+    def alone(self, *, once: bool = True) -> StepTime:
+        """Return `step` without its traffic. once: work no traffic out that this time does not depend on, else all of it"""
         layout = self.layout
         stages, chunks = self.stages, self.by_stage
         # A micro-batch passes all chunks of a stage; with DualPipe, the one of its own direction.

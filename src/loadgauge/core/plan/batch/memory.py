@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
-
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -22,7 +20,7 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.in_flight import Work, works
 from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.memory.points import At
-from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, LayerFacts, MemoryModel
+from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, MemoryModel
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
 from loadgauge.core.estimate.states import gathered as copied, pools
 from loadgauge.core.estimate.states.optimizer_step import on_card
@@ -73,10 +71,6 @@ class ArrayMemory(MemoryModel):
         self.shared_bytes = Memo()
         self.weighing, self.growing = Memo(), Memo()
         super().__init__(model, layout, training, view)
-        self.facts = {
-            key: msgspec.structs.replace(facts, weights=self.weights_of(facts.layer))
-            for key, facts in self.facts.items()
-        }
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer, by group; the same object for the same layer."""
@@ -102,13 +96,6 @@ class ArrayMemory(MemoryModel):
         apart = self.lazy or training.optimizer.step != NO_TEMPORARIES or training.framework.engine is not None
         counted = training.framework.fully_shards and training.framework.stack == "fine-tuning"
         return not (apart or counted) and precision.compute == precision.weight
-
-    def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
-        """The facts of one kind of layer, once for pipelines with and without both ends on one stage."""
-        if self.lazy or self.engine is not None:
-            return super()._facts_of(kind, layer)
-        key = "facts", kind, self.layout.recompute, self.layout.splits_backward
-        return self.operations.once(key, super()._facts_of, kind, layer)
 
     def walked(self, walk: Callable[..., Size], layer: Layer, *how: Any, **more: Any) -> Size:
         """The bytes that a walk through a layer finds, once for all pipelines and ZeRO stages."""

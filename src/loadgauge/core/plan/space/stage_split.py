@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from loadgauge.core.base.errors import LayoutError
@@ -61,14 +61,17 @@ def _squares(total: float, cost: float) -> float:
 
 
 def _solve(
-    before: list[float], limits: tuple[int, ...], ends: list[float], ceiling: float, join: object
+    before: list[float],
+    limits: tuple[int, ...],
+    ends: list[float],
+    ceiling: float,
+    add: Callable[[float, float], float],
 ) -> tuple[float, tuple[int, ...]]:
     """The least joined cost of all stages, none of them above `ceiling`, and the layers of each.
 
     `behind[start]`: of the stages behind, for layers `start:`. From the last stage to the first, so that ties fall to
     fewer layers in front.
     """
-    add = max if join is max else _squares
     layers, stages = len(before) - 1, len(limits)
     behind: dict[int, tuple[float, tuple[int, ...]]] = {layers: (0.0, ())}
     for stage in reversed(range(stages)):
