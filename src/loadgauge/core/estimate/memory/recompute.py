@@ -114,7 +114,6 @@ class Leaving(NamedTuple):
     nbytes: Size = 0
 
 
-
 def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str]) -> Leaving:
     """Return the tensors that leave the card. words: see `Host.activations`; model: names of all its operations
 
