@@ -41,7 +41,7 @@ def predictor(sample: Sample) -> Callable[[Efficiencies], float]:
 
     def seconds(efficiencies: Efficiencies) -> float:
         made = Machine.of(sample.cluster.gpu, efficiencies, sample.training, experts=sample.model.has_experts)
-        return float(StepModel(facts, made, Fabric.of(sample.cluster, efficiencies)).step().step)
+        return float(StepModel(facts, made, Fabric.of(sample.cluster, efficiencies)).step.step)
 
     return seconds
 

@@ -209,18 +209,12 @@ def read(
         counts = {"gpus_per_node": keys.whole("nproc_per_node"), "nodes": keys.whole("nnodes") or 1}
         facts |= {name: Fact(number, keys.document.shown("nproc_per_node")) for name, number in counts.items()}
     uncounted += environment(text, file) if syntax == "argv" else ()
-    told = getattr(keys.document, "processes", None)
-    if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
-        facts["gpus"] = Fact(told, "-n")
-    own = syntax != "argv" or text.startswith(UNWRAPPED)
-    if not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
-        for name, fact in (announced if own else divided)(text).items():
     told = getattr(keys.document, "processes", None) or world
     if told and not {"gpus", "gpus_per_node", "dp"} & {*facts, *listed}:
         facts["gpus"] = Fact(told, "-n")
     own = syntax != "argv" or told_whole is not None
-    if own and not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
-        for name, fact in announced(text).items():
+    if not {"gpus", "gpus_per_node", "dp"} & (facts.keys() | listed.keys()):
+        for name, fact in (announced if own else divided)(text).items():
             facts[name] = fact
             remarks = (*remarks, f"its {fact.value} GPUs are those that its comments or its launcher tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:

@@ -185,6 +185,44 @@ def test_no_layout_holds_less_than_is_held_at_least(kind: Any) -> None:
         )
 
 
+OPEN = {"zero": (0, 1, 3), "replicas": (1,), "schedule": ("1f1b", "interleaved")}
+
+
+@pytest.mark.parametrize(("name", "gpus", "narrowed", "kind", "locks"), [
+    ("llama-3.1-8b", 8, False, training("megatron"), FEW), ("llama-3.1-8b", 16, False, training("torchtitan"), FEW),
+    ("llama-3.1-70b", 96, True, training("megatron"), OPEN),
+])  # fmt: skip
+def test_there_is_room_where_the_leanest_layout_has_it(
+    name: str, gpus: int, narrowed: bool, kind: Any, locks: dict[str, Any]
+) -> None:
+    """To the byte: a bound that is 1 % too high rules out the only layout that fits."""
+    given = case(name, gpus, gpus, kind=kind, **locks)
+    assert given.space.narrowed == narrowed
+    high, total = (questions.leanest(given, end)[0] for end in ("high", "total"))
+    assert high > total
+    found = {room: questions.room(given, room) for room in (high, high - 1, total, total - 1)}
+    assert found == {high: (True, True), high - 1: (False, True), total: (False, True), total - 1: (False, False)}
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "any_batch"), [("qwen3-14b", "a100-sxm4-40gb", True), ("llama-3.1-8b", "a100-sxm4-40gb", False)]
+)
+def test_the_fewest_gpus_are_the_first_of_all_sizes(name: str, card: str, any_batch: bool) -> None:
+    given = case(name, 16, 32, card=card, pp=(1,), cp=(1,), vpp=(1,), schedule=("1f1b",), replicas=(1,), tp=(1, 2, 4))
+    given = msgspec.structs.replace(given, locks={"pp": (1,), "cp": (1,), "vpp": (1,), "tp": (1, 2, 4)})
+    sizes = list(questions.sizes(16, 8))
+    batches = {size: max(1, round(32 / size)) * size if any_batch else None for size in sizes}
+    cases_of = {size: reopen(given, gpus=size, global_batch=batches[size]) for size in sizes}
+    fits = {
+        end: [size for size, one in cases_of.items() if questions.leanest(one, end)[0] <= one.cluster.gpu.capacity]
+        for end in ("high", "total")
+    }
+    assert len(sizes) > len(fits["high"]) > 0
+    found = questions.fewest_gpus(given, any_batch=any_batch)
+    assert found.value == found.best.layout.gpus == fits["high"][0]
+    assert (f"on {fits['total'][0]:,} it is TIGHT" in found.text) == (fits["total"][0] < fits["high"][0])
+
+
 @pytest.mark.slow
 def test_the_cheapest_kind_of_gpu() -> None:
     prices = {"h100-sxm5-80gb": 3.0, "a100-sxm4-80gb": 1.0, "b200-sxm-180gb": 6.0, "rtx4090": 0.1, "rtx3060-12gb": 0.05}

@@ -72,7 +72,7 @@ def test_playing_three_rounds_is_playing_all(schedule: str, data: st.DataObject)
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_lanes_add_up_under_every_schedule(schedule: str) -> None:
-    found = step_model(schedule, 4, 16).step()
+    found = step_model(schedule, 4, 16).step
     assert found.step == pytest.approx(sum(found.parts.values()))
     assert found.parts["bubble"] >= 0
     busy = sum(found.parts[lane] for lane in ("forward", "backward", "loss"))
@@ -80,12 +80,12 @@ def test_lanes_add_up_under_every_schedule(schedule: str) -> None:
 
 
 def test_zero_bubble_schedules_wait_less() -> None:
-    bubbles = {name: step_model(name, 4, 16).step().parts["bubble"] for name in ("gpipe", "1f1b", "zb-h1", "zb-2p")}
+    bubbles = {name: step_model(name, 4, 16).step.parts["bubble"] for name in ("gpipe", "1f1b", "zb-h1", "zb-2p")}
     assert bubbles["zb-2p"] <= bubbles["zb-h1"] * 1.0001 < bubbles["1f1b"] <= bubbles["gpipe"] * 1.0001
 
 
 def test_dualpipe_computes_no_more_than_1f1b() -> None:
-    one, both = (step_model(name, 4, 16).step().parts for name in ("1f1b", "dualpipe"))
+    one, both = (step_model(name, 4, 16).step.parts for name in ("1f1b", "dualpipe"))
     assert both["forward"] == pytest.approx(one["forward"], rel=0.2)
 
 

@@ -70,7 +70,7 @@ def estimate(
         layout=layout,
         training=chosen,
         gpu=None if gpu is None else gpu.id,
-        memory=workings.peak_memory(),
+        memory=workings.peak_memory,
         flops=workings.flops,
         time=time,
         network=network,

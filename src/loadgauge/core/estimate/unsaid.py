@@ -69,7 +69,8 @@ def overlap_ends(result: Estimate) -> tuple[Time, dict[str, float]]:
     (True, True, True)
     """
     time = result.timing
-    ends = {word: result.workings.overlapping(Overlap.parse(word)).timed[0].step for word in ("all", "none")}
+    steps = {word: result.workings.overlapping(Overlap.parse(word)).step for word in ("all", "none")}
+    ends = {word: float(step.alone().step * time.scale) for word, step in steps.items()}
     low, high = (time.low / time.step * min(ends.values()), time.high / time.step * max(ends.values()))
     return msgspec.structs.replace(time, low=min(low, time.low), high=max(high, time.high)), ends
 

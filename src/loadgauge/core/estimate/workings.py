@@ -26,7 +26,7 @@ from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import workspaces
 from loadgauge.core.estimate.time.collectives import Fabric
 from loadgauge.core.estimate.time.flops import Flops, step_flops
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime
 from loadgauge.core.estimate.time.step import StepModel, Time, step_time
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.layers import View
@@ -103,7 +103,7 @@ class Workings:
     def share(self, other: Workings) -> None:
         """Takes over what other workings of the same layout, training and GPU know of its memory and FLOPs."""
         self.memory, self.stages, self.worst, self.flops = other.memory, other.stages, other.worst, other.flops
-        self.at_peak, self.workspaces = other.at_peak, other.workspaces
+        self.at_peak, self.workspaces, self.peak_memory = other.at_peak, other.workspaces, other.peak_memory
 
     def rerouted(self, imbalance: float) -> Workings:
         """Return the workings of the same job with another `expert_imbalance`; what routing does not change is shared."""
@@ -181,6 +181,7 @@ class Workings:
         """Bytes of cuBLAS and Transformer Engine workspaces on the GPU, and of frozen parts beside the model."""
         return workspaces(self.gpu, self.training, grouped=self.memory.has_experts) + float(self.model.own.resident)
 
+    @cached_property
     def peak_memory(self) -> Memory:
         """The memory of the worst rank at its peak."""
         return self.worst.memory(self.gpu, self.workspaces)
@@ -188,7 +189,7 @@ class Workings:
     @cached_property
     def idle(self) -> float:
         """Bytes that PyTorch's allocator usually holds and has not handed out."""
-        return self.peak_memory().idle
+        return self.peak_memory.idle
 
     def ledger(self, phase: int) -> Ledger:
         """Return the ledger of the worst rank at one of its `phases`, by index."""
@@ -253,12 +254,10 @@ class Workings:
     def operations(self) -> list[TimedOperation]:
         """Every operation of the slowest stage, with its seconds."""
         return [
-            TimedOperation(
-                name, operation, times, operation.name in again, operation_seconds(operation, self.step.machine)
-            )
+            TimedOperation(name, operation, times, operation.name in again, seconds)
             for name, layer, recomputed, times in self.layers(self.stages[self.timed[0].stage])
             for again in (recomputed.rerun(layer, part=self.training.reruns_part),)
-            for operation in layer
+            for operation, seconds in zip(layer, self.step.operation_times(layer), strict=True)
         ]
 
     @cached_property

@@ -106,6 +106,19 @@ def _needed(batch: Batch, end: End) -> Any:
     return batch.high if end == "high" else batch.memory
 
 
+def room(case: Case, limit: float) -> tuple[bool, bool]:
+    """Return whether a layout needs at most `limit` [bytes] at the upper end of the range, and as predicted: `leanest` of either.
+
+    Layouts that lower bounds rule out are not looked at, and none after one that fits for sure.
+    """
+    may = False
+    for batch in case.batches(None, untimed, lambda low, _: low <= limit):
+        if (batch.high <= limit).any():
+            return True, True
+        may = may or bool((batch.memory <= limit).any())
+    return False, may
+
+
 def with_space(case: Case, **changes: Any) -> Case:
     """Return the case with fields of its space replaced; the other axes keep their values."""
     return msgspec.structs.replace(case, space=msgspec.structs.replace(case.space, **changes))
@@ -256,7 +269,7 @@ def fewest_gpus(
     any_batch: no global batch is said, so that each number has the multiple of it nearest to the case's
     """
     limit, batch = case.cluster.gpu.capacity - margin, case.space.global_batch
-    tight: tuple[int, Case] | None = None
+    tight: Case | None = None
     best, beside = None, ""
     for size in sizes(case.space.gpus, case.cluster.gpus_per_node):
         progress(f"{size} GPUs")
@@ -264,15 +277,14 @@ def fewest_gpus(
             fewer = reopen(case, gpus=size, global_batch=max(1, round(batch / size)) * size if any_batch else None)
         except Error:
             continue
-        if leanest(fewer)[0] <= limit:
-            best = best_of(fewer, objective, margin)
-        elif tight is None and leanest(fewer, "total")[0] <= limit:
-            tight = size, fewer
-        if best is not None:
-            beside = "" if tight is None else f"; on {tight[0]:,} it is TIGHT"
+        sure, may = room(fewer, limit)
+        if sure and (best := best_of(fewer, objective, margin)) is not None:
             break
-    if best is None and tight is not None:
-        best = best_of(tight[1], objective, margin)
+        tight = tight or (fewer if may and not sure else None)
+    if best is not None and tight is not None:
+        beside = f"; on {tight.space.gpus:,} it is TIGHT"
+    elif tight is not None:
+        best = best_of(tight, objective, margin)
     if best is None:
         raise NothingFits(f"{case.space.model.name} does not fit {case.space.gpus} x {case.cluster.gpu.name}")
     size = best.layout.gpus

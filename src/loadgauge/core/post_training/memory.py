@@ -230,7 +230,7 @@ def _trained(run: Run, member: Member) -> _Trained:
     adapts = training.lora is not None and not training.lora.quantised
     tensor_by_tensor = training.framework.is_default and member.layout.zero_ranks == 1
     served = segments(rank, frozen_itemsize(member)) if adapts and tensor_by_tensor else None
-    return _Trained(member=member, rank=rank, update=working.peak_memory(), segments=served)
+    return _Trained(member=member, rank=rank, update=working.peak_memory, segments=served)
 
 
 def filled(run: Run, member: Member, layout: Layout) -> Layout:

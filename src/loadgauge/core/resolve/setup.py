@@ -297,7 +297,7 @@ def worst_routing(setup: Setup, result: Estimate) -> Estimate | None:
     workings = result.workings.rerouted(worst)
     time, network = (None, ()) if result.time is None else workings.timed
     routed = msgspec.structs.replace(
-        result, layout=workings.layout, memory=workings.peak_memory(), time=time, network=network
+        result, layout=workings.layout, memory=workings.peak_memory, time=time, network=network
     ).keep(workings)
     return setup.with_uncounted(routed)
 

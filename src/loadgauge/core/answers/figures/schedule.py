@@ -32,20 +32,19 @@ def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
     batches = playable(layout, max(2, most if whole else min(MICROBATCHES, most)))
     played = workings.play(batches, timed=result.time is not None)
     drawn = list(range(stages)) if whole else drawn_stages(layout.pp, result.memory.rank.stage)
-    bytes_of: dict[object, list[tuple[Size, Size]]] = {}
+    bytes_of: dict[object, tuple[list[tuple[Size, Size]], dict[Flights, Size]]] = {}
     cells = []
     for index in drawn:
         stage = workings.stages[index]
         key = memory.make_up(stage)
         if key not in bytes_of:
             chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
-            bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
-        kept: dict[Flights, Size] = {}
-        events = played.events(index)
-        for event, flight in zip(events, flights(events, played.order.chunks), strict=True):
+            bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks], {}
+        (each, kept), events = bytes_of[key], played.events(index)
+        for (_, *work, start, end), flight in zip(events, flights(events, played.order.chunks), strict=True):
             if flight not in kept:
-                kept[flight] = live(flight, bytes_of[key])
-            cells.append([index, event.start, event.end, event.kind, event.microbatch, event.chunk, kept[flight]])
+                kept[flight] = live(flight, each)
+            cells.append([index, start, end, *work, kept[flight]])
     time = result.time
     return {
         "schedule": layout.schedule,
@@ -106,12 +105,14 @@ def flights(events: list[Event], chunks: int) -> list[Flights]:
     [((1,), (0,)), ((2,), (0,)), ((2,), (0,)), ((1,), (1,))]
     """
     whole, waiting = [0] * chunks, [0] * chunks
-    in_flight = []
-    for event in events:
-        whole[event.chunk] += event.kind == "F"
-        in_flight.append((tuple(whole), tuple(waiting)))
-        whole[event.chunk] -= event.kind in ("B", "BW")
-        waiting[event.chunk] += (event.kind == "B") - (event.kind == "W")
+    in_flight, waits = [], tuple(waiting)
+    for _, kind, _, chunk, _, _ in events:
+        whole[chunk] += kind == "F"
+        in_flight.append((tuple(whole), waits))
+        whole[chunk] -= kind in ("B", "BW")
+        if kind in ("B", "W"):
+            waiting[chunk] += 1 if kind == "B" else -1
+            waits = tuple(waiting)
     return in_flight
 
 

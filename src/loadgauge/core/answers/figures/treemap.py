@@ -9,9 +9,11 @@ from loadgauge.core.base import Size, lists, sums
 from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Entry, Ledger
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.layers.operations.operations import Weight
+from loadgauge.core.estimate.states.states import States
+from loadgauge.core.layers.operations.operations import Layer
 
 Node = dict[str, Any]
+Piece = tuple[str, int, list[tuple[str, States]]]
 STATES = ("weights", "gradients", "optimizer")
 GROUPS = {
     **dict.fromkeys(STATES, "states"), "activations": "activations", "loss": "activations", "gathered": "temporary",
@@ -27,8 +29,9 @@ def treemap(result: Estimate) -> list[Node]:
     An `id` is the path of names, joined by slashes; `/api/explain` takes any of them.
     """
     parts, ledger = result.memory.parts, result.workings.ledger(result.memory.peak)
+    pieces = list(_pieces(ledger))
     return [
-        {**node(part, part, part, parts[part], _children(result, ledger, part)), "group": GROUPS[part]}
+        {**node(part, part, part, parts[part], _children(result, ledger, part, pieces)), "group": GROUPS[part]}
         for part in PARTS
         if parts[part]
     ]
@@ -61,11 +64,11 @@ def settle(children: list[Node], nbytes: Size, part: str, id: str) -> None:
         rest = nbytes - sum(child["bytes"] for child in children)
 
 
-def _children(result: Estimate, ledger: Ledger, part: str) -> list[Node]:
+def _children(result: Estimate, ledger: Ledger, part: str, pieces: list[Piece]) -> list[Node]:
     if part in ledger.memory.offloaded or part == "transient":
         return []
     if part in STATES and not (part == "gradients" and ledger.memory.lazy and ledger.key is not None):
-        return _states(ledger, part, result.memory.parts[part])
+        return _states(pieces, part, result.memory.parts[part])
     if part == "activations":
         return list(_activations(ledger))
     if part == "loss":
@@ -94,38 +97,38 @@ def _loss_label(entry: Entry) -> str:
 # -- model states ------------------------------------------------------------------------------------------------------
 
 
-def _states(ledger: Ledger, part: str, total: float) -> list[Node]:
+def _states(pieces: list[Piece], part: str, total: float) -> list[Node]:
     """Each kind of layer and each weight by its share of the part, as ZeRO shards all of them together."""
-    pieces = list(_pieces(ledger))
-    sizes = [
-        [times * getattr(ledger.memory.states(ledger.memory.count((weight,))), part) for weight in weights]
-        for _, times, weights in pieces
-    ]
+    sizes = [[times * getattr(states, part) for _, states in weights] for _, times, weights in pieces]
     shares = apportion(total, [sum(weight_bytes) for weight_bytes in sizes])
     nodes = []
     for (label, times, weights), weight_bytes, share in zip(pieces, sizes, shares, strict=True):
         id = f"{part}/{label}"
         name = f"{times} x {label}" if times > 1 else label
         inner = [
-            node(part, f"{id}/{weight.name}", weight.name, nbytes)
-            for weight, nbytes in zip(weights, apportion(share, weight_bytes), strict=True)
+            node(part, f"{id}/{weight}", weight, nbytes)
+            for (weight, _), nbytes in zip(weights, apportion(share, weight_bytes), strict=True)
         ]
         nodes.append(node(part, id, name, share, inner))
     return nodes
 
 
-def _pieces(ledger: Ledger) -> Iterable[tuple[str, int, tuple[Weight, ...]]]:
-    """Yield what holds weights on the worst rank: its name, how many of it, its weights."""
+def _pieces(ledger: Ledger) -> Iterator[Piece]:
+    """Yield what holds weights on the worst rank: its name, how many of it, the states of each of its weights [bytes]."""
     memory, stage = ledger.memory, ledger.stage
+
+    def piece(name: str, times: int, *layers: Layer) -> Piece:
+        weights = (weight for layer in layers for weight in layer.weights)
+        return name, times, [(weight.name, memory.states(memory.count((weight,)))) for weight in weights]
+
     for kind, count in sums((kind, count) for (kind, _), count in ledger.counts.items()).items():
-        yield ledger.names[kind], count, memory.facts[kind, False].layer.weights
+        yield piece(ledger.names[kind], count, memory.facts[kind, False].layer)
     if stage.first:
-        yield "embedding", 1, memory.embedding.weights
+        yield piece("embedding", 1, memory.embedding)
     if stage.last:
-        yield "head", 1, memory.head.weights
+        yield piece("head", 1, memory.head)
         if (more := memory.prediction) is not None:
-            ends = tuple(weight for end in more.ends for weight in end.weights)
-            yield "multi-token prediction", more.modules, (*memory.facts[more.key].layer.weights, *ends)
+            yield piece("multi-token prediction", more.modules, memory.facts[more.key].layer, *more.ends)
 
 
 def apportion(total: float, weights: list[Size]) -> list[float]:

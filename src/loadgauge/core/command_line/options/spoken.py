@@ -102,8 +102,12 @@ class Spoken(click.Command):
 
     def _trainer(self, flags: dict[str, Any]) -> list[str]:
         """Put a trainer's own defaults in the place of its name as a framework, where flags say nothing; return a note on it."""
-        name, dialects = flags.get("framework"), provider("DIALECTS")
-        if dialects is None or name not in dialects.FILES or name in (*FRAMEWORKS, *PLAIN):
+        name = flags.get("framework")
+        if (
+            name in (None, *FRAMEWORKS, *PLAIN)
+            or (dialects := provider("DIALECTS")) is None
+            or name not in dialects.FILES
+        ):
             return []
         from loadgauge.core.plan.request import OPEN_AXES
 

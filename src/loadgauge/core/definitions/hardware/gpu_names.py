@@ -46,7 +46,9 @@ def find_id(text: str, ids: Iterable[str]) -> str | None:
         if (id := read_table("gpu_names.toml").get(word) or by_name.get(word)) is not None:
             return id
     machine = re.compile(re.escape(re.sub(r"^(ml\.|standard_)", "", text.lower())) + r"(?![a-z0-9])")
-    rented = {row.partition(" ")[2] for type, row in read_table("instances.toml").items() if machine.match(type)}
+    rented: set[str] = {
+        row.partition(" ")[2] for type, row in read_table("instances.toml").items() if machine.match(type)
+    }
     if len(rented) == 1:  # a machine of a cloud, or a family of them with one card
         return rented.pop()
     card, size = split_size(text)

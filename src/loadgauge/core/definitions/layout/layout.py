@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
@@ -414,7 +415,8 @@ def _uneven(size: int, ranks: int, text: str) -> Iterator[str]:
     ['num_experts over ep: 160 over 64 leaves 32; 40 or 80 divides it']
     """
     if size % ranks:
-        divide = [each for each in range(1, min(size, MOST_LISTED) + 1) if size % each == 0]
+        low = [each for each in range(1, math.isqrt(size) + 1) if size % each == 0]
+        divide = sorted(each for each in {*low, *(size // each for each in low)} if each <= MOST_LISTED)
         near = [max(each for each in divide if each < ranks), *[each for each in divide if each > ranks][:1]]
         yield f"{text}: {size} over {ranks} leaves {size % ranks}; {' or '.join(map(str, near))} divides it"
 

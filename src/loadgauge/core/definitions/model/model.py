@@ -558,7 +558,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tower_layers(self) -> int:
         """Layers of a tower, which come before its own."""
-        return sum(self.blocks[kind].tower is not None for kind in self.pattern)
+        return sum(self.pattern.count(kind) for kind, block in enumerate(self.blocks) if block.tower is not None)
 
     @property
     def streams(self) -> Size:

@@ -167,6 +167,23 @@ def _peak_candidates(
     return tuple(work for by_totals in groups.values() for work in _not_exceeded(by_totals.items()))
 
 
+@lru_cache(maxsize=4096)
+def summed(these: tuple[Work, ...], groups: tuple[int, ...], *, by_chunk: bool) -> frozenset[tuple[Any, ...]]:
+    """Return what works hold of each group of like chunks together, each with its chunk or the group of it.
+
+    groups: of each chunk, the first one of the same layers; by_chunk: gradients are allocated layer by layer, and include those of
+        all later layers
+    """
+    flights = set()
+    for work in these:
+        sums = [0] * (2 * len(groups))
+        for group, whole, waits in zip(groups, *work.flight, strict=True):
+            sums[2 * group] += whole
+            sums[2 * group + 1] += waits
+        flights.add((work.forward, work.chunk if by_chunk else groups[work.chunk], work.splits, tuple(sums)))
+    return frozenset(flights)
+
+
 def pending_wgrad(layer: Layer) -> Size:
     """Return the bytes that a layer's weight gradients still need after its input gradient is computed.
 

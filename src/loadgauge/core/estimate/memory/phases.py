@@ -475,8 +475,7 @@ class StageAtWork:
         behind = self.counts(position + 1, stop)
         grown: Size = 0
         if memory.lazy:
-            done = memory.weights(behind) + memory.weights(self.counts(stop, self.stage.stop))
-            grown = self.head_gradients + memory.states(done).gradients
+            grown = self.head_gradients + memory.produced(behind, self.counts(stop, self.stage.stop))
         transient = facts.working - facts.kept
         group = self.layout.recompute.group
         if key[1] and group > 1:

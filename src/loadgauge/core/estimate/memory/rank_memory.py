@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.estimate.memory.in_flight import AHEAD, late_weights, peak_candidates, pending_wgrad, works
+from loadgauge.core.estimate.memory.in_flight import AHEAD, late_weights, peak_candidates, pending_wgrad, summed, works
 from loadgauge.core.estimate.memory.liveness import (
     backward_peak,
     forward_peak,
@@ -27,7 +27,7 @@ from loadgauge.core.estimate.memory.liveness import (
     rerun_peak,
     returned,
 )
-from loadgauge.core.estimate.memory.recompute import STAYS, Leaving, applied, in_parts, leaving
+from loadgauge.core.estimate.memory.recompute import Leaving, applied, in_parts, leaving
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage, stages
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, gathered_bytes, model_states
 from loadgauge.core.layers import View, block_layers, embedding_layer, head_layer, rotary_layer
@@ -57,17 +57,16 @@ class LayerFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, layer: Layer, recompute: Recompute, working: Size, waits: Size, weights: RankWeights, off: Leaving = STAYS
+        cls, layer: Layer, again: Recompute, peaks: tuple[Size, Size], waits: Size, weights: RankWeights, off: Leaving
     ) -> LayerFacts:
-        """Compute the facts of a layer with these weights.
+        """Compute the facts of a layer with these weights. again: what of it runs again in backward
 
-        working: its `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
+        peaks: its `forward_peak` and `backward_peak`; waits: its `pending_wgrad` [bytes]; off: what of it is in host memory
         """
-        kept = sum(tensor.nbytes for tensor in layer.kept(recompute) if tensor.name not in off.names)
+        kept = sum(tensor.nbytes for tensor in layer.kept(again) if tensor.name not in off.names)
         inputs = (tensor for operation in layer for tensor in operation.inputs)
         entering = next((tensor.nbytes for tensor in inputs if tensor.name == "input"), 0)
-        forming = forward_peak(layer, recompute, ("input",), hosts=off.names)
-        return cls(layer, recompute, kept, waits, entering, forming, working, weights, off.nbytes)
+        return cls(layer, again, kept, waits, entering, *peaks, weights, off.nbytes)
 
 
 class End(StrEnum):
@@ -170,7 +169,7 @@ class MemoryModel:
         loss = self.view.kernels.loss, self.view.kernels.logprobs
         beside = "head.shifted" if self.model.head.inner else "head.norm"
         held = (beside, "head.logits") if loss == ("float32", "") else ()
-        self.head_kept, self.head_forming = self.head.saved(), forward_peak(self.head, held=held)
+        self.head_kept, self.head_forming = self.head.saved(), self.walked(forward_peak, self.head, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)
         self.head_working = maximum(self.head_forming, self.head_backward)
@@ -186,15 +185,19 @@ class MemoryModel:
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
         """The facts of one kind of layer: as it is, and where layers are recomputed also of one that is."""
         policy, waits = self.layout.recompute, pending_wgrad(layer) if self.layout.splits_backward else 0
-        weights, working = self.weights_of(layer), self.backward(layer, NOTHING)
-        facts = {(kind, False): LayerFacts.of(layer, NOTHING, working, waits, weights, self.leaving(layer, NOTHING))}
-        if policy.mode != "none":
-            again = applied(policy, layer, self.names)
-            working = self.backward(layer, again)
-            if policy.mode == "full" and layer.profile is None:
-                working = maximum(working, rerun_peak(layer))
-            facts[kind, True] = LayerFacts.of(layer, again, working, waits, weights, self.leaving(layer, again))
+        weights, facts = self.weights_of(layer), dict[Key, LayerFacts]()
+        for repeated in (False, True) if policy.mode != "none" else (False,):
+            again = applied(policy, layer, self.names) if repeated else NOTHING
+            working, off = self.backward(layer, again), self.leaving(layer, again)
+            if repeated and policy.mode == "full" and layer.profile is None:
+                working = maximum(working, self.walked(rerun_peak, layer))
+            forming = self.walked(forward_peak, layer, again, ("input",), hosts=off.names)
+            facts[kind, repeated] = LayerFacts.of(layer, again, (forming, working), waits, weights, off)
         return facts
+
+    def walked(self, walk: Callable[..., Size], layer: Layer, *how: Any, **more: Any) -> Size:
+        """Return the bytes that a walk through a layer finds (`liveness`), by its arguments alone."""
+        return walk(layer, *how, **more)
 
     def rerouted(self, layout: Layout, view: View) -> MemoryModel:
         """Return the memory under a layout that differs in `expert_imbalance` only; all but its MoE layers are shared."""
@@ -297,7 +300,9 @@ class MemoryModel:
         """Return the working set of a layer's backward [bytes], including gradients allocated in it (`backward_peak`)."""
         gradient: float = self.training.precision.gradient if self.lazy else 0
         optimizer, split = self.training.optimizer, self.layout.splits_backward
-        peak = partial(backward_peak, layer, recompute=recompute, hosts=self.leaving(layer, recompute).names)
+        peak = partial(
+            self.walked, backward_peak, layer, recompute=recompute, hosts=self.leaving(layer, recompute).names
+        )
         if optimizer.in_backward:
             # Of one tensor at a time, with what its update needs.
             return peak(gradient + optimizer.update_bytes, accumulating=True)
@@ -462,17 +467,8 @@ class MemoryModel:
         make_up = self.make_up(stage)
         if len(make_up) == 1:
             return make_up, works(self.layout, stage.index, self.put_off)
-        groups = [make_up.index(chunk) for chunk in make_up]
-        flights = set()
-        for work in peak_candidates(self.layout, stage.index, make_up, self.put_off):
-            sums = [0] * (2 * len(groups))
-            for group, whole, waits in zip(groups, *work.flight, strict=True):
-                sums[2 * group] += whole
-                sums[2 * group + 1] += waits
-            # Gradients allocated layer by layer include those of all later layers.
-            of_chunk = work.chunk if self.lazy else groups[work.chunk]
-            flights.add((work.forward, of_chunk, work.splits, tuple(sums)))
-        return make_up, frozenset(flights)
+        candidates = peak_candidates(self.layout, stage.index, make_up, self.put_off)
+        return make_up, summed(candidates, tuple(map(make_up.index, make_up)), by_chunk=self.lazy)
 
     def weights(self, counts: dict[Key, int]) -> RankWeights:
         """Return the weights on this rank of `counts` layers of each kind."""
@@ -480,6 +476,10 @@ class MemoryModel:
         for key, count in counts.items():
             total = total + self.facts[key].weights.times(count)
         return total
+
+    def produced(self, *counts: dict[Key, int]) -> Size:
+        """Return the bytes of gradients of `counts` layers of each kind."""
+        return self.states(reduce(RankWeights.__add__, map(self.weights, counts))).gradients
 
     @cached_property
     def end_weights(self) -> tuple[RankWeights, RankWeights]:

@@ -114,9 +114,6 @@ class Leaving(NamedTuple):
     nbytes: Size = 0
 
 
-STAYS = Leaving()
-
-
 def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str]) -> Leaving:
     """Return the tensors that leave the card. words: see `Host.activations`; model: names of all its operations
 
@@ -124,7 +121,7 @@ def leaving(words: str, layer: Layer, recompute: Recompute, model: frozenset[str
     """
     chosen = set(words.split(",")) - {"none"}
     if not chosen:
-        return STAYS
+        return Leaving()
     if "least" in chosen:
         raise ConfigError("least: needs `loadgauge plan`, which chooses what is off the card", key="activation_offload")
     kept = {tensor.name: tensor.nbytes for tensor in layer.kept(recompute)}

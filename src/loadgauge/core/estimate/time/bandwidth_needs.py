@@ -21,10 +21,10 @@ from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.estimate.memory.rank_memory import MemoryModel, stages
+from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.time.collectives import Fabric
 from loadgauge.core.estimate.time.flops import step_flops
-from loadgauge.core.estimate.time.roofline import Machine, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import StepModel, StepTime
 from loadgauge.core.estimate.time.traffic import Carries, Traffic, exchange, expose, layout_groups, sends, stage_traffic
 from loadgauge.core.estimate.workings import view_of
@@ -265,15 +265,14 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def answer(self) -> Network:
         """Compute what each axis needs and reaches."""
-        memory, machine, model = self.memory, self.machine, self.timed
-        step = model.step()
-        compute = self.compute(memory, machine, step)
+        memory, model = self.memory, self.timed
+        compute = self.compute(model)
         if self.achieved is not None:
             flops = step_flops(self.model, self.layout, self.training.kernels, memory.view).hardware
-            machine = slowed(machine, flops / (self.layout.gpus * self.achieved) / compute.total)
+            machine = slowed(self.machine, flops / (self.layout.gpus * self.achieved) / compute.total)
             model = StepModel(memory, machine, self.fabric)
-            step = model.step()
-            compute = self.compute(memory, machine, step)
+            compute = self.compute(model)
+        step = model.step
         traffic = expose(self.slowest_traffic(model, step), step.parts)
         return Network(
             step=step.step,
@@ -288,7 +287,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Yield the traffic of each axis, from the stage where it takes longest; of equal ones, from the slowest stage."""
         by_stage = {step.stage: step.traffic}
         seen = set()
-        for stage in stages(self.model, self.layout):
+        for stage in model.stages:
             alike = model.memory.make_up(stage), sends(self.layout, stage.index)
             if alike not in seen and stage.index != step.stage:
                 by_stage[stage.index] = stage_traffic(model.memory, self.fabric, stage, model.groups)
@@ -308,16 +307,14 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             elif key in left:
                 yield from (other for other in by_stage[left.pop(key)] if _asks(other) == key)
 
-    def compute(self, memory: MemoryModel, machine: Machine, step: StepTime) -> Compute:
+    def compute(self, model: StepModel) -> Compute:
         """Return the compute of a step on its slowest stage [s]; a third of the ends' compute is forward."""
-        parts, batches = step.parts, self.layout.num_microbatches
-        stage = list(stages(self.model, self.layout))[step.stage]
-        attention = 0.0
+        memory, parts, batches = model.memory, model.step.parts, self.layout.num_microbatches
+        stage, attention = model.stages[model.step.stage], 0.0
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             facts = memory.facts[key]
-            for operation in facts.layer:
+            for operation, time in zip(facts.layer, model.operation_times(facts.layer), strict=True):
                 if operation.kind == "attention":
-                    time = operation_seconds(operation, machine)
                     again = time.forward if operation.name in facts.recompute else 0
                     attention += count * batches * (time.forward + time.backward + again)
         forward = parts["forward"] + parts["loss"] / 3

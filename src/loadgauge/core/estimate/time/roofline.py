@@ -535,3 +535,25 @@ def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:
         sum(time.input_gradient for time in times),
         sum(time.weight_gradient for time in times),
     )
+
+
+class Sums:
+    """Seconds of operations: of matrix products, of attention, of all."""
+
+    def __init__(self) -> None:
+        self.products: Size = 0
+        self.attention: Size = 0
+        self.all: Size = 0
+
+    def add(self, operation: Operation, time: Size) -> None:
+        """Add the time of an operation [s]."""
+        if operation.kind == "attention":
+            self.attention = self.attention + time
+        elif operation.gemms:
+            self.products = self.products + time
+        self.all = self.all + time
+
+    @property
+    def parts(self) -> tuple[Size, Size, Size]:
+        """Seconds of matrix products, of attention, of all."""
+        return self.products, self.attention, self.all

@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime, layer_seconds, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime, Sums, layer_seconds, operation_seconds
 from loadgauge.core.estimate.time.traffic import (
     Traffic,
     collective_seconds,
@@ -39,7 +39,7 @@ from loadgauge.core.estimate.time.traffic import (
 )
 from loadgauge.core.layers import head_layer
 from loadgauge.core.layers.embedding_head import prediction_layer
-from loadgauge.core.layers.operations.operations import Layer, Operation, Recompute
+from loadgauge.core.layers.operations.operations import Layer, Recompute
 
 LANES = ("forward", "backward", "recompute", "loss", "host", *COMMUNICATION[:-1], "bubble", "dp", "optimizer", "fixed")
 TINY = 1e-30
@@ -71,28 +71,6 @@ class MicroBatch(msgspec.Struct, frozen=True):
             self.weight + times * other.weight,
             added(self.links, other.links, times),
         )
-
-
-class _Sums:
-    """Seconds of operations: of matrix products, of attention, of all."""
-
-    def __init__(self) -> None:
-        self.products: Size = 0
-        self.attention: Size = 0
-        self.all: Size = 0
-
-    def add(self, operation: Operation, time: Size) -> None:
-        """Add the time of an operation [s]."""
-        if operation.kind == "attention":
-            self.attention = self.attention + time
-        elif operation.gemms:
-            self.products = self.products + time
-        self.all = self.all + time
-
-    @property
-    def parts(self) -> tuple[Size, Size, Size]:
-        """Seconds of matrix products, of attention, of all."""
-        return self.products, self.attention, self.all
 
 
 def _add(first: dict[str, Size], second: dict[str, Size], times: Size) -> dict[str, Size]:
@@ -192,7 +170,8 @@ class StepModel:
         """Return the step of a training that differs in what communication is hidden; compute is not timed again."""
         other = copy(self)
         other.memory, other.training, other.overlap = memory, memory.training, memory.training.overlap
-        vars(other).pop("by_stage", None)
+        for name in ("by_stage", "step"):
+            vars(other).pop(name, None)
         other._time_layers()
         return other
 
@@ -291,7 +270,7 @@ class StepModel:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
-        forward, backward, weight, repeated = _Sums(), _Sums(), 0, _Sums()
+        forward, backward, weight, repeated = Sums(), Sums(), 0, Sums()
         launches, times = [0, 0], self.operation_times(layer)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
@@ -505,8 +484,13 @@ class StepModel:
                 alike[key] = self.of_stage(stage)
         return [alike[key] for key in keys]
 
+    @cached_property
     def step(self) -> StepTime:
-        """Return the time [s] and traffic of the whole optimizer step, on its slowest stage."""
+        """Time [s] and traffic of the whole optimizer step, on its slowest stage."""
+        return self.alone(once=False)
+
+    def alone(self, *, once: bool = True) -> StepTime:
+        """Return `step` without its traffic. once: work no traffic out that this time does not depend on, else all of it"""
         layout = self.layout
         stages, chunks = self.stages, self.by_stage
         # A micro-batch passes all chunks of a stage; with DualPipe, the one of its own direction.
@@ -518,7 +502,7 @@ class StepModel:
         waiting = maximum(total - busy[slowest], 0)
         # Hidden sends are exposed while the pipeline fills and drains, where nothing overlaps with them.
         sent = minimum(2 * (layout.pp - 1) * send if self.sends_hidden else sending, waiting)
-        rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups)
+        rows = stage_traffic(self.memory, self.fabric, stages[slowest], self.groups, once=once)
         micro = reduce(MicroBatch.add, chunks[slowest], MicroBatch({}, {}))
         parts: dict[str, Size] = dict.fromkeys(LANES, 0)
         for side in (micro.forward, micro.backward):
@@ -528,7 +512,9 @@ class StepModel:
             parts[lane] = parts[lane] + value
         parts["pp"] = parts["pp"] + sent
         parts.update(bubble=waiting - sent, optimizer=self.optimizer(stages[slowest]))
-        return StepTime(step=sum(parts.values()), parts=parts, stage=slowest, traffic=expose(rows, parts))
+        return StepTime(
+            step=sum(parts.values()), parts=parts, stage=slowest, traffic=() if once else expose(rows, parts)
+        )
 
     def send_seconds(self) -> Size:
         """Return the seconds to send one micro-batch's activations to the next stage; 0 without stages."""
@@ -595,7 +581,7 @@ def step_tokens(layout: Layout) -> float:
 def step_time(model: StepModel, flops: Flops, cluster: Cluster) -> tuple[Time, tuple[Traffic, ...]]:
     """Return the time of one step [s] and its traffic."""
     gpu, machine = cluster.gpu, model.machine
-    step = model.step()
+    step = model.step
     training = model.training
     low, high = bounds(
         kind_of(stack=training.framework.stack, experts=model.memory.model.has_experts, tuning=training.tuning),

@@ -237,14 +237,16 @@ def expose(rows: Iterable[Traffic], lanes: Mapping[str, Size]) -> tuple[Traffic,
 
 
 def stage_traffic(
-    memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group] | None = None
+    memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group] | None = None, *, once: bool = False
 ) -> tuple[Traffic, ...]:
     """Return every collective of a step on one rank of a pipeline stage; none where there is one rank.
 
     Exposed seconds are all or nothing here, by the overlap switches; `expose` sets those of the step's timeline.
+    once: only those that are not with the micro-batches
     """
     groups_of = layout_groups(memory.layout) if by_axis is None else by_axis
-    rows = [*_operations(memory, fabric, stage, groups_of), *weight_traffic(memory, fabric, stage, groups_of)]
+    own = () if once else _operations(memory, fabric, stage, groups_of)
+    rows = [*own, *weight_traffic(memory, fabric, stage, groups_of, once=once)]
     listed = (row for row in rows if not same(row.calls_per_step, 0) and not same(row.payload, 0))
     return tuple(msgspec.structs.replace(row, stage=stage.index) for row in listed)
 

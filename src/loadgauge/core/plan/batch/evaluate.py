@@ -335,6 +335,7 @@ class GridEvaluator:
 
         memory: ArrayMemory = self.of_grid.once(("facts", key), make).under(layout)
         # Weights depend on the pipeline and on ZeRO, not on what is kept of activations.
+        memory.growing = self.of_pp.once(("grown", layout.zero), Memo)
         memory.weighing = self.of_pp.once(("weights", layout.ends_together, layout.zero, memory.lazy and key), Memo)
         return memory
 

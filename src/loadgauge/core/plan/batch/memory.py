@@ -8,10 +8,9 @@ from the start), and the two are added up where a layout is.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
-
-import msgspec
 
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
@@ -21,7 +20,7 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.in_flight import Work, works
 from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.memory.points import At
-from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, LayerFacts, MemoryModel
+from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, MemoryModel
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
 from loadgauge.core.estimate.states import gathered as copied, pools
 from loadgauge.core.estimate.states.optimizer_step import on_card
@@ -61,7 +60,7 @@ class ArrayMemory(MemoryModel):
     """`MemoryModel` of many layouts; what several structures need is computed once.
 
     operations: those of the model's parts; shared_bytes: what depends on the facts of the layers alone; weighing: on
-    the pipeline and the ZeRO stage
+    the pipeline and the ZeRO stage; growing: on the weights of some layers alone, whatever of them is computed again
     later: whether the states are left for each ZeRO stage to add
     """
 
@@ -70,12 +69,8 @@ class ArrayMemory(MemoryModel):
     def __init__(self, model: ModelSpec, layout: Layout, training: Training, view: View, operations: Memo) -> None:
         self.operations = operations
         self.shared_bytes = Memo()
-        self.weighing = Memo()
+        self.weighing, self.growing = Memo(), Memo()
         super().__init__(model, layout, training, view)
-        self.facts = {
-            key: msgspec.structs.replace(facts, weights=self.weights_of(facts.layer))
-            for key, facts in self.facts.items()
-        }
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """The weights of a layer, by group; the same object for the same layer."""
@@ -102,12 +97,15 @@ class ArrayMemory(MemoryModel):
         counted = training.framework.fully_shards and training.framework.stack == "fine-tuning"
         return not (apart or counted) and precision.compute == precision.weight
 
-    def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
-        """The facts of one kind of layer, once for pipelines with and without both ends on one stage."""
-        if self.lazy or self.engine is not None:
-            return super()._facts_of(kind, layer)
-        key = "facts", kind, self.layout.recompute, self.layout.splits_backward
-        return self.operations.once(key, super()._facts_of, kind, layer)
+    def walked(self, walk: Callable[..., Size], layer: Layer, *how: Any, **more: Any) -> Size:
+        """The bytes that a walk through a layer finds, once for all pipelines and ZeRO stages."""
+        key = walk, ByIdentity(layer), how, *more.items()
+        return self.operations.once(key, lambda: walk(layer, *how, **more))
+
+    def produced(self, *counts: dict[Key, int]) -> Size:
+        """Bytes of gradients of some layers, once for all recomputation policies."""
+        key = tuple(tuple(some.items()) for some in counts)
+        return self.growing.once(key, super().produced, *counts)
 
     def block_layers(self) -> tuple[Layer, ...]:
         """The operations of each of the model's blocks."""
@@ -135,7 +133,16 @@ class ArrayMemory(MemoryModel):
         """Weights and states of the stage, computed once for all recomputation policies."""
         if self.later:
             return RankWeights(), RankWeights(), States(0, 0, 0), 0, 0
-        return self.weighing.once(("weighed", weights_key(stage)), super().weighed, stage)
+        memo, key = self.weighing, weights_key(stage)
+        if self.lazy:  # what is gathered of its layers depends on what is computed again, which weights do not
+            memo = self.growing
+            key = (
+                stage.first,
+                stage.last,
+                self.layout.ends_together,
+                *self.counts(stage, stage.start, stage.stop).items(),
+            )
+        return memo.once(("weighed", key), super().weighed, stage)
 
     def gathered(self, stage: Stage, point: At) -> Size:
         """Gathered and cast copies of weights and gradients at a point of the step [bytes]."""

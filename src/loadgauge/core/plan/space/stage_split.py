@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from loadgauge.core.base.errors import LayoutError
@@ -61,23 +61,27 @@ def _squares(total: float, cost: float) -> float:
 
 
 def _solve(
-    before: list[float], limits: tuple[int, ...], ends: list[float], ceiling: float, join: object
+    before: list[float],
+    limits: tuple[int, ...],
+    ends: list[float],
+    ceiling: float,
+    add: Callable[[float, float], float],
 ) -> tuple[float, tuple[int, ...]]:
     """The least joined cost of all stages, none of them above `ceiling`, and the layers of each.
 
     `behind[start]`: of the stages behind, for layers `start:`. From the last stage to the first, so that ties fall to
     fewer layers in front.
     """
-    add = max if join is max else _squares
     layers, stages = len(before) - 1, len(limits)
     behind: dict[int, tuple[float, tuple[int, ...]]] = {layers: (0.0, ())}
     for stage in reversed(range(stages)):
         here: dict[int, tuple[float, tuple[int, ...]]] = {}
+        least, most = min(behind, default=layers), max(behind, default=0)
         for start in range(stage, layers - (stages - 1 - stage)):
             if stage and before[start] > stage * ceiling * (1 + SLACK):
                 break  # more than the stages in front may have
             best: tuple[float, tuple[int, ...]] | None = None
-            for stop in range(start + 1, min(start + limits[stage], layers) + 1):
+            for stop in range(max(start + 1, least), min(start + limits[stage], most) + 1):
                 rest = behind.get(stop)
                 if rest is None:
                     continue
