@@ -369,3 +369,42 @@ def test_a_file_with_an_engine_of_its_own_gpus_is_judged(tmp_path: Path) -> None
         typed(f"estimate {place} --gpu h100-sxm5-80gb --gpus 8 --placement split:4+4 --task grpo --json").out
     )
     assert told["verdict"] == estimated["verdict"]
+
+
+MANIFEST = f"""\
+resources: {{accelerators: H100:8}}
+num_nodes: 1
+run: |
+  # as before
+  torchrun --nproc_per_node 8 pretrain_gpt.py {" ".join(MEGATRON.partition("(")[2].partition(")")[0].split())}
+"""
+BYTES = {
+    "unended": AXOLOTL.partition("\nplugins")[0],
+    "crlf": AXOLOTL.replace("\n", "\r\n"),
+    "marked": f"\ufeff{AXOLOTL}",
+    "manifest": MANIFEST,
+}
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_a_diff_has_the_lines_of_the_file_and_fix_writes_those_of_the_diff(tmp_path: Path, kind: str) -> None:
+    path, text = tmp_path / "job.yaml", BYTES[kind]
+    path.write_bytes(text.encode())
+    diff = typed(f"lint {path} --gpu h100 --diff").out
+    typed(f"lint {path} --gpu h100 --fix")
+    new = path.read_bytes().decode()
+    assert new != text
+    assert new.endswith("\n") == text.endswith("\n")
+    was, now = text.split("\n"), new.split("\n")
+    for row in diff.split("\n")[2:-1]:
+        assert row[:1] in "+@\\" or row[1:] in was
+        assert row[:1] in "-@\\" or row[1:] in now
+    assert ("\\ No newline" in diff) == (kind == "unended")
+    assert len(set(was) - set(now)) <= 4
+    assert "  # as before" in now or kind != "manifest"
+
+
+def test_fix_of_a_command_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = typed(["lint", "trl sft --model_name_or_path Qwen/Qwen3-0.6B --bf16", "--gpu", "h100", "--fix"])
+    assert (found.code, list(tmp_path.iterdir())) == (2, [])

@@ -11,12 +11,14 @@ import shlex
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher, unified_diff
 from functools import lru_cache
+from io import StringIO
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from loadgauge.core.answers.post_training import RunOfTask, answered
-from loadgauge.core.base import GIB, ConfigError, Error, gib, seconds
+from loadgauge.core.base import GIB, ConfigError, Error, gib, read_text, seconds
+from loadgauge.core.base.files import is_command
 from loadgauge.core.base.verdict import Needs
 from loadgauge.core.command_line.options.options import parse
 from loadgauge.core.definitions.job.job import Job
@@ -33,9 +35,10 @@ from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.verdict import unread_words
 from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import JobFile, combine, document as of_text, load, read, write
+from loadgauge.job_files.exchange import JobFile, combine, document as of_text, largest, load, read, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import flags_given, names_beside, read_files
+from loadgauge.job_files.reading.configured import UNWRAPPED, rewrapped
 from loadgauge.job_files.reading.spliced import spliced
 
 Level = Literal["fails", "memory", "host", "time", "note"]
@@ -266,9 +269,10 @@ def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
 
 def _words(file: JobFile, source: str, setup: Setup) -> Iterator[Finding]:
     """Yield what the file's own words say in vain, and what it is read as that its keys do not say."""
+    whole = of_file(file.file, source, source)
     nvlink = setup.gpu is not None and "nvlink" in (setup.gpu.interconnect.kind or "").lower()
     for own in own_words(source, file.dialect, file.syntax, file.file, nvlink=nvlink):
-        yield Finding(rule=own.rule, level="note", says=own.says, line=line_of(source, own.text), keys=own.keys)
+        yield Finding(rule=own.rule, level="note", says=own.says, line=line_of(whole, own.text), keys=own.keys)
     if "config" not in file.facts:
         return  # the positions of a checkpoint stay
     rows, longest = setup.model.learned_positions, int(setup.layout.seq_len)
@@ -348,12 +352,40 @@ def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
         return finding
     try:
         text, left_out = patched(job, finding.fields, source, finding.keys)
+        own = [of_file(job.model, source, each) for each in (source, text)]
     except Error as error:
         return msgspec.structs.replace(finding, left_out=(str(error),))
-    diff = list(unified_diff(source.splitlines(), text.splitlines(), job.model, job.model, lineterm="", n=0))
-    line = next((int(row.split()[1].partition(",")[0].lstrip("-")) for row in diff if row.startswith("@@")), 1)
-    patch = "" if left_out else "\n".join(diff)
-    return msgspec.structs.replace(finding, patch=patch, line=max(line, 1), left_out=left_out)
+    diff = difference(own[0], own[1], job.model, 0)
+    start = re.search(r"^@@ -(\d+)", diff, re.MULTILINE)
+    line = int(start[1]) if start else 1
+    return msgspec.structs.replace(finding, patch="" if left_out else diff, line=max(line, 1), left_out=left_out)
+
+
+def difference(source: str, text: str, file: str, around: int = 3) -> str:
+    r"""Return a unified diff that `patch` takes, also where a file ends without a line break.
+
+    >>> print(difference("a", "b", "x", 0), end="")
+    --- x
+    +++ x
+    @@ -1 +1 @@
+    -a
+    \ No newline at end of file
+    +b
+    \ No newline at end of file
+    """
+    was, now = (StringIO(each, newline="\n").readlines() for each in (source, text))
+    rows = unified_diff(was, now, file, file, n=around)
+    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
+
+
+def of_file(file: str, source: str, text: str) -> str:
+    """Return a job's text as its file has it: of the script of a manifest, the manifest. source: as it is read
+
+    Raises `ConfigError` where a changed line of the script is no line of the manifest.
+    """
+    if not source.startswith(UNWRAPPED) or is_command(file):
+        return text
+    return rewrapped(read_text(file, largest(file)), source, text)
 
 
 def patched(
@@ -389,6 +421,7 @@ def patched(
         for key, value in keys.items():
             target.drop(key) if value is None else target.put(key, value)
         text = _merged(text, was.plain if text == source else text, target.text())
+    text = text if source.endswith("\n") else text.removesuffix("\n")
     mine = (name for name in fields if (name not in FIELDS and not keys) or (name == "gpus" and name in was.own))
     beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]

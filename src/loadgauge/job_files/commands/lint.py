@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from difflib import unified_diff
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error
+from loadgauge.core.base.files import is_command, read_start
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.job_files.commands.convert import of_task
@@ -52,7 +53,7 @@ def command(
     """
     from loadgauge.core.command_line.main import say
     from loadgauge.core.text.table import document
-    from loadgauge.job_files.commands.findings import OWN, RULES, fixed, lint
+    from loadgauge.job_files.commands.findings import OWN, RULES, difference, fixed, lint, of_file
     from loadgauge.job_files.commands.own_words import rules as rules_of_words
     from loadgauge.job_files.exchange import load
 
@@ -79,11 +80,16 @@ def command(
         if code == YES and any(each.level != "note" for each in shown):
             code = NO
         if as_diff or fix:
+            if is_command(file):
+                raise ConfigError("--diff and --fix are for files; without them the command is shown as it would be")
             new, _ = fixed(linted, job, text, frozenset(rules))
-            click.echo("".join(unified_diff(text.splitlines(True), new.splitlines(True), file, file)), nl=False)
+            # A byte-order mark stays.
+            mark = "\ufeff" * read_start(file, 3).startswith(BOM_UTF8)
+            was, now = (mark + of_file(file, text, each) for each in (text, new))
+            click.echo(difference(was, now, file), nl=False)
             if fix and new != text:
                 with open(file, "w", encoding="utf-8", newline="") as target:
-                    target.write(new)
+                    target.write(now)
         elif not (as_json or sarif):
             _report(linted, shown)
     if wrong:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,6 +180,33 @@ def unwrapped(text: str) -> str:
         values |= _variables(node.get("env") or node.get("envs") or node.get("environment"))
     lines = [*(f"{name}={shlex.quote(str(value))}" for name, value in values.items()), *dict.fromkeys(commands)]
     return UNWRAPPED + counted + "\n".join(lines).rstrip() + "\n"
+
+
+def rewrapped(manifest: str, script: str, changed: str) -> str:
+    r"""Return a manifest whose script is changed. Raises `ConfigError` where its lines are not those of the manifest.
+
+    >>> text = "run: |\n  # 8 cards\n  torchrun a.py --bf16\n"
+    >>> script = unwrapped(text)
+    >>> print(rewrapped(text, script, script.replace("bf16", "fp16")), end="")
+    run: |
+      # 8 cards
+      torchrun a.py --fp16
+    """
+    new, was, now = manifest.splitlines(True), script.splitlines(), changed.splitlines()
+    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes()[::-1]:
+        if kind == "equal":
+            continue
+        a, c = (a, c) if b > a else (a - 1, c - 1)  # what comes in follows a line
+        old = [line.strip() for line in was[a:b]]
+        for at in range(len(new)):
+            if [line.strip() for line in new[at : at + b - a]] == old:
+                depth = " " * (len(new[at]) - len(new[at].lstrip()) - len(was[a]) + len(was[a].lstrip()))
+                new[at : at + b - a] = [f"{depth}{line}\n" for line in now[c:d]]
+                break
+    text = "".join(new)
+    if unwrapped(text) != changed:
+        raise ConfigError("the script stands in a manifest in other words; change it there")
+    return text
 
 
 def _variables(held: Any) -> dict[str, Any]:
