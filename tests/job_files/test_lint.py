@@ -97,6 +97,16 @@ model = FastLanguageModel.get_peft_model(model, r = 16, use_gradient_checkpointi
 from trl import SFTTrainer, SFTConfig
 SFTTrainer(model = model, args = SFTConfig(per_device_train_batch_size = 2, gradient_accumulation_steps = 4)).train()
 """
+TIED = """\
+model_name: own
+model_config: {name: own, block_size: 256, padded_vocab_size: 32000, n_layer: 6, n_head: 6, n_embd: 288, intermediate_size: 768,
+  norm_class_name: RMSNorm, mlp_class_name: LLaMAMLP, bias: false}
+out_dir: out/pretrain/own
+precision: bf16-mixed
+data: TinyStories
+train: {global_batch_size: 512, micro_batch_size: 32, max_tokens: 9700000000, max_seq_length: 256, tie_embeddings: true}
+devices: auto
+"""
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "axolotl.yaml": (AXOLOTL, {"gpu": "h100"}),
     "megatron.sh": (MEGATRON, {"gpu": "h100"}),
@@ -141,6 +151,8 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
         json.dumps({"cells": [{"cell_type": "code", "source": UNSLOTH.splitlines(keepends=True)}]}),
         {"gpu": "h100"},
     ),
+    "tied.yaml": (TIED, {"gpu": "h100"}),
+    "single.py": (TRL.replace("bf16=True", 'bf16=False, model_init_kwargs={"dtype": "float32"}'), {"gpu": "h100"}),
     "pads.yaml": (AXOLOTL.replace("_size: 1", "_size: 4"), {"gpu": "h100", "lengths": "uniform:4096"}),
 }
 

@@ -174,7 +174,7 @@ def lint(job: Job, text: str | None = None) -> Linted:
                 raise
         else:
             result = setup.estimate()
-            findings = _said((*_findings(setup, result), *_words(file, source, setup)), job, source)
+            findings = _said((*_findings(setup, result, job), *_words(file, source, setup)), job, source)
             return Linted(file=job.model, tool=tool, setup=setup, result=result, findings=findings)
     job = job.replace(task=task)
     run, trainer = answered(job), resolve_posttrain(job)[1]
@@ -204,18 +204,19 @@ def _gravest(finding: Finding) -> tuple[int, int, float]:
     return order, bool(finding.left_out), gain
 
 
-def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
+def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
+    """Yield what changes of a run save. job: as it is asked for, whose model is the file"""
     memory = result.memory
     if memory.verdict == "depends":
         question = "" if memory.question is None else memory.question.words()
         yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
     elif memory.verdict != "fits" and memory.capacity is not None:
-        tried = [trial for trial in advice(setup) if _helps(trial.result)]
+        tried = [own for each in advice(setup) if _helps((own := _as_read(job, each, setup))[0].result)]
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         rule = Rule("does-not-fit", "fails", says)
         mends = [
-            msgspec.structs.replace(_found(rule, setup, result, trial), then=_comes_to(trial.result.memory))
-            for trial in tried
+            msgspec.structs.replace(_found(rule, setup, result, *own), then=_comes_to(own[0].result.memory))
+            for own in tried
         ]
         yield from mends or [Finding(rule="does-not-fit", level="fails", says=says)]
     best: dict[str, Finding] = {}
@@ -223,12 +224,26 @@ def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
         trial = try_change(setup, fields, why)
         if trial is None or not _worth(rule, result, trial):
             continue
-        finding = _found(rule, setup, result, trial)
+        trial, after = _as_read(job, trial, setup)
+        if not _worth(rule, result, trial):
+            continue
+        finding = _found(rule, setup, result, trial, after)
         if rule.name not in best or finding.step > best[rule.name].step:
             best[rule.name] = finding
     yield from best.values()
     for line in unread_words(tuple(setup.unread(result))):
         yield Finding(rule="key-not-read", level="note", says=line)
+
+
+def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup]:
+    """Return a tried change as the job file has it: words of the file may count beside it that did not before."""
+    batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
+    fields = batch | trial.fields
+    try:
+        after = resolve_job(job.replace(**fields))
+        return msgspec.structs.replace(trial, fields=fields, result=after.estimate()), after
+    except Error:
+        return msgspec.structs.replace(trial, fields=fields), resolve_job(trial.job, setup.model)
 
 
 def _of_task(run: RunOfTask) -> Iterator[Finding]:
@@ -330,18 +345,17 @@ def _worth(rule: Rule, before: Estimate, trial: Tried) -> bool:
     return filled and slower <= SLOWER and less >= MEMORY * (capacity or before.memory.total)
 
 
-def _found(rule: Rule, setup: Setup, before: Estimate, trial: Tried) -> Finding:
+def _found(rule: Rule, setup: Setup, before: Estimate, trial: Tried, after: Setup) -> Finding:
     now = Figures.of(setup, before).values
-    then = Figures.of(resolve_job(trial.job, setup.model), trial.result).values
+    then = Figures.of(after, trial.result).values
     less = {name: now[name] - then[name] for name in now.keys() & then.keys()}
     step = less.get("step", 0.0)
     saving = before.memory.saving - trial.result.memory.saving
-    after = f"{gib(saving, 1)} less of host memory on the first rank while saving" if rule.level == "host" else ""
-    batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
+    of_host = f"{gib(saving, 1)} less of host memory on the first rank while saving" if rule.level == "host" else ""
     return Finding(
         rule=rule.name, level=rule.level, says=rule.says, memory=less["memory"], cost=less.get("cost", 0.0), needs=trial.note,
-        step=step if abs(step) > SLOWER * now.get("step", 0.0) else 0.0, fields=batch | trial.fields, flags=flags(trial.fields),
-        then=after,
+        step=step if abs(step) > SLOWER * now.get("step", 0.0) else 0.0, fields=trial.fields, flags=flags(trial.fields),
+        then=of_host,
     )  # fmt: skip
 
 
@@ -537,7 +551,11 @@ def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset
         fields, keys = fields | rest[0].fields, keys | rest[0].keys
         if setup is None:
             break
-        setup = resolve_job(setup.job.replace(**rest[0].fields), setup.model)
-        now = (each for each in _findings(setup, setup.estimate()) if each.fields.keys() - fields.keys())
+        setup = resolve_job(job.replace(**fields))
+        now = (
+            each
+            for each in _findings(setup, setup.estimate(), job.replace(**fields))
+            if each.fields.keys() - fields.keys()
+        )
         findings = _said(now, job, text)
     return (patched(job, fields, text, keys)[0] if fields or keys else text), tuple(mended)
