@@ -51,6 +51,11 @@ FOLLOW = ("global_batch", "gpus", "gpus_per_node", "save")
 """Fields that follow from the flags beside a file, and from the stage of ZeRO."""
 UNREAD = [name for name in FIELDS[1:] if name not in FOLLOW]
 """Fields that differ where a text cannot be read."""
+ADAPTERS = {"qlora", "lora_rank"}
+OTHERWISE = "it trains otherwise than the file says, so it is left to you"
+"""Why shorter sequences, and adapters where all weights are trained, are said and not written."""
+SIDES = re.compile(r": it means |^it would change |: has no place in it$")
+"""Lines of what a text would say instead, which are one line together."""
 ROUNDS = 12
 """The most changes that `fixed` makes one after another."""
 
@@ -77,7 +82,7 @@ RULES = {
     Kind.PIPELINE: Rule("pipeline-bubble", "time", "stages wait for one another"),
     Kind.LESS_ZERO: Rule("needless-zero-3", "time", "weights are gathered with every micro-batch, though they fit"),
     Kind.OVERLAP: Rule("exposed-communication", "time", "communication that could run beside the computing does not"),
-    Kind.EXPERT_PARALLEL: Rule("experts-spread", "time", "experts lie on other ranks than they should"),
+    Kind.EXPERT_PARALLEL: Rule("experts-spread", "time", "experts over another number of ranks take less time"),
 }
 """The rules that try a change of the one list, by its kind."""
 OWN = {
@@ -106,7 +111,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     memory: GiB less on the fullest GPU [byte]; step: less time of a step [s]; cost, of the whole run, where it is asked for
     fields: of `Job`, that mend it; keys: of the file, that do (None: goes), where no field says it
-    patch: the file's own lines that do, as a unified diff; line: its first line in the file
+    patch: the file's own lines that do, as a unified diff; line: its first line in the file, or that of its words
     flags: the same for `loadgauge estimate`; left_out: what the file's format cannot say of it; then: what it comes to
     """
 
@@ -120,6 +125,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     flags: str = ""
+    words: str = ""
     patch: str = ""
     line: int = 1
     left_out: tuple[str, ...] = ()
@@ -211,7 +217,8 @@ def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
         question = "" if memory.question is None else memory.question.words()
         yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
     elif memory.verdict != "fits" and memory.capacity is not None:
-        tried = [own for each in advice(setup) if _helps((own := _as_read(job, each, setup))[0].result)]
+        trials = (_as_read(job, each, setup) for each in advice(setup) if _runs(setup, each.fields))
+        tried = [own for own in trials if _helps(own[0].result)]
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         rule = Rule("does-not-fit", "fails", says)
         mends = [
@@ -231,19 +238,39 @@ def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
         if rule.name not in best or finding.step > best[rule.name].step:
             best[rule.name] = finding
     yield from best.values()
-    for line in unread_words(tuple(setup.unread(result))):
-        yield Finding(rule="key-not-read", level="note", says=line)
+    yield from _unread(setup, result)
+
+
+def _unread(setup: Setup, result: Estimate) -> Iterator[Finding]:
+    """Yield keys that are not read and may move a share of the card that is worth a line; those that decide are said elsewhere."""
+    memory, least = result.memory, MEMORY * (result.memory.capacity or result.memory.total)
+    asked = "" if memory.question is None else memory.question.words()
+    keys = [
+        key
+        for key in setup.unread(result)
+        if key["key"] not in asked
+        and (key["high_bytes"] is None or max(key["low_bytes"] or 0.0, key["high_bytes"]) >= least)
+    ]
+    if keys:
+        yield Finding(rule="key-not-read", level="note", says=" ".join(unread_words(keys)), words=keys[0]["key"])
+
+
+def _runs(setup: Setup, fields: dict[str, Any]) -> bool:
+    """Return whether a trainer has a change: bitsandbytes' states are neither DTensors nor parts of a flat buffer."""
+    sharded = fields.get("zero", setup.layout.zero) or 0
+    return not (sharded and str(fields.get("optimizer", "")).endswith("8bit"))
 
 
 def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup]:
     """Return a tried change as the job file has it: words of the file may count beside it that did not before."""
     batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
-    fields = batch | trial.fields
-    try:
-        after = resolve_job(job.replace(**fields))
-        return msgspec.structs.replace(trial, fields=fields, result=after.estimate()), after
-    except Error:
-        return msgspec.structs.replace(trial, fields=fields), resolve_job(trial.job, setup.model)
+    for fields in (batch | trial.fields, trial.fields):
+        try:
+            after = resolve_job(job.replace(**fields))
+            return msgspec.structs.replace(trial, fields=fields, result=after.estimate()), after
+        except Error:
+            continue
+    return trial, resolve_job(trial.job, setup.model)
 
 
 def _of_task(run: RunOfTask) -> Iterator[Finding]:
@@ -273,11 +300,13 @@ def _comes_to(memory: Needs) -> str:
 def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
     run = Run.of_setup(setup)
     for change in changes(run, RULES):
-        if change.kind is Kind.OPTIMIZER and setup.layout.zero == 3:
-            continue  # bitsandbytes' states are no DTensors
+        if change.kind is Kind.ZERO and setup.training.framework.name == "megatron" and change.fields["zero"] > 1:
+            continue  # by Megatron-FSDP, whose checkpoints are others
         if change.kind is Kind.LESS_TP and setup.layout.tp > (setup.job.gpus_per_node or run.node):
             continue  # a rule of its own
-        yield from ((RULES[change.kind], fields, change.why) for fields in _sizes(change, setup))
+        yield from (
+            (RULES[change.kind], fields, change.why) for fields in _sizes(change, setup) if _runs(setup, fields)
+        )
     for name, fields in _own(run, setup):
         yield OWN[name], fields, OWN[name].says
 
@@ -363,12 +392,21 @@ def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
     if finding.rule == OWN["padding"].name:
         finding = msgspec.structs.replace(finding, keys=packing(_unchanged(job, source).files[0].dialect))
     if not (finding.fields or finding.keys):
-        return finding
+        words = re.escape(finding.words.rpartition(".")[2].lstrip("-"))
+        return (
+            msgspec.structs.replace(finding, line=line_of(of_file(job.model, source, source), words))
+            if words
+            else finding
+        )
+    if "seq_len" in finding.fields or (ADAPTERS & finding.fields.keys() and not _unchanged(job, source).job.lora_rank):
+        return msgspec.structs.replace(finding, left_out=(OTHERWISE,))
     try:
         text, left_out = patched(job, finding.fields, source, finding.keys)
         own = [of_file(job.model, source, each) for each in (source, text)]
     except Error as error:
         return msgspec.structs.replace(finding, left_out=(str(error),))
+    if left_out and not (left_out := tuple(line for line in left_out if not SIDES.search(line))):
+        left_out = ("the file has no words of its own for it that change nothing else",)
     diff = difference(own[0], own[1], job.model, 0)
     start = re.search(r"^@@ -(\d+)", diff, re.MULTILINE)
     line = int(start[1]) if start else 1
