@@ -35,9 +35,9 @@ from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.verdict import unread_words
 from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import JobFile, combine, document as of_text, largest, load, read, write
+from loadgauge.job_files.exchange import JobFile, combine, document as of_text, largest, load, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
-from loadgauge.job_files.job_file import flags_given, names_beside, read_files
+from loadgauge.job_files.job_file import flags_given, names_beside, read_files, read_one
 from loadgauge.job_files.reading.configured import UNWRAPPED, rewrapped
 from loadgauge.job_files.reading.spliced import spliced
 
@@ -449,7 +449,8 @@ def patched(
     read again: it is the job with the fields. Raises `ConfigError` where the format cannot be written.
     """
     was = _unchanged(job, source)
-    wanted, extra = combine(was.files, was.own | {name: value for name, value in fields.items() if name in FIELDS})
+    given = was.own | {name: value for name, value in fields.items() if name in FIELDS}
+    wanted, extra = combine(read_files([job.model, *names_beside(job)], job, given), given)
     first = was.files[0]
     text, left_out = source, tuple[str, ...]()
     tried: list[tuple[int, int, str, tuple[str, ...]]] = []
@@ -503,7 +504,7 @@ class Unchanged(NamedTuple):
     def unlike(self, text: str, wanted: Job, job: Job) -> list[str]:
         """Return the fields in which another text of the file is not the job that is wanted."""
         try:
-            again = read(text, job.dialect, file=job.model, given=self.own, version=job.version)
+            again = read_one(job.model, job, self.own, [job.model, *names_beside(job)], text)
             read_as = combine((again, *self.files[1:]), self.own)[0]
         except Error:
             return list(FIELDS[1:])

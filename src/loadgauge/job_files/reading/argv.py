@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple
 
 from loadgauge.core.base.by_key import lists
@@ -225,7 +225,7 @@ class Argv:
         else:
             spelled = self.shown(key)
         new = " ".join([spelled, *words])
-        anchor = self._anchor(key in LAUNCHER)
+        anchor = self._anchor(key in LAUNCHER, key)
         if anchor is None:
             self.source = self.source.rstrip("\n") + (" " if self.source.strip() else "") + new + "\n"
             return
@@ -244,16 +244,22 @@ class Argv:
             joint = " "
         self.source = self.source[:anchor] + joint + new + self.source[anchor:]
 
-    def _anchor(self, launcher: bool) -> int | None:
-        """Where the last option ends that the tool takes, or its launcher."""
+    def _anchor(self, launcher: bool, key: str) -> int | None:
+        """Where the last option ends that the tool takes, or its launcher; of a path, the last that shares most of it."""
+        path = key.split(".")
         ends = [
-            option.end if not option.values else option.values[0 if launcher else -1].end
+            (
+                len(
+                    [*takewhile(lambda pair: pair[0] == pair[1], zip(path[:-1], option.name.split("."), strict=False))]
+                ),
+                option.end if not option.values else option.values[0 if launcher else -1].end,
+            )
             for options in self.options.values()
             for option in options
             if (option.name in LAUNCHER) == launcher and ":" not in option.name and option.start >= 0
         ]
         if ends:
-            return max(ends)
+            return max(ends)[1]
         words = [word for word in self.words if word.start >= 0]
         return None if not words else words[0].end if launcher else words[-1].end
 
