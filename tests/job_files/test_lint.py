@@ -420,3 +420,44 @@ def test_fix_of_a_command_writes_no_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     found = typed(["lint", "trl sft --model_name_or_path Qwen/Qwen3-0.6B --bf16", "--gpu", "h100", "--fix"])
     assert (found.code, list(tmp_path.iterdir())) == (2, [])
+
+
+CALL = """\
+from trl import SFTConfig, SFTTrainer
+{start}
+{inside}args = SFTConfig(per_device_train_batch_size={size}, gradient_accumulation_steps=8, max_length=1024, bf16=True)
+{inside}SFTTrainer("Qwen/Qwen3-0.6B", args=args, train_dataset=rows).train()
+"""
+SAID = {
+    "a name": ("SIZE = 1  # each", "SIZE", "SIZE = 8  # each"),
+    "a key": ('run = {"size": 1, "rate": 1}', 'run["size"]', 'run = {"size": 8, "rate": 1}'),
+    "a field": ("class Run:\n    size: int = 1\nrun = Run()", "run.size", "    size: int = 8"),
+    "a variable": ('import os\nsize = int(os.environ.get("SIZE", "1"))', "size", 'size = int(os.environ.get("SIZE", "8"))'),
+    "an option": (
+        'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--size", default=1)\n'
+        "options = parser.parse_args()",
+        "options.size",
+        'parser.add_argument("--size", default=8)',
+    ),
+    "a parameter": ("def main(size: int = 1):", "size", "def main(size: int = 8):"),
+    "a default of click": ('@click.option("--size", default=1)\ndef main(size):', "size", '@click.option("--size", default=8)'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_program_is_mended_where_it_says_the_value(tmp_path: Path, kind: str) -> None:
+    start, size, wanted = SAID[kind]
+    text = CALL.format(start=start, size=size, inside="    " * start.endswith(":"))
+    path = tmp_path / "train.py"
+    path.write_text(text, encoding="utf-8")
+    job = Job(str(path), gpu="h100")
+    new, left_out = patched(job, {"micro_batch": 8, "global_batch": 8}, text)
+    assert not left_out
+    assert wanted in new.splitlines()
+    assert f"per_device_train_batch_size={size}," in new
+    # What two keys are given by stands for both, so that only one of them is changed in its call.
+    both = text.replace("accumulation_steps=8", f"accumulation_steps={size}")
+    path.write_text(both, encoding="utf-8")
+    new, left_out = patched(job, {"micro_batch": 8, "global_batch": 8}, both)
+    assert not left_out
+    assert "per_device_train_batch_size=8," in new

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Untrained, read_data, read_text
+from loadgauge.core.base import ConfigError, Untrained, read_table, read_text
 from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -190,14 +190,22 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             return reader(text, sections)
         from loadgauge.job_files.reading.layered import layered
 
-        def of_text(text: str) -> Any:
-            return reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
-
-        bundled = tomllib.loads(read_data(chosen.layers))
-        whole = layered(of_text(text), file, lambda path: of_text(load(path)), bundled, chosen.extends)
+        first = reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
+        beneath = partial(_layer, syntax=syntax, tool=chosen.name)
+        whole = layered(first, file, lambda path: beneath(load(path)), read_table(chosen.layers), chosen.extends)
         return whole if chosen.beneath is None else Over(whole, chosen.beneath(whole))
     except ConfigError as error:
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
+
+
+@lru_cache(maxsize=16)
+def _layer(text: str, syntax: str, tool: str) -> Any:
+    """Return a file that others lie over, which nothing changes: a recipe of thousands of lines is read many times."""
+    chosen = dialect_of(tool)
+    reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
+    return reader(
+        re.sub(chosen.fills, r"\1", text) if chosen.fills else text, dict(chosen.sections) if syntax == "yaml" else None
+    )
 
 
 def recognise_text(

@@ -218,7 +218,7 @@ def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
         yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
     elif memory.verdict != "fits" and memory.capacity is not None:
         trials = (_as_read(job, each, setup) for each in advice(setup) if _runs(setup, each.fields))
-        tried = [own for own in trials if _helps(own[0].result)]
+        tried = [own for own in trials if own is not None and _helps(own[0].result)]
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         rule = Rule("does-not-fit", "fails", says)
         mends = [
@@ -231,10 +231,10 @@ def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
         trial = try_change(setup, fields, why)
         if trial is None or not _worth(rule, result, trial):
             continue
-        trial, after = _as_read(job, trial, setup)
-        if not _worth(rule, result, trial):
+        own = _as_read(job, trial, setup)
+        if own is None or not _worth(rule, result, own[0]):
             continue
-        finding = _found(rule, setup, result, trial, after)
+        finding = _found(rule, setup, result, *own)
         if rule.name not in best or finding.step > best[rule.name].step:
             best[rule.name] = finding
     yield from best.values()
@@ -261,8 +261,8 @@ def _runs(setup: Setup, fields: dict[str, Any]) -> bool:
     return not (sharded and str(fields.get("optimizer", "")).endswith("8bit"))
 
 
-def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup]:
-    """Return a tried change as the job file has it: words of the file may count beside it that did not before."""
+def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup] | None:
+    """Return a tried change as the job file has it, if it can: words of the file may count beside it that did not before."""
     batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
     for fields in (batch | trial.fields, trial.fields):
         try:
@@ -270,7 +270,7 @@ def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup]:
             return msgspec.structs.replace(trial, fields=fields, result=after.estimate()), after
         except Error:
             continue
-    return trial, resolve_job(trial.job, setup.model)
+    return None
 
 
 def _of_task(run: RunOfTask) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from loadgauge.core.families.reader import class_defaults
 from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
+from loadgauge.job_files.ideas.words import short
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import Calls
 from loadgauge.job_files.reading.nested import leaves
@@ -448,6 +449,10 @@ class Program:
     def put(self, key: str, value: Any) -> None:
         """Sets an argument of the call that takes it. Raises `ConfigError` where none does, or a command line fills it."""
         path = self._path(key)
+        parser = self.calls.calls.get("parser")
+        if parser is not None and key not in self.values and path.partition(".")[0] not in self.calls.calls:
+            where = f"is of the command line, which line {parser.lineno} parses; start it with --{key} {short(value)}"
+            raise ConfigError(where, key=key)
         if key in self.options or path.partition(".")[0] not in self.calls.calls or path[5:] in OF_MODELS:
             raise ConfigError("is no argument of a call of the program; write it where the program has it", key=key)
         self.calls.put(path, value)
