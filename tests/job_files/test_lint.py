@@ -461,3 +461,37 @@ def test_a_program_is_mended_where_it_says_the_value(tmp_path: Path, kind: str) 
     new, left_out = patched(job, {"micro_batch": 8, "global_batch": 8}, both)
     assert not left_out
     assert "per_device_train_batch_size=8," in new
+
+
+def test_sarif_has_what_code_hosts_need(tmp_path: Path) -> None:
+    """OASIS, SARIF 2.1.0: 3.19 tool, 3.27 result, 3.4 locations by URI."""
+    place = tmp_path / "two words.json"
+    text, flags = FILES["shards.json"]
+    place.write_text(text, encoding="utf-8")
+    line = [
+        "lint",
+        str(place),
+        *(word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))),
+    ]
+    told = json.loads(typed([*line, "--sarif"]).out)
+    (run,) = told["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert (told["version"], run["tool"]["driver"]["name"]) == ("2.1.0", "loadgauge")
+    assert "save-gathers" in {result["ruleId"] for result in run["results"]}
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("error", "warning", "note")
+        where = result["locations"][0]["physicalLocation"]
+        assert where["artifactLocation"]["uri"] == place.as_uri()
+        assert 1 <= where["region"]["startLine"] <= len(text.splitlines())
+
+
+def test_an_ordinary_file_is_told_on_one_screen(tmp_path: Path) -> None:
+    linted(tmp_path, "axolotl.yaml")
+    out = typed(f"lint {tmp_path / 'axolotl.yaml'} --gpu h100").out
+    assert len(out.splitlines()) <= 12
+    # A command of one line shows the words that change.
+    out = typed(["lint", MANIFEST.strip().rpartition("  ")[2], "--gpu", "h100"]).out
+    rows = [line.strip() for line in out.splitlines() if line.strip()[:1] in "+-" and line[:1] == " "]
+    assert rows
+    assert all(row[1:5] == "... " and len(row) < 120 for row in rows)

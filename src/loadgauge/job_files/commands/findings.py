@@ -146,7 +146,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"saves {seconds(self.step)} a step"] if self.step > 0 else []
         parts += [f"takes {gib(-self.memory, 1)} more"] if self.memory < -LEAST and self.step > 0 else []
         parts += [f"a step takes {seconds(-self.step)} more"] if self.step < 0 else []
-        parts += [f"{self.cost:,.2f} less for the run"] if self.cost >= 0.01 else []
+        parts += [f"saves {self.cost:,.2f} of the run's price"] if self.cost >= 0.01 else []
         return ", ".join([*parts, self.then] if self.then else parts)
 
 

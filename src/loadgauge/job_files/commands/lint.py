@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
+from difflib import SequenceMatcher
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
+from loadgauge._version import __version__
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error
 from loadgauge.core.base.files import is_command, read_start
 from loadgauge.core.command_line.options.grouped import Grouped
@@ -17,6 +21,8 @@ from loadgauge.job_files.commands.convert import of_task
 if TYPE_CHECKING:
     from loadgauge.job_files.commands.findings import Linted
 
+WIDE = 120
+"""Letters of a line that is shown whole."""
 SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -118,16 +124,39 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
     )  # fmt: skip
     for each in shown:
         gain = each.gain()
-        target.print(f"\n{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
+        target.print(f"{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
         if gain:
             target.print(
                 f"        {'; '.join(filter(None, (gain, each.flags)))}", markup=False, highlight=False, soft_wrap=True
             )
-        for row in each.patch.splitlines():
-            if row[:1] in "+-" and row[:3] not in ("+++", "---"):
-                target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
+        for row in shown_lines(each.patch):
+            target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
         for line in each.left_out:
             target.print(f"        no patch: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def shown_lines(patch: str) -> list[str]:
+    r"""Return the lines of a patch that go and come; of long ones the words that differ, with one before and one after.
+
+    >>> shown_lines("--- a\n+++ a\n@@ -1 +1 @@\n-" + "x " * 80 + "--tp 4 --bf16\n+" + "x " * 80 + "--tp 2 --bf16\n")
+    ['-... --tp 4 --bf16', '+... --tp 2 --bf16']
+    """
+    rows = [row for row in patch.splitlines()[2:] if row[:1] in "+-"]
+    both = [[row for row in rows if row[:1] == sign] for sign in "-+"]
+    if len(both[0]) != len(both[1]) or max(map(len, rows), default=0) <= WIDE:
+        return rows
+    pairs = [_apart(one[1:].split(" "), other[1:].split(" ")) for one, other in zip(*both, strict=True)]
+    return [f"{sign}{pair[number]}" for number, sign in enumerate("-+") for pair in pairs]
+
+
+def _apart(one: list[str], other: list[str]) -> tuple[str, str]:
+    """Return where two lists of words differ, with a word before and one after."""
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    first = max(0, blocks[0].size - 1) if blocks[0].a == blocks[0].b == 0 else 0
+    last = blocks[-2] if len(blocks) > 1 else blocks[-1]
+    after = max(0, len(one) - last.a - 1) if last.a + last.size == len(one) and last.b + last.size == len(other) else 0
+    cut = [" ".join(words[first : len(words) - after]) for words in (one, other)]
+    return tuple(f"{'... ' * bool(first)}{words}{' ...' * bool(after)}" for words in cut)  # type: ignore[return-value]
 
 
 def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:
@@ -145,20 +174,32 @@ def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def uri(file: str) -> str:
+    """Return the reference to a file, relative where its path is.
+
+    >>> uri("my jobs/a.yaml")
+    'my%20jobs/a.yaml'
+    """
+    path = Path(file)
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
 def _sarif(results: list[tuple[str, Any]], names: dict[str, str]) -> dict[str, Any]:
     """Return the document that code hosts read (source: OASIS, SARIF 2.1.0)."""
-    levels = {"fails": "error", "memory": "warning", "time": "warning", "note": "note"}
+    levels = {"fails": "error", "note": "note"}
+    order = sorted(names)
     rows = [
         {
             "ruleId": each.rule,
-            "level": levels[each.level],
+            "ruleIndex": order.index(each.rule),
+            "level": levels.get(each.level, "warning"),
             "message": {"text": "; ".join(filter(None, (each.says, each.gain(), each.flags)))},
             "locations": [
-                {"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": each.line}}}
+                {"physicalLocation": {"artifactLocation": {"uri": uri(file)}, "region": {"startLine": each.line}}}
             ],
         }
         for file, each in results
     ]
-    rules = [{"id": name, "shortDescription": {"text": says}} for name, says in sorted(names.items())]
-    tool = {"driver": {"name": "loadgauge", "rules": rules}}
+    rules = [{"id": name, "shortDescription": {"text": names[name]}} for name in order]
+    tool = {"driver": {"name": "loadgauge", "version": __version__, "rules": rules}}
     return {"$schema": SARIF, "version": "2.1.0", "runs": [{"tool": tool, "results": rows}]}
