@@ -463,6 +463,29 @@ def test_a_program_is_mended_where_it_says_the_value(tmp_path: Path, kind: str) 
     assert "per_device_train_batch_size=8," in new
 
 
+def test_a_script_is_mended_where_its_variable_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    text = MEGATRON.replace("ARGS", "TP=${TP:-4}  # each\nSIZE=1\nARGS", 1).replace(
+        "parallel-size 4", 'parallel-size "$TP"'
+    )
+    text = text.replace("micro-batch-size 1", "micro-batch-size $SIZE").replace(
+        "nnodes 2", "nnodes 2 --master_port $SIZE"
+    )
+    path.write_text(text, encoding="utf-8")
+    new, left_out = patched(Job(str(path), gpu="h100"), {"tp": 2, "micro_batch": 2, "global_batch": 128}, text)
+    assert not left_out
+    gone, come = (set(one.splitlines()) - set(other.splitlines()) for one, other in ((text, new), (new, text)))
+    assert (gone, come) == ({"TP=${TP:-4}  # each", "SIZE=1"}, {"TP=${TP:-2}  # each", "SIZE=2"})
+
+
+def test_words_of_truth_are_spelled_as_the_file_has_them(tmp_path: Path) -> None:
+    text = AXOLOTL.replace(": true", ": True")
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    new = patched(Job(str(path), gpu="h100"), {"recompute": "none"}, text)[0]
+    assert new == text.replace("gradient_checkpointing: True", "gradient_checkpointing: False")
+
+
 def test_sarif_has_what_code_hosts_need(tmp_path: Path) -> None:
     """OASIS, SARIF 2.1.0: 3.19 tool, 3.27 result, 3.4 locations by URI."""
     place = tmp_path / "two words.json"

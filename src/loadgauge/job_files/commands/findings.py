@@ -18,6 +18,7 @@ import msgspec
 
 from loadgauge.core.answers.post_training import RunOfTask, answered
 from loadgauge.core.base import GIB, ConfigError, Error, gib, read_text, seconds
+from loadgauge.core.base.by_key import lists
 from loadgauge.core.base.files import is_command
 from loadgauge.core.base.verdict import Needs
 from loadgauge.core.command_line.options.options import parse
@@ -32,12 +33,12 @@ from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.verdict import unread_words
 from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import JobFile, combine, document as of_text, largest, load, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import flags_given, names_beside, read_files, read_one
+from loadgauge.job_files.reading.argv import at_variables
 from loadgauge.job_files.reading.configured import UNWRAPPED, rewrapped
 from loadgauge.job_files.reading.spliced import spliced
 
@@ -56,6 +57,8 @@ OTHERWISE = "it trains otherwise than the file says, so it is left to you"
 """Why shorter sequences, and adapters where all weights are trained, are said and not written."""
 SIDES = re.compile(r": it means |^it would change |: has no place in it$")
 """Lines of what a text would say instead, which are one line together."""
+TRUTH = re.compile(r": (?:true|false)\b")
+"""Words of YAML that some files begin with a capital."""
 ROUNDS = 12
 """The most changes that `fixed` makes one after another."""
 
@@ -252,13 +255,26 @@ def _unread(setup: Setup, result: Estimate) -> Iterator[Finding]:
         and (key["high_bytes"] is None or max(key["low_bytes"] or 0.0, key["high_bytes"]) >= least)
     ]
     if keys:
-        yield Finding(rule="key-not-read", level="note", says=" ".join(unread_words(keys)), words=keys[0]["key"])
+        alike = lists((_why(key), key["key"]) for key in keys)
+        says = "; ".join(f"{', '.join(names)}: {why}" for why, names in alike.items())
+        yield Finding(rule="key-not-read", level="note", says=f"not counted: {says}", words=keys[0]["key"])
+
+
+def _why(key: dict[str, Any]) -> str:
+    """Return why a key is not counted, and what it may change.
+
+    >>> _why({"why": "its matrices are in nvfp4", "effect": "saves", "low_bytes": 2.0**31, "high_bytes": 0.0})
+    'its matrices are in nvfp4 (up to 2.0 GiB less)'
+    """
+    may = {"saves": "less", "costs": "more", "either": "more or less"}[key["effect"]]
+    most = None if key["high_bytes"] is None else max(key["low_bytes"] or 0.0, key["high_bytes"])
+    return f"{key['why']} ({'by how much is not known' if most is None else f'up to {gib(most, 1)} {may}'})"
 
 
 def _runs(setup: Setup, fields: dict[str, Any]) -> bool:
     """Return whether a trainer has a change: bitsandbytes' states are neither DTensors nor parts of a flat buffer."""
     sharded = fields.get("zero", setup.layout.zero) or 0
-    return not (sharded and str(fields.get("optimizer", "")).endswith("8bit"))
+    return "framework" not in fields and not (sharded and str(fields.get("optimizer", "")).endswith("8bit"))
 
 
 def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup] | None:
@@ -267,6 +283,8 @@ def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup] | None
     for fields in (batch | trial.fields, trial.fields):
         try:
             after = resolve_job(job.replace(**fields))
+            if "global_batch" in fields:  # every GPU has a sequence at least
+                fields = fields | {"global_batch": int(after.layout.global_batch)}
             return msgspec.structs.replace(trial, fields=fields, result=after.estimate()), after
         except Error:
             continue
@@ -469,6 +487,8 @@ def patched(
             break
         # What followed from a field that changes is said, and then all is.
         before = (was.job.replace(**dict.fromkeys(off)), was.extra) if len(tried) == 2 else None
+    if first.syntax == "argv" and (told := at_variables(source, text)) != text and not was.unlike(told, wanted, job):
+        text = told
     if keys:
         target = of_text(text, first.syntax, dialect_of(first.dialect), job.model)
         for key, value in keys.items():
@@ -537,6 +557,7 @@ def _merged(source: str, plain: str, changed: str) -> str:
     # Items of a list may stand further out than they are written.
     keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
     depth = {_depth(written): _depth(line) for written, line in keys}
+    titled = bool(re.search(r": (?:True|False)\b", source)) and not TRUTH.search(source)
     lines: list[str] = []
     end = 0
     for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
@@ -547,7 +568,8 @@ def _merged(source: str, plain: str, changed: str) -> str:
         lines += mine[end : own[a - 1] + 1]
         if lines and lines[-1][-1] != "\n":
             lines[-1] += "\n"
-        lines += [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in now[c:d]]
+        new = [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in now[c:d]]
+        lines += [TRUTH.sub(lambda word: word[0].title(), line) for line in new] if titled else new
         end = own[b]
     return "".join([*lines, *mine[end:]])
 

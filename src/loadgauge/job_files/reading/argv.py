@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple
 
@@ -323,6 +324,30 @@ class Argv:
     def text(self) -> str:
         """The script with all changes."""
         return self.source
+
+
+USED = re.compile(r"\$(?:\{(\w+)(?::?-[^}]*)?\}|(\w+))")
+"""A variable where a script uses it."""
+
+
+def at_variables(source: str, text: str) -> str:
+    r"""Return a changed script in which values that took the place of variables stand where the only assignment has them.
+
+    >>> at_variables("TP=4\nrun --tp $TP --bf16\n", "TP=4\nrun --tp 2 --bf16\n")
+    'TP=2\nrun --tp $TP --bf16\n'
+    """
+    was, now = source.splitlines(), text.splitlines()
+    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
+        for one, other in zip(was[a:b], now[c:d], strict=True) if kind == "replace" and b - a == d - c else ():
+            bare, then = one.replace('"', ""), other.replace('"', "")
+            for use in USED.finditer(bare):
+                name = use[1] or use[2]
+                value = re.fullmatch(rf"{re.escape(bare[: use.start()])}([\w.]+){re.escape(bare[use.end() :])}", then)
+                told = rf"^([ \t]*(?:export[ \t]+)?{name}=[\"']?(?:\$\{{\w+:?-)?)[\w.]+(?=\}}?[\"']?[ \t]*(?:[;#].*)?$)"
+                if value and len(re.findall(rf"\b{name}=|\bfor {name} in\b|\bread\b.*\b{name}\b", source)) == 1:
+                    changed = re.sub(told, rf"\g<1>{value[1]}", text, count=1, flags=re.MULTILINE)
+                    text = text if changed == text else changed.replace(other, one, 1)
+    return text
 
 
 RUNTIME = "--runtime-env-json"
