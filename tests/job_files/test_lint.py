@@ -14,6 +14,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.commands.findings import OWN, RULES, Linted, fixed, lint, patched
 from loadgauge.job_files.commands.own_words import own_words, rules as rules_of_words
+from loadgauge.job_files.reading.argv import Argv
 
 AXOLOTL = """\
 # A comment that stays.
@@ -476,6 +477,13 @@ def test_a_script_is_mended_where_its_variable_is_set(tmp_path: Path) -> None:
     assert not left_out
     gone, come = (set(one.splitlines()) - set(other.splitlines()) for one, other in ((text, new), (new, text)))
     assert (gone, come) == ({"TP=${TP:-4}  # each", "SIZE=1"}, {"TP=${TP:-2}  # each", "SIZE=2"})
+
+
+def test_an_option_goes_behind_the_quotes_of_the_one_before() -> None:
+    text = 'ARGS=(\n  actor.a=1\n  "++actor.b=\'[1,2]\'"\n)\nENV=(\n  env.c="--long 1"\n)\npython3 -m verl ${ARGS[@]} ${ENV[@]}\n'
+    line = Argv(text, "hydra")
+    line.put("actor.d", 2)
+    assert line.text() == text.replace("'[1,2]'\"\n", "'[1,2]'\"\n  actor.d=2\n")
 
 
 def test_words_of_truth_are_spelled_as_the_file_has_them(tmp_path: Path) -> None:

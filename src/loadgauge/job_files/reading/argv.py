@@ -234,9 +234,8 @@ class Argv:
         end = self.source.find("\n", anchor)
         rest = self.source[anchor : len(self.source) if end < 0 else end]
         indent = re.match(r"[ \t]*", self.source[line:])[0]  # type: ignore[index]
-        alone = self.source[line:anchor].strip().startswith(("-", '"-', "'-")) or HYDRA.match(
-            self.source[line:anchor].strip()
-        )
+        before = self.source[line:anchor].strip()
+        alone = before.startswith(("-", '"-', "'-")) or HYDRA.match(before.lstrip("\"'+"))
         if self._in_array(anchor):
             joint = f"\n{indent}" if alone else " "
         elif rest.strip() == "\\" or self.source[line - 2 : line].startswith("\\"):
@@ -253,7 +252,7 @@ class Argv:
                 len(
                     [*takewhile(lambda pair: pair[0] == pair[1], zip(path[:-1], option.name.split("."), strict=False))]
                 ),
-                option.end if not option.values else option.values[0 if launcher else -1].end,
+                self._end(option, launcher),
             )
             for options in self.options.values()
             for option in options
@@ -263,6 +262,13 @@ class Argv:
             return max(ends)[1]
         words = [word for word in self.words if word.start >= 0]
         return None if not words else words[0].end if launcher else words[-1].end
+
+    def _end(self, option: Option, launcher: bool) -> int:
+        """Where an option ends, with the quotes around it alone."""
+        end = option.end if not option.values else option.values[0 if launcher else -1].end
+        before = self.source[: option.start].rstrip("+-")
+        quoted = option.inline and before[-1:] in ("'", '"') and before[-2:-1].isspace()
+        return end + len(re.match(r"['\"]*", self.source[end:])[0]) if quoted else end  # type: ignore[index]
 
     def _in_array(self, offset: int) -> bool:
         return self.source.rfind("=(", 0, offset) > self.source.rfind(")", 0, offset)
