@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from loadgauge.job_files.reading.argv import Argv, unread_program
 from loadgauge.job_files.reading.calls import untrained
 from loadgauge.job_files.reading.configured import UNWRAPPED, Over, configured, launch_options, unwrapped
 from loadgauge.job_files.reading.known_files import HERE, KnownFile, known_file
-from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
+from loadgauge.job_files.reading.nested import json_document, kept, parsed as nested
 from loadgauge.job_files.reading.renamed import Renamed, Without
 from loadgauge.job_files.reading.shell import Shell
 
@@ -165,7 +164,6 @@ def document(
 def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
     if "\0" in text:
         raise ConfigError("holds a zero byte, so it is not text", file=file)
-    sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
@@ -181,31 +179,22 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program
 
-            own = script(text)
-            return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
+            calls = script(text)
+            return (
+                calls if "model" in calls.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
+            )
         if file.endswith(".env"):  # variables, which are options
             text = json.dumps({name.lower(): value for name, value in Shell(text).variables.items()})
-        reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         if chosen is None or not chosen.layers:
-            return reader(text, sections)
+            return nested(text, syntax, () if chosen is None else tuple(chosen.sections.items()))
         from loadgauge.job_files.reading.layered import layered
 
-        first = reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
-        beneath = partial(_layer, syntax=syntax, tool=chosen.name)
-        whole = layered(first, file, lambda path: beneath(load(path)), read_table(chosen.layers), chosen.extends)
+        how = (syntax, tuple(chosen.sections.items()), chosen.fills)
+        bundled = read_table(chosen.layers)
+        whole = layered(nested(text, *how), file, lambda path: kept(load(path), *how), bundled, chosen.extends)
         return whole if chosen.beneath is None else Over(whole, chosen.beneath(whole))
     except ConfigError as error:
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None
-
-
-@lru_cache(maxsize=16)
-def _layer(text: str, syntax: str, tool: str) -> Any:
-    """Return a file that others lie over, which nothing changes: a recipe of thousands of lines is read many times."""
-    chosen = dialect_of(tool)
-    reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
-    return reader(
-        re.sub(chosen.fills, r"\1", text) if chosen.fills else text, dict(chosen.sections) if syntax == "yaml" else None
-    )
 
 
 def recognise_text(

@@ -323,7 +323,7 @@ def read_files(
 def read_one(
     path: str,
     how: Job,
-    given: Mapping[str, Any],
+    flags: Mapping[str, Any],
     paths: Sequence[str] = (),
     text: str | None = None,
     *,
@@ -335,7 +335,7 @@ def read_one(
         load(path) if text is None else text,
         how.dialect,
         file=CALLED if is_command(path) else path,
-        given={**given, "gpu": how.gpu} if how.gpu else given,
+        given={**flags, "gpu": how.gpu} if how.gpu else flags,
         version=how.version,
         keeping=keeping,
         beside=frozenset(paths) - {path},

@@ -17,10 +17,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from loadgauge.core.answers.post_training import RunOfTask, answered
-from loadgauge.core.base import GIB, ConfigError, Error, gib, read_text, seconds
-from loadgauge.core.base.by_key import lists
+from loadgauge.core.base import GIB, ConfigError, Error, Needs, gib, lists, read_text, seconds
 from loadgauge.core.base.files import is_command
-from loadgauge.core.base.verdict import Needs
 from loadgauge.core.command_line.options.options import parse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
@@ -467,8 +465,8 @@ def patched(
     read again: it is the job with the fields. Raises `ConfigError` where the format cannot be written.
     """
     was = _unchanged(job, source)
-    given = was.own | {name: value for name, value in fields.items() if name in FIELDS}
-    wanted, extra = combine(read_files([job.model, *names_beside(job)], job, given), given)
+    asked = was.own | {name: value for name, value in fields.items() if name in FIELDS}
+    wanted, extra = combine(read_files([job.model, *names_beside(job)], job, asked), asked)
     first = was.files[0]
     text, left_out = source, tuple[str, ...]()
     tried: list[tuple[int, int, str, tuple[str, ...]]] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -142,21 +141,22 @@ def shown_lines(patch: str) -> list[str]:
     ['-... --tp 4 --bf16', '+... --tp 2 --bf16']
     """
     rows = [row for row in patch.splitlines()[2:] if row[:1] in "+-"]
-    both = [[row for row in rows if row[:1] == sign] for sign in "-+"]
-    if len(both[0]) != len(both[1]) or max(map(len, rows), default=0) <= WIDE:
+    was, now = ([row[1:] for row in rows if row[:1] == sign] for sign in "-+")
+    if len(was) != len(now) or max(map(len, rows), default=0) <= WIDE:
         return rows
-    pairs = [_apart(one[1:].split(" "), other[1:].split(" ")) for one, other in zip(*both, strict=True)]
+    pairs = [_apart(line.split(" "), new.split(" ")) for line, new in zip(was, now, strict=True)]
     return [f"{sign}{pair[number]}" for number, sign in enumerate("-+") for pair in pairs]
 
 
-def _apart(one: list[str], other: list[str]) -> tuple[str, str]:
-    """Return where two lists of words differ, with a word before and one after."""
-    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
-    first = max(0, blocks[0].size - 1) if blocks[0].a == blocks[0].b == 0 else 0
-    last = blocks[-2] if len(blocks) > 1 else blocks[-1]
-    after = max(0, len(one) - last.a - 1) if last.a + last.size == len(one) and last.b + last.size == len(other) else 0
-    cut = [" ".join(words[first : len(words) - after]) for words in (one, other)]
-    return tuple(f"{'... ' * bool(first)}{words}{' ...' * bool(after)}" for words in cut)  # type: ignore[return-value]
+def _apart(was: list[str], now: list[str]) -> list[str]:
+    """Return where two lists of words differ, with a word before and after."""
+    alike = (
+        [a == b for a, b in zip(was, now, strict=False)],
+        [a == b for a, b in zip(was[::-1], now[::-1], strict=False)],
+    )
+    first, last = (max(0, next((at for at, same in enumerate(each) if not same), len(each)) - 1) for each in alike)
+    cut = (" ".join(words[first : len(words) - min(last, len(words) - first)]) for words in (was, now))
+    return [f"{'... ' * (first > 0)}{words}{' ...' * (last > 0)}" for words in cut]
 
 
 def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:

@@ -449,12 +449,11 @@ class Program:
     def put(self, key: str, value: Any) -> None:
         """Sets an argument of the call that takes it. Raises `ConfigError` where none does, or a command line fills it."""
         path = self._path(key)
-        parser = self.calls.calls.get("parser")
-        if parser is not None and key not in self.values and path.partition(".")[0] not in self.calls.calls:
-            where = f"is of the command line, which line {parser.lineno} parses; start it with --{key} {short(value)}"
-            raise ConfigError(where, key=key)
         if key in self.options or path.partition(".")[0] not in self.calls.calls or path[5:] in OF_MODELS:
-            raise ConfigError("is no argument of a call of the program; write it where the program has it", key=key)
+            parser = self.calls.calls.get("parser")
+            start = f"line {getattr(parser, 'lineno', 0)} parses it: start the program with --{key} {short(value)}"
+            beside = "write it where the program has it" if parser is None else start
+            raise ConfigError(f"is no argument of a call of the program; {beside}", key=key)
         self.calls.put(path, value)
         self._read(self.calls.text())
 
@@ -541,11 +540,7 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
     for name, default in _fields(tree):
         if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN:
             values[name] = value
-    for node in ast.walk(tree):
-        if not (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
-        ):
-            continue
+    for node in names.calls.get(".add_argument", []):
         flags = [
             str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")
         ]

@@ -344,15 +344,15 @@ def at_variables(source: str, text: str) -> str:
     """
     was, now = source.splitlines(), text.splitlines()
     for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
-        for one, other in zip(was[a:b], now[c:d], strict=True) if kind == "replace" and b - a == d - c else ():
-            bare, then = one.replace('"', ""), other.replace('"', "")
+        for line, new in zip(was[a:b], now[c:d], strict=True) if kind == "replace" and b - a == d - c else ():
+            bare, then = line.replace('"', ""), new.replace('"', "")
             for use in USED.finditer(bare):
                 name = use[1] or use[2]
                 value = re.fullmatch(rf"{re.escape(bare[: use.start()])}([\w.]+){re.escape(bare[use.end() :])}", then)
                 told = rf"^([ \t]*(?:export[ \t]+)?{name}=[\"']?(?:\$\{{\w+:?-)?)[\w.]+(?=\}}?[\"']?[ \t]*(?:[;#].*)?$)"
                 if value and len(re.findall(rf"\b{name}=|\bfor {name} in\b|\bread\b.*\b{name}\b", source)) == 1:
                     changed = re.sub(told, rf"\g<1>{value[1]}", text, count=1, flags=re.MULTILINE)
-                    text = text if changed == text else changed.replace(other, one, 1)
+                    text = text if changed == text else changed.replace(new, line, 1)
     return text
 
 

@@ -159,15 +159,14 @@ class Calls:
         """Sets the value of a keyword where the program says it, or adds it to its call. Raises `ConfigError` without a call."""
         section, _, keyword = key.partition(".")
         node = self.values.get(key)
-        if node is not None:
-            place = self.literal(node)
-            if any(self.literal(other) is place for name, other in self.values.items() if name != key):
-                place = node
-            # Variables of the environment are text.
-            value = str(value) if place is not node and isinstance(getattr(place, "value", None), str) else value
+        origin = None if node is None else self.literal(node)
+        if any(self.literal(other) is origin for name, other in self.values.items() if name != key):
+            origin = node
+        if origin is not node and isinstance(getattr(origin, "value", None), str):
+            value = str(value)  # variables of the environment are text
         written = json.dumps(value) if isinstance(value, str) and '"' in self.code else repr(value)
-        if node is not None:
-            self._splice(self._place(place), written)
+        if origin is not None:
+            self._splice(self._place(origin), written)
             return
         call = self.calls.get(section)
         if call is None:
