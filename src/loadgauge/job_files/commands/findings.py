@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from difflib import SequenceMatcher, unified_diff
 from functools import lru_cache
-from io import StringIO
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from loadgauge.core.answers.post_training import RunOfTask, answered
-from loadgauge.core.base import GIB, ConfigError, Error, Needs, gib, lists, read_text, seconds
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base import GIB, ConfigError, Error, Needs, gib, lists, seconds
 from loadgauge.core.command_line.options.options import parse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
@@ -31,14 +28,13 @@ from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
+from loadgauge.job_files.commands.merged import difference, merged, of_file
 from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import JobFile, combine, document as of_text, largest, load, write
+from loadgauge.job_files.exchange import JobFile, combine, document as of_text, load, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import flags_given, names_beside, read_files, read_one
 from loadgauge.job_files.reading.argv import at_variables
-from loadgauge.job_files.reading.configured import UNWRAPPED, rewrapped
-from loadgauge.job_files.reading.spliced import spliced
 
 Level = Literal["fails", "memory", "host", "time", "note"]
 MEMORY, SLOWER, FASTER, EMPTY = 0.05, 0.01, 0.05, 0.5
@@ -55,8 +51,8 @@ OTHERWISE = "it trains otherwise than the file says, so it is left to you"
 """Why shorter sequences, and adapters where all weights are trained, are said and not written."""
 SIDES = re.compile(r": it means |^it would change |: has no place in it$")
 """Lines of what a text would say instead, which are one line together."""
-TRUTH = re.compile(r": (?:true|false)\b")
-"""Words of YAML that some files begin with a capital."""
+LAUNCHED = re.compile(r"\b(?:python3?|trl|swift|llamafactory-cli)[ \t]+--(?:nproc_per_node|nnodes|num_gpus)\b")
+"""Options of a launcher behind a program that is none."""
 ROUNDS = 12
 """The most changes that `fixed` makes one after another."""
 
@@ -429,33 +425,6 @@ def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
     return msgspec.structs.replace(finding, patch="" if left_out else diff, line=max(line, 1), left_out=left_out)
 
 
-def difference(source: str, text: str, file: str, around: int = 3) -> str:
-    r"""Return a unified diff that `patch` takes, also where a file ends without a line break.
-
-    >>> print(difference("a", "b", "x", 0), end="")
-    --- x
-    +++ x
-    @@ -1 +1 @@
-    -a
-    \ No newline at end of file
-    +b
-    \ No newline at end of file
-    """
-    was, now = (StringIO(each, newline="\n").readlines() for each in (source, text))
-    rows = unified_diff(was, now, file, file, n=around)
-    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
-
-
-def of_file(file: str, source: str, text: str) -> str:
-    """Return a job's text as its file has it: of the script of a manifest, the manifest. source: as it is read
-
-    Raises `ConfigError` where a changed line of the script is no line of the manifest.
-    """
-    if not source.startswith(UNWRAPPED) or is_command(file):
-        return text
-    return rewrapped(read_text(file, largest(file)), source, text)
-
-
 def patched(
     job: Job, fields: dict[str, Any], source: str, keys: dict[str, Any] | None = None
 ) -> tuple[str, tuple[str, ...]]:
@@ -473,7 +442,7 @@ def patched(
     before: tuple[Job, Extra] | None = (was.job, was.extra)
     while any(name in FIELDS for name in fields):
         written = write(wanted, first.dialect, source, extra=extra, file=job.model, before=before)
-        for own in (_merged(source, was.plain, written.text), written.text):
+        for own in (merged(source, was.plain, written.text), written.text):
             off = was.unlike(own, wanted, job)
             others = [name for name in off if name not in FOLLOW]
             beside = [f"it would change {name} too" for name in others]
@@ -491,11 +460,13 @@ def patched(
         target = of_text(text, first.syntax, dialect_of(first.dialect), job.model)
         for key, value in keys.items():
             target.drop(key) if value is None else target.put(key, value)
-        text = _merged(text, was.plain if text == source else text, target.text())
+        text = merged(text, was.plain if text == source else text, target.text())
     text = text if source.endswith("\n") else text.removesuffix("\n")
     mine = (name for name in fields if (name not in FIELDS and not keys) or (name == "gpus" and name in was.own))
     beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
+    if LAUNCHED.search(text) and not LAUNCHED.search(source):
+        left_out = (*left_out, "its command has no launcher that takes GPUs too")
     clash = was.clashes(text, job.model) - was.clashes(source, job.model)
     return text, (
         *beyond,
@@ -535,61 +506,6 @@ def _unchanged(job: Job, source: str) -> Unchanged:
     files = read_files([job.model, *names_beside(job)], job, own)
     plain = of_text(source, files[0].syntax, dialect_of(files[0].dialect), job.model).text()
     return Unchanged(own, files, *combine(files, own), plain)
-
-
-def _merged(source: str, plain: str, changed: str) -> str:
-    """Return a text with what differs between two rewritten copies of it, its own lines elsewhere.
-
-    >>> _merged("a: True;b: 1".replace(";", "\\n"), "a: true;b: 1".replace(";", "\\n"), "a: true;b: 2".replace(";", "\\n"))
-    'a: True\\nb: 2'
-    """
-    if source == plain:
-        return changed
-    if re.match(r"(?:\s*#.*\n)*\s*\{", source):
-        of_all = [_means(text) for text in (source, plain, changed)]
-        flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
-        return changed if flow is None or _means(flow) != of_all[2] else flow
-    mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
-    alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
-    own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
-    # Items of a list may stand further out than they are written.
-    keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
-    depth = {_depth(written): _depth(line) for written, line in keys}
-    titled = bool(re.search(r": (?:True|False)\b", source)) and not TRUTH.search(source)
-    lines: list[str] = []
-    end = 0
-    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
-        if kind == "equal":
-            continue
-        if a - 1 not in own or b not in own:
-            return changed
-        lines += mine[end : own[a - 1] + 1]
-        if lines and lines[-1][-1] != "\n":
-            lines[-1] += "\n"
-        new = [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in now[c:d]]
-        lines += [TRUTH.sub(lambda word: word[0].title(), line) for line in new] if titled else new
-        end = own[b]
-    return "".join([*lines, *mine[end:]])
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
-def _bare(line: str) -> str:
-    """Return a line without what a rewriting may spell otherwise: ``_bare("a: Null  # b") == _bare("a: # b")``."""
-    return re.sub(r"\s|\bnull\b|~$|['\"]", "", line.lower())
-
-
-def _means(text: str) -> Any:
-    """Return what a text of YAML, or a line of it, says, whatever its spelling; of another format, its words."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        return text.split()
 
 
 def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset()) -> tuple[str, tuple[Finding, ...]]:

@@ -58,7 +58,8 @@ def command(
     """
     from loadgauge.core.command_line.main import say
     from loadgauge.core.text.table import document
-    from loadgauge.job_files.commands.findings import OWN, RULES, difference, fixed, lint, of_file
+    from loadgauge.job_files.commands.findings import OWN, RULES, fixed, lint
+    from loadgauge.job_files.commands.merged import difference, of_file
     from loadgauge.job_files.commands.own_words import rules as rules_of_words
     from loadgauge.job_files.exchange import load
 
