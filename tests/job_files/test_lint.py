@@ -13,6 +13,7 @@ from loadgauge.core.answers.post_training import answered
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.commands.findings import OWN, RULES, Linted, fixed, lint, patched
+from loadgauge.job_files.commands.merged import merged
 from loadgauge.job_files.commands.own_words import own_words, rules as rules_of_words
 from loadgauge.job_files.reading.argv import Argv
 
@@ -526,3 +527,11 @@ def test_an_ordinary_file_is_told_on_one_screen(tmp_path: Path) -> None:
     rows = [line.strip() for line in out.splitlines() if line.strip()[:1] in "+-" and line[:1] == " "]
     assert rows
     assert all(row[1:5] == "... " and len(row) < 120 for row in rows)
+
+
+def test_what_a_writer_wraps_otherwise_is_written_anew_alone() -> None:
+    source = "a: null\nb: ${mul:${c},\n  2}\nd:\n  e: 1\nf: null\n"
+    plain, changed = "a:\nb: ${mul:${c}, 2}\nd:\n  e: 1\nf:\n", "a:\nb: ${mul:${c}, 2}\nd:\n  e: 2\nf:\n"
+    assert merged(source, plain, changed) == source.replace("e: 1", "e: 2")
+    after = "a:\nz: 1\nb: ${mul:${c}, 2}\nd:\n  e: 1\nf:\n"
+    assert merged(source, plain, after) == "a: null\nz: 1\nb: ${mul:${c}, 2}\nd:\n  e: 1\nf: null\n"
