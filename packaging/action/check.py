@@ -1,6 +1,6 @@
 """What the GitHub Action runs: `loadgauge check` against the base of the pull request, told as GitHub shows it.
 
-Reads JOBS, FLAGS, BUDGET and AGAINST (the inputs of `action.yml`) and GITHUB_BASE_REF; writes one annotation a problem, the
+Reads JOBS, FLAGS, BUDGET, AGAINST and LINT (the inputs of `action.yml`) and GITHUB_BASE_REF; writes one annotation a problem, the
 table to GITHUB_STEP_SUMMARY and `ok` to GITHUB_OUTPUT. Exits as `loadgauge check` does. Needs no library.
 """
 
@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 
 def main() -> int:
@@ -38,6 +39,7 @@ def main() -> int:
                 where = f"file={escaped(key['file'], inside=True)}," if Path(key["file"]).is_file() else ""
                 text = f"{key['key']} is not counted: {key['why']}"
                 print(f"::warning {where}title=loadgauge::{escaped(text)}")
+    linted([job["job"] for job in found["jobs"] if Path(job["job"]).is_file()], os.environ.get("LINT", "").strip())
     print(found["table"])
     for variable, text in (
         ("GITHUB_STEP_SUMMARY", f"### Training jobs\n\n{found['table']}\n"),
@@ -47,6 +49,24 @@ def main() -> int:
             with open(place, "a", encoding="utf-8") as file:
                 file.write(text)
     return done.returncode
+
+
+def linted(files: list[str], flags: str) -> None:
+    """Say beside the lines of job files what `loadgauge lint` finds, where LINT has its flags."""
+    if not (files and flags):
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "loadgauge", "lint", *files, *shlex.split(flags), "--sarif"],
+        capture_output=True,
+        text=True,
+    )
+    if done.stderr.strip():
+        print(f"::warning title=loadgauge lint::{escaped(done.stderr.strip())}")
+    for result in json.loads(done.stdout)["runs"][0]["results"] if done.stdout.strip() else ():
+        place = result["locations"][0]["physicalLocation"]
+        where = f"file={escaped(unquote(place['artifactLocation']['uri']), inside=True)},line={place['region']['startLine']}"
+        kind = "notice" if result["level"] == "note" else "warning"
+        print(f"::{kind} {where},title={escaped(result['ruleId'], inside=True)}::{escaped(result['message']['text'])}")
 
 
 def base_revision() -> str:

@@ -220,6 +220,19 @@ def test_the_action_fails_a_pull_request_that_no_longer_fits(pull_request: Path)
     assert (code, output, log.count("::error")) == (1, "ok=false\n", 2)
 
 
+def test_the_action_says_beside_the_lines_what_a_job_file_wastes(pull_request: Path) -> None:
+    place = pull_request / "my job.yaml"
+    place.write_text(
+        "base_model: gpt2\nsequence_len: 64\nmicro_batch_size: 1\nlora_r: 8\noptimizer: adamw_torch\nbf16: true\n"
+    )
+    inputs = {"JOBS": "'my job.yaml'", "FLAGS": "--gpu h100", "LINT": "--gpu h100 --rule dead-key"}
+    code, log, *_ = act(pull_request, **inputs)
+    assert code == 0
+    said = [line for line in log.splitlines() if line.startswith("::notice file=my job.yaml,line=4,title=dead-key::")]
+    assert len(said) == 1, log
+    assert "dead-key" not in act(pull_request, **inputs | {"LINT": ""})[1]
+
+
 def test_the_action_says_what_it_could_not_do(pull_request: Path) -> None:
     inputs = {"JOBS": "configs/job.yaml", "FLAGS": "--gpu h100"}
     code, log, *_ = act(pull_request, **inputs, GITHUB_BASE_REF="gone")

@@ -13,7 +13,9 @@ from loadgauge.core.answers.post_training import answered
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.commands.findings import OWN, RULES, Linted, fixed, lint, patched
+from loadgauge.job_files.commands.merged import merged
 from loadgauge.job_files.commands.own_words import own_words, rules as rules_of_words
+from loadgauge.job_files.reading.argv import Argv
 
 AXOLOTL = """\
 # A comment that stays.
@@ -97,6 +99,16 @@ model = FastLanguageModel.get_peft_model(model, r = 16, use_gradient_checkpointi
 from trl import SFTTrainer, SFTConfig
 SFTTrainer(model = model, args = SFTConfig(per_device_train_batch_size = 2, gradient_accumulation_steps = 4)).train()
 """
+TIED = """\
+model_name: own
+model_config: {name: own, block_size: 256, padded_vocab_size: 32000, n_layer: 6, n_head: 6, n_embd: 288, intermediate_size: 768,
+  norm_class_name: RMSNorm, mlp_class_name: LLaMAMLP, bias: false}
+out_dir: out/pretrain/own
+precision: bf16-mixed
+data: TinyStories
+train: {global_batch_size: 512, micro_batch_size: 32, max_tokens: 9700000000, max_seq_length: 256, tie_embeddings: true}
+devices: auto
+"""
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "axolotl.yaml": (AXOLOTL, {"gpu": "h100"}),
     "megatron.sh": (MEGATRON, {"gpu": "h100"}),
@@ -141,6 +153,8 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
         json.dumps({"cells": [{"cell_type": "code", "source": UNSLOTH.splitlines(keepends=True)}]}),
         {"gpu": "h100"},
     ),
+    "tied.yaml": (TIED, {"gpu": "h100"}),
+    "single.py": (TRL.replace("bf16=True", 'bf16=False, model_init_kwargs={"dtype": "float32"}'), {"gpu": "h100"}),
     "pads.yaml": (AXOLOTL.replace("_size: 1", "_size: 4"), {"gpu": "h100", "lengths": "uniform:4096"}),
 }
 
@@ -369,3 +383,155 @@ def test_a_file_with_an_engine_of_its_own_gpus_is_judged(tmp_path: Path) -> None
         typed(f"estimate {place} --gpu h100-sxm5-80gb --gpus 8 --placement split:4+4 --task grpo --json").out
     )
     assert told["verdict"] == estimated["verdict"]
+
+
+MANIFEST = f"""\
+resources: {{accelerators: H100:8}}
+num_nodes: 1
+run: |
+  # as before
+  torchrun --nproc_per_node 8 pretrain_gpt.py {" ".join(MEGATRON.partition("(")[2].partition(")")[0].split())}
+"""
+BYTES = {
+    "unended": AXOLOTL.partition("\nplugins")[0],
+    "crlf": AXOLOTL.replace("\n", "\r\n"),
+    "marked": f"\ufeff{AXOLOTL}",
+    "manifest": MANIFEST,
+}
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_a_diff_has_the_lines_of_the_file_and_fix_writes_those_of_the_diff(tmp_path: Path, kind: str) -> None:
+    path, text = tmp_path / "job.yaml", BYTES[kind]
+    path.write_bytes(text.encode())
+    diff = typed(f"lint {path} --gpu h100 --diff").out
+    typed(f"lint {path} --gpu h100 --fix")
+    new = path.read_bytes().decode()
+    assert new != text
+    assert new.endswith("\n") == text.endswith("\n")
+    was, now = text.split("\n"), new.split("\n")
+    for row in diff.split("\n")[2:-1]:
+        assert row[:1] in "+@\\" or row[1:] in was
+        assert row[:1] in "-@\\" or row[1:] in now
+    assert ("\\ No newline" in diff) == (kind == "unended")
+    assert len(set(was) - set(now)) <= 4
+    assert "  # as before" in now or kind != "manifest"
+
+
+def test_fix_of_a_command_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = typed(["lint", "trl sft --model_name_or_path Qwen/Qwen3-0.6B --bf16", "--gpu", "h100", "--fix"])
+    assert (found.code, list(tmp_path.iterdir())) == (2, [])
+
+
+CALL = """\
+from trl import SFTConfig, SFTTrainer
+{start}
+{inside}args = SFTConfig(per_device_train_batch_size={size}, gradient_accumulation_steps=8, max_length=1024, bf16=True)
+{inside}SFTTrainer("Qwen/Qwen3-0.6B", args=args, train_dataset=rows).train()
+"""
+SAID = {
+    "a name": ("SIZE = 1  # each", "SIZE", "SIZE = 8  # each"),
+    "a key": ('run = {"size": 1, "rate": 1}', 'run["size"]', 'run = {"size": 8, "rate": 1}'),
+    "a field": ("class Run:\n    size: int = 1\nrun = Run()", "run.size", "    size: int = 8"),
+    "a variable": ('import os\nsize = int(os.environ.get("SIZE", "1"))', "size", 'size = int(os.environ.get("SIZE", "8"))'),
+    "an option": (
+        'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--size", default=1)\n'
+        "options = parser.parse_args()",
+        "options.size",
+        'parser.add_argument("--size", default=8)',
+    ),
+    "a parameter": ("def main(size: int = 1):", "size", "def main(size: int = 8):"),
+    "a default of click": ('@click.option("--size", default=1)\ndef main(size):', "size", '@click.option("--size", default=8)'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_program_is_mended_where_it_says_the_value(tmp_path: Path, kind: str) -> None:
+    start, size, wanted = SAID[kind]
+    text = CALL.format(start=start, size=size, inside="    " * start.endswith(":"))
+    path = tmp_path / "train.py"
+    path.write_text(text, encoding="utf-8")
+    job = Job(str(path), gpu="h100")
+    new, left_out = patched(job, {"micro_batch": 8, "global_batch": 8}, text)
+    assert not left_out
+    assert wanted in new.splitlines()
+    assert f"per_device_train_batch_size={size}," in new
+    # What two keys are given by stands for both, so that only one of them is changed in its call.
+    both = text.replace("accumulation_steps=8", f"accumulation_steps={size}")
+    path.write_text(both, encoding="utf-8")
+    new, left_out = patched(job, {"micro_batch": 8, "global_batch": 8}, both)
+    assert not left_out
+    assert "per_device_train_batch_size=8," in new
+
+
+def test_a_script_is_mended_where_its_variable_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    text = MEGATRON.replace("ARGS", "TP=${TP:-4}  # each\nSIZE=1\nARGS", 1).replace(
+        "parallel-size 4", 'parallel-size "$TP"'
+    )
+    text = text.replace("micro-batch-size 1", "micro-batch-size $SIZE").replace(
+        "nnodes 2", "nnodes 2 --master_port $SIZE"
+    )
+    path.write_text(text, encoding="utf-8")
+    new, left_out = patched(Job(str(path), gpu="h100"), {"tp": 2, "micro_batch": 2, "global_batch": 128}, text)
+    assert not left_out
+    gone, come = (set(one.splitlines()) - set(other.splitlines()) for one, other in ((text, new), (new, text)))
+    assert (gone, come) == ({"TP=${TP:-4}  # each", "SIZE=1"}, {"TP=${TP:-2}  # each", "SIZE=2"})
+
+
+def test_an_option_goes_behind_the_quotes_of_the_one_before() -> None:
+    text = 'ARGS=(\n  actor.a=1\n  "++actor.b=\'[1,2]\'"\n)\nENV=(\n  env.c="--long 1"\n)\npython3 -m verl ${ARGS[@]} ${ENV[@]}\n'
+    line = Argv(text, "hydra")
+    line.put("actor.d", 2)
+    assert line.text() == text.replace("'[1,2]'\"\n", "'[1,2]'\"\n  actor.d=2\n")
+
+
+def test_words_of_truth_are_spelled_as_the_file_has_them(tmp_path: Path) -> None:
+    text = AXOLOTL.replace(": true", ": True")
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    new = patched(Job(str(path), gpu="h100"), {"recompute": "none"}, text)[0]
+    assert new == text.replace("gradient_checkpointing: True", "gradient_checkpointing: False")
+
+
+def test_sarif_has_what_code_hosts_need(tmp_path: Path) -> None:
+    """OASIS, SARIF 2.1.0: 3.19 tool, 3.27 result, 3.4 locations by URI."""
+    place = tmp_path / "two words.json"
+    text, flags = FILES["shards.json"]
+    place.write_text(text, encoding="utf-8")
+    line = [
+        "lint",
+        str(place),
+        *(word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))),
+    ]
+    told = json.loads(typed([*line, "--sarif"]).out)
+    (run,) = told["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert (told["version"], run["tool"]["driver"]["name"]) == ("2.1.0", "loadgauge")
+    assert "save-gathers" in {result["ruleId"] for result in run["results"]}
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("error", "warning", "note")
+        where = result["locations"][0]["physicalLocation"]
+        assert where["artifactLocation"]["uri"] == place.as_uri()
+        assert 1 <= where["region"]["startLine"] <= len(text.splitlines())
+
+
+def test_an_ordinary_file_is_told_on_one_screen(tmp_path: Path) -> None:
+    linted(tmp_path, "axolotl.yaml")
+    out = typed(f"lint {tmp_path / 'axolotl.yaml'} --gpu h100").out
+    assert len(out.splitlines()) <= 12
+    # A command of one line shows the words that change.
+    out = typed(["lint", MANIFEST.strip().rpartition("  ")[2], "--gpu", "h100"]).out
+    rows = [line.strip() for line in out.splitlines() if line.strip()[:1] in "+-" and line[:1] == " "]
+    assert rows
+    assert all(row[1:5] == "... " and len(row) < 120 for row in rows)
+
+
+def test_what_a_writer_wraps_otherwise_is_written_anew_alone() -> None:
+    source = "a: null\nb: ${mul:${c},\n  2}\nd:\n  e: 1\nf: null\n"
+    plain, changed = "a:\nb: ${mul:${c}, 2}\nd:\n  e: 1\nf:\n", "a:\nb: ${mul:${c}, 2}\nd:\n  e: 2\nf:\n"
+    assert merged(source, plain, changed) == source.replace("e: 1", "e: 2")
+    after = "a:\nz: 1\nb: ${mul:${c}, 2}\nd:\n  e: 1\nf:\n"
+    assert merged(source, plain, after) == "a: null\nz: 1\nb: ${mul:${c}, 2}\nd:\n  e: 1\nf: null\n"

@@ -347,27 +347,45 @@ def read_files(
     A configuration that another of the files names is not read a second time.
     how: the fields that say how files are read (`READING`); its dialect is that of the first file
     """
-    names = [how.dialect, *([None] * len(paths))]
-    ignored = [key.strip() for key in (how.ignore or "").split(",") if key.strip()]
     files = tuple(
-        read(
-            load(path, name),
-            name,
-            file=CALLED if is_command(path) else path,
-            given={**given, "gpu": how.gpu} if how.gpu else given,
-            version=how.version,
-            keeping=keeping,
-            beside=frozenset(paths) - {path},
-            strict=bool(how.strict) or (strict and how.strict is None),
-            ignore=ignored,
-            variables=variables_of(how.variables),
+        read_one(
+            path, how if path == paths[0] else how.replace(dialect=None), given, paths, keeping=keeping, strict=strict
         )
-        for path, name in zip(paths, names, strict=False)
+        for path in paths
     )
-    for key in ignored:
+    for key in _ignored(how):
         if not any(_has(file, key) for file in files):
             raise ConfigError(f"{key!r} is no key of {', '.join(paths)}", key="ignore")
     return files
+
+
+def read_one(
+    path: str,
+    how: Job,
+    flags: Mapping[str, Any],
+    paths: Sequence[str] = (),
+    text: str | None = None,
+    *,
+    keeping: str | None = None,
+    strict: bool = False,
+) -> JobFile:
+    """Read one of the job files of a job. text: of the file, where it is not to be opened. Raises `ConfigError`."""
+    return read(
+        load(path, how.dialect) if text is None else text,
+        how.dialect,
+        file=CALLED if is_command(path) else path,
+        given={**flags, "gpu": how.gpu} if how.gpu else flags,
+        version=how.version,
+        keeping=keeping,
+        beside=frozenset(paths) - {path},
+        strict=bool(how.strict) or (strict and how.strict is None),
+        ignore=_ignored(how),
+        variables=variables_of(how.variables),
+    )
+
+
+def _ignored(how: Job) -> list[str]:
+    return [key.strip() for key in (how.ignore or "").split(",") if key.strip()]
 
 
 def _has(file: JobFile, key: str) -> bool:

@@ -187,7 +187,7 @@ STARTS = re.compile(
 )
 """The beginning of a command that is typed in the place of a model: `loadgauge torchrun train.py --bf16 --gpu h100`."""
 WITH_VALUE = ("--gpu", "--gpus", "--price", "--explain", "--html", "--memory", "--set")
-ALONE = ("--brief", "--full", "--json", "--csv")
+ALONE = ("--brief", "--full", "--json", "--csv", "--sarif", "--diff", "--fix")
 """Flags that are of loadgauge wherever they stand in such a command."""
 
 

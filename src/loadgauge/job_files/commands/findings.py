@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from difflib import SequenceMatcher, unified_diff
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from loadgauge.core.answers.post_training import RunOfTask, answered
-from loadgauge.core.base import GIB, ConfigError, Error, gib, seconds
-from loadgauge.core.base.verdict import Needs
+from loadgauge.core.base import GIB, ConfigError, Error, Needs, gib, lists, seconds
 from loadgauge.core.command_line.options.options import parse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
@@ -30,13 +28,13 @@ from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.verdict import unread_words
+from loadgauge.job_files.commands.merged import difference, merged, of_file
 from loadgauge.job_files.commands.own_words import line_of, own_words, packing, padding
-from loadgauge.job_files.commands.spliced import spliced
 from loadgauge.job_files.dialects import dialect as dialect_of
-from loadgauge.job_files.exchange import JobFile, combine, read, write
+from loadgauge.job_files.exchange import JobFile, combine, write
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
-from loadgauge.job_files.job_file import flags_given, names_beside, read_files
+from loadgauge.job_files.job_file import flags_given, names_beside, read_files, read_one
+from loadgauge.job_files.reading.argv import at_variables
 from loadgauge.job_files.reading.documents import document as of_text, load
 
 Level = Literal["fails", "memory", "host", "time", "note"]
@@ -49,6 +47,13 @@ FOLLOW = ("global_batch", "gpus", "gpus_per_node", "save")
 """Fields that follow from the flags beside a file, and from the stage of ZeRO."""
 UNREAD = [name for name in FIELDS[1:] if name not in FOLLOW]
 """Fields that differ where a text cannot be read."""
+ADAPTERS = {"qlora", "lora_rank"}
+OTHERWISE = "it trains otherwise than the file says, so it is left to you"
+"""Why shorter sequences, and adapters where all weights are trained, are said and not written."""
+SIDES = re.compile(r": it means |^it would change |: has no place in it$")
+"""Lines of what a text would say instead, which are one line together."""
+LAUNCHED = re.compile(r"\b(?:python3?|trl|swift|llamafactory-cli)[ \t]+--(?:nproc_per_node|nnodes|num_gpus)\b")
+"""Options of a launcher behind a program that is none."""
 ROUNDS = 12
 """The most changes that `fixed` makes one after another."""
 
@@ -75,7 +80,7 @@ RULES = {
     Kind.PIPELINE: Rule("pipeline-bubble", "time", "stages wait for one another"),
     Kind.LESS_ZERO: Rule("needless-zero-3", "time", "weights are gathered with every micro-batch, though they fit"),
     Kind.OVERLAP: Rule("exposed-communication", "time", "communication that could run beside the computing does not"),
-    Kind.EXPERT_PARALLEL: Rule("experts-spread", "time", "experts lie on other ranks than they should"),
+    Kind.EXPERT_PARALLEL: Rule("experts-spread", "time", "experts over another number of ranks take less time"),
 }
 """The rules that try a change of the one list, by its kind."""
 OWN = {
@@ -104,7 +109,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     memory: GiB less on the fullest GPU [byte]; step: less time of a step [s]; cost, of the whole run, where it is asked for
     fields: of `Job`, that mend it; keys: of the file, that do (None: goes), where no field says it
-    patch: the file's own lines that do, as a unified diff; line: its first line in the file
+    patch: the file's own lines that do, as a unified diff; line: its first line in the file, or that of its words
     flags: the same for `loadgauge estimate`; left_out: what the file's format cannot say of it; then: what it comes to
     """
 
@@ -118,6 +123,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     flags: str = ""
+    words: str = ""
     patch: str = ""
     line: int = 1
     left_out: tuple[str, ...] = ()
@@ -138,7 +144,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"saves {seconds(self.step)} a step"] if self.step > 0 else []
         parts += [f"takes {gib(-self.memory, 1)} more"] if self.memory < -LEAST and self.step > 0 else []
         parts += [f"a step takes {seconds(-self.step)} more"] if self.step < 0 else []
-        parts += [f"{self.cost:,.2f} less for the run"] if self.cost >= 0.01 else []
+        parts += [f"saves {self.cost:,.2f} of the run's price"] if self.cost >= 0.01 else []
         return ", ".join([*parts, self.then] if self.then else parts)
 
 
@@ -172,7 +178,7 @@ def lint(job: Job, text: str | None = None) -> Linted:
                 raise
         else:
             result = setup.estimate()
-            findings = _said((*_findings(setup, result), *_words(file, source, setup)), job, source)
+            findings = _said((*_findings(setup, result, job), *_words(file, source, setup)), job, source)
             return Linted(file=job.model, tool=tool, setup=setup, result=result, findings=findings)
     job = job.replace(task=task)
     run, trainer = answered(job), resolve_posttrain(job)[1]
@@ -202,18 +208,20 @@ def _gravest(finding: Finding) -> tuple[int, int, float]:
     return order, bool(finding.left_out), gain
 
 
-def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
+def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
+    """Yield what changes of a run save. job: as it is asked for, whose model is the file"""
     memory = result.memory
     if memory.verdict == "depends":
         question = "" if memory.question is None else memory.question.words()
         yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
     elif memory.verdict != "fits" and memory.capacity is not None:
-        tried = [trial for trial in advice(setup) if _helps(trial.result)]
+        trials = (_as_read(job, each, setup) for each in advice(setup) if _runs(setup, each.fields))
+        tried = [own for own in trials if own is not None and _helps(own[0].result)]
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
         rule = Rule("does-not-fit", "fails", says)
         mends = [
-            msgspec.structs.replace(_found(rule, setup, result, trial), then=_comes_to(trial.result.memory))
-            for trial in tried
+            msgspec.structs.replace(_found(rule, setup, result, *own), then=_comes_to(own[0].result.memory))
+            for own in tried
         ]
         yield from mends or [Finding(rule="does-not-fit", level="fails", says=says)]
     best: dict[str, Finding] = {}
@@ -221,12 +229,61 @@ def _findings(setup: Setup, result: Estimate) -> Iterator[Finding]:
         trial = try_change(setup, fields, why)
         if trial is None or not _worth(rule, result, trial):
             continue
-        finding = _found(rule, setup, result, trial)
+        own = _as_read(job, trial, setup)
+        if own is None or not _worth(rule, result, own[0]):
+            continue
+        finding = _found(rule, setup, result, *own)
         if rule.name not in best or finding.step > best[rule.name].step:
             best[rule.name] = finding
     yield from best.values()
-    for line in unread_words(tuple(setup.unread(result))):
-        yield Finding(rule="key-not-read", level="note", says=line)
+    yield from _unread(setup, result)
+
+
+def _unread(setup: Setup, result: Estimate) -> Iterator[Finding]:
+    """Yield keys that are not read and may move a share of the card that is worth a line; those that decide are said elsewhere."""
+    memory, least = result.memory, MEMORY * (result.memory.capacity or result.memory.total)
+    asked = "" if memory.question is None else memory.question.words()
+    keys = [
+        key
+        for key in setup.unread(result)
+        if key["key"] not in asked
+        and (key["high_bytes"] is None or max(key["low_bytes"] or 0.0, key["high_bytes"]) >= least)
+    ]
+    if keys:
+        alike = lists((_why(key), key["key"]) for key in keys)
+        says = "; ".join(f"{', '.join(names)}: {why}" for why, names in alike.items())
+        yield Finding(rule="key-not-read", level="note", says=f"not counted: {says}", words=keys[0]["key"])
+
+
+def _why(key: dict[str, Any]) -> str:
+    """Return why a key is not counted, and what it may change.
+
+    >>> _why({"why": "its matrices are in nvfp4", "effect": "saves", "low_bytes": 2.0**31, "high_bytes": 0.0})
+    'its matrices are in nvfp4 (up to 2.0 GiB less)'
+    """
+    may = {"saves": "less", "costs": "more", "either": "more or less"}[key["effect"]]
+    most = None if key["high_bytes"] is None else max(key["low_bytes"] or 0.0, key["high_bytes"])
+    return f"{key['why']} ({'by how much is not known' if most is None else f'up to {gib(most, 1)} {may}'})"
+
+
+def _runs(setup: Setup, fields: dict[str, Any]) -> bool:
+    """Return whether a trainer has a change: bitsandbytes' states are neither DTensors nor parts of a flat buffer."""
+    sharded = fields.get("zero", setup.layout.zero) or 0
+    return "framework" not in fields and not (sharded and str(fields.get("optimizer", "")).endswith("8bit"))
+
+
+def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup] | None:
+    """Return a tried change as the job file has it, if it can: words of the file may count beside it that did not before."""
+    batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
+    for fields in (batch | trial.fields, trial.fields):
+        try:
+            after = resolve_job(job.replace(**fields))
+            if "global_batch" in fields:  # every GPU has a sequence at least
+                fields = fields | {"global_batch": int(after.layout.global_batch)}
+            return msgspec.structs.replace(trial, fields=fields, result=after.estimate()), after
+        except Error:
+            continue
+    return None
 
 
 def _of_task(run: RunOfTask) -> Iterator[Finding]:
@@ -256,20 +313,23 @@ def _comes_to(memory: Needs) -> str:
 def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
     run = Run.of_setup(setup)
     for change in changes(run, RULES):
-        if change.kind is Kind.OPTIMIZER and setup.layout.zero == 3:
-            continue  # bitsandbytes' states are no DTensors
+        if change.kind is Kind.ZERO and setup.training.framework.name == "megatron" and change.fields["zero"] > 1:
+            continue  # by Megatron-FSDP, whose checkpoints are others
         if change.kind is Kind.LESS_TP and setup.layout.tp > (setup.job.gpus_per_node or run.node):
             continue  # a rule of its own
-        yield from ((RULES[change.kind], fields, change.why) for fields in _sizes(change, setup))
+        yield from (
+            (RULES[change.kind], fields, change.why) for fields in _sizes(change, setup) if _runs(setup, fields)
+        )
     for name, fields in _own(run, setup):
         yield OWN[name], fields, OWN[name].says
 
 
 def _words(file: JobFile, source: str, setup: Setup) -> Iterator[Finding]:
     """Yield what the file's own words say in vain, and what it is read as that its keys do not say."""
+    whole = of_file(file.file, source, source)
     nvlink = setup.gpu is not None and "nvlink" in (setup.gpu.interconnect.kind or "").lower()
     for own in own_words(source, file.dialect, file.syntax, file.file, nvlink=nvlink):
-        yield Finding(rule=own.rule, level="note", says=own.says, line=line_of(source, own.text), keys=own.keys)
+        yield Finding(rule=own.rule, level="note", says=own.says, line=line_of(whole, own.text), keys=own.keys)
     if "config" not in file.facts:
         return  # the positions of a checkpoint stay
     rows, longest = setup.model.learned_positions, int(setup.layout.seq_len)
@@ -327,18 +387,17 @@ def _worth(rule: Rule, before: Estimate, trial: Tried) -> bool:
     return filled and slower <= SLOWER and less >= MEMORY * (capacity or before.memory.total)
 
 
-def _found(rule: Rule, setup: Setup, before: Estimate, trial: Tried) -> Finding:
+def _found(rule: Rule, setup: Setup, before: Estimate, trial: Tried, after: Setup) -> Finding:
     now = Figures.of(setup, before).values
-    then = Figures.of(resolve_job(trial.job, setup.model), trial.result).values
+    then = Figures.of(after, trial.result).values
     less = {name: now[name] - then[name] for name in now.keys() & then.keys()}
     step = less.get("step", 0.0)
     saving = before.memory.saving - trial.result.memory.saving
-    after = f"{gib(saving, 1)} less of host memory on the first rank while saving" if rule.level == "host" else ""
-    batch = {"global_batch": int(setup.layout.global_batch)} if trial.fields.keys() & SHARES_BATCH else {}
+    of_host = f"{gib(saving, 1)} less of host memory on the first rank while saving" if rule.level == "host" else ""
     return Finding(
         rule=rule.name, level=rule.level, says=rule.says, memory=less["memory"], cost=less.get("cost", 0.0), needs=trial.note,
-        step=step if abs(step) > SLOWER * now.get("step", 0.0) else 0.0, fields=batch | trial.fields, flags=flags(trial.fields),
-        then=after,
+        step=step if abs(step) > SLOWER * now.get("step", 0.0) else 0.0, fields=trial.fields, flags=flags(trial.fields),
+        then=of_host,
     )  # fmt: skip
 
 
@@ -346,15 +405,25 @@ def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
     if finding.rule == OWN["padding"].name:
         finding = msgspec.structs.replace(finding, keys=packing(_unchanged(job, source).files[0].dialect))
     if not (finding.fields or finding.keys):
-        return finding
+        words = re.escape(finding.words.rpartition(".")[2].lstrip("-"))
+        return (
+            msgspec.structs.replace(finding, line=line_of(of_file(job.model, source, source), words))
+            if words
+            else finding
+        )
+    if "seq_len" in finding.fields or (ADAPTERS & finding.fields.keys() and not _unchanged(job, source).job.lora_rank):
+        return msgspec.structs.replace(finding, left_out=(OTHERWISE,))
     try:
         text, left_out = patched(job, finding.fields, source, finding.keys)
+        own = [of_file(job.model, source, each) for each in (source, text)]
     except Error as error:
         return msgspec.structs.replace(finding, left_out=(str(error),))
-    diff = list(unified_diff(source.splitlines(), text.splitlines(), job.model, job.model, lineterm="", n=0))
-    line = next((int(row.split()[1].partition(",")[0].lstrip("-")) for row in diff if row.startswith("@@")), 1)
-    patch = "" if left_out else "\n".join(diff)
-    return msgspec.structs.replace(finding, patch=patch, line=max(line, 1), left_out=left_out)
+    if left_out and not (left_out := tuple(line for line in left_out if not SIDES.search(line))):
+        left_out = ("the file has no words of its own for it that change nothing else",)
+    diff = difference(own[0], own[1], job.model, 0)
+    start = re.search(r"^@@ -(\d+)", diff, re.MULTILINE)
+    line = int(start[1]) if start else 1
+    return msgspec.structs.replace(finding, patch="" if left_out else diff, line=max(line, 1), left_out=left_out)
 
 
 def patched(
@@ -366,14 +435,15 @@ def patched(
     read again: it is the job with the fields. Raises `ConfigError` where the format cannot be written.
     """
     was = _unchanged(job, source)
-    wanted, extra = combine(was.files, was.own | {name: value for name, value in fields.items() if name in FIELDS})
+    asked = was.own | {name: value for name, value in fields.items() if name in FIELDS}
+    wanted, extra = combine(read_files([job.model, *names_beside(job)], job, asked), asked)
     first = was.files[0]
     text, left_out = source, tuple[str, ...]()
     tried: list[tuple[int, int, str, tuple[str, ...]]] = []
     before: tuple[Job, Extra] | None = (was.job, was.extra)
     while any(name in FIELDS for name in fields):
         written = write(wanted, first.dialect, source, extra=extra, file=job.model, before=before)
-        for own in (_merged(source, was.plain, written.text), written.text):
+        for own in (merged(source, was.plain, written.text), written.text):
             off = was.unlike(own, wanted, job)
             others = [name for name in off if name not in FOLLOW]
             beside = [f"it would change {name} too" for name in others]
@@ -385,14 +455,19 @@ def patched(
             break
         # What followed from a field that changes is said, and then all is.
         before = (was.job.replace(**dict.fromkeys(off)), was.extra) if len(tried) == 2 else None
+    if first.syntax == "argv" and (told := at_variables(source, text)) != text and not was.unlike(told, wanted, job):
+        text = told
     if keys:
         target = of_text(text, first.syntax, dialect_of(first.dialect), job.model)
         for key, value in keys.items():
             target.drop(key) if value is None else target.put(key, value)
-        text = _merged(text, was.plain if text == source else text, target.text())
+        text = merged(text, was.plain if text == source else text, target.text())
+    text = text if source.endswith("\n") else text.removesuffix("\n")
     mine = (name for name in fields if (name not in FIELDS and not keys) or (name == "gpus" and name in was.own))
     beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
+    if LAUNCHED.search(text) and not LAUNCHED.search(source):
+        left_out = (*left_out, "its command has no launcher that takes GPUs too")
     clash = was.clashes(text, job.model) - was.clashes(source, job.model)
     return text, (
         *beyond,
@@ -419,7 +494,7 @@ class Unchanged(NamedTuple):
     def unlike(self, text: str, wanted: Job, job: Job) -> list[str]:
         """Return the fields in which another text of the file is not the job that is wanted."""
         try:
-            again = read(text, job.dialect, file=job.model, given=self.own, version=job.version)
+            again = read_one(job.model, job, self.own, [job.model, *names_beside(job)], text)
             read_as = combine((again, *self.files[1:]), self.own)[0]
         except Error:
             return list(FIELDS[1:])
@@ -432,59 +507,6 @@ def _unchanged(job: Job, source: str) -> Unchanged:
     files = read_files([job.model, *names_beside(job)], job, own)
     plain = of_text(source, files[0].syntax, dialect_of(files[0].dialect), job.model).text()
     return Unchanged(own, files, *combine(files, own), plain)
-
-
-def _merged(source: str, plain: str, changed: str) -> str:
-    """Return a text with what differs between two rewritten copies of it, its own lines elsewhere.
-
-    >>> _merged("a: True;b: 1".replace(";", "\\n"), "a: true;b: 1".replace(";", "\\n"), "a: true;b: 2".replace(";", "\\n"))
-    'a: True\\nb: 2'
-    """
-    if source == plain:
-        return changed
-    if re.match(r"(?:\s*#.*\n)*\s*\{", source):
-        of_all = [_means(text) for text in (source, plain, changed)]
-        flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
-        return changed if flow is None or _means(flow) != of_all[2] else flow
-    mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
-    alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
-    own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
-    # Items of a list may stand further out than they are written.
-    keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
-    depth = {_depth(written): _depth(line) for written, line in keys}
-    lines: list[str] = []
-    end = 0
-    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
-        if kind == "equal":
-            continue
-        if a - 1 not in own or b not in own:
-            return changed
-        lines += mine[end : own[a - 1] + 1]
-        if lines and lines[-1][-1] != "\n":
-            lines[-1] += "\n"
-        lines += [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in now[c:d]]
-        end = own[b]
-    return "".join([*lines, *mine[end:]])
-
-
-def _depth(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
-def _bare(line: str) -> str:
-    """Return a line without what a rewriting may spell otherwise: ``_bare("a: Null  # b") == _bare("a: # b")``."""
-    return re.sub(r"\s|\bnull\b|~$|['\"]", "", line.lower())
-
-
-def _means(text: str) -> Any:
-    """Return what a text of YAML, or a line of it, says, whatever its spelling; of another format, its words."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        return text.split()
 
 
 def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset()) -> tuple[str, tuple[Finding, ...]]:
@@ -505,7 +527,11 @@ def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset
         fields, keys = fields | rest[0].fields, keys | rest[0].keys
         if setup is None:
             break
-        setup = resolve_job(setup.job.replace(**rest[0].fields), setup.model)
-        now = (each for each in _findings(setup, setup.estimate()) if each.fields.keys() - fields.keys())
+        setup = resolve_job(job.replace(**fields))
+        now = (
+            each
+            for each in _findings(setup, setup.estimate(), job.replace(**fields))
+            if each.fields.keys() - fields.keys()
+        )
         findings = _said(now, job, text)
     return (patched(job, fields, text, keys)[0] if fields or keys else text), tuple(mended)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from difflib import unified_diff
+from codecs import BOM_UTF8
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
+from loadgauge._version import __version__
 from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error
+from loadgauge.core.base.files import is_command, read_start
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.job_files.commands.convert import of_task
@@ -16,6 +20,8 @@ from loadgauge.job_files.commands.convert import of_task
 if TYPE_CHECKING:
     from loadgauge.job_files.commands.findings import Linted
 
+WIDE = 120
+"""Letters of a line that is shown whole."""
 SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -53,6 +59,7 @@ def command(
     from loadgauge.core.command_line.main import say
     from loadgauge.core.text.table import document
     from loadgauge.job_files.commands.findings import OWN, RULES, fixed, lint
+    from loadgauge.job_files.commands.merged import difference, of_file
     from loadgauge.job_files.commands.own_words import rules as rules_of_words
     from loadgauge.job_files.reading.documents import load
 
@@ -79,11 +86,16 @@ def command(
         if code == YES and any(each.level != "note" for each in shown):
             code = NO
         if as_diff or fix:
+            if is_command(file):
+                raise ConfigError("--diff and --fix are for files; without them the command is shown as it would be")
             new, _ = fixed(linted, job, text, frozenset(rules))
-            click.echo("".join(unified_diff(text.splitlines(True), new.splitlines(True), file, file)), nl=False)
+            # A byte-order mark stays.
+            mark = "\ufeff" * read_start(file, 3).startswith(BOM_UTF8)
+            was, now = (mark + of_file(file, text, each) for each in (text, new))
+            click.echo(difference(was, now, file), nl=False)
             if fix and new != text:
                 with open(file, "w", encoding="utf-8", newline="") as target:
-                    target.write(new)
+                    target.write(now)
         elif not (as_json or sarif):
             _report(linted, shown)
     if wrong:
@@ -112,16 +124,40 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
     )  # fmt: skip
     for each in shown:
         gain = each.gain()
-        target.print(f"\n{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
+        target.print(f"{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
         if gain:
             target.print(
                 f"        {'; '.join(filter(None, (gain, each.flags)))}", markup=False, highlight=False, soft_wrap=True
             )
-        for row in each.patch.splitlines():
-            if row[:1] in "+-" and row[:3] not in ("+++", "---"):
-                target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
+        for row in shown_lines(each.patch):
+            target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
         for line in each.left_out:
             target.print(f"        no patch: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def shown_lines(patch: str) -> list[str]:
+    r"""Return the lines of a patch that go and come; of long ones the words that differ, with one before and one after.
+
+    >>> shown_lines("--- a\n+++ a\n@@ -1 +1 @@\n-" + "x " * 80 + "--tp 4 --bf16\n+" + "x " * 80 + "--tp 2 --bf16\n")
+    ['-... --tp 4 --bf16', '+... --tp 2 --bf16']
+    """
+    rows = [row for row in patch.splitlines()[2:] if row[:1] in "+-"]
+    was, now = ([row[1:] for row in rows if row[:1] == sign] for sign in "-+")
+    if len(was) != len(now) or max(map(len, rows), default=0) <= WIDE:
+        return rows
+    pairs = [_apart(line.split(" "), new.split(" ")) for line, new in zip(was, now, strict=True)]
+    return [f"{sign}{pair[number]}" for number, sign in enumerate("-+") for pair in pairs]
+
+
+def _apart(was: list[str], now: list[str]) -> list[str]:
+    """Return where two lists of words differ, with a word before and after."""
+    alike = (
+        [a == b for a, b in zip(was, now, strict=False)],
+        [a == b for a, b in zip(was[::-1], now[::-1], strict=False)],
+    )
+    first, last = (max(0, next((at for at, same in enumerate(each) if not same), len(each)) - 1) for each in alike)
+    cut = (" ".join(words[first : len(words) - min(last, len(words) - first)]) for words in (was, now))
+    return [f"{'... ' * (first > 0)}{words}{' ...' * (last > 0)}" for words in cut]
 
 
 def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:
@@ -139,20 +175,32 @@ def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def uri(file: str) -> str:
+    """Return the reference to a file, relative where its path is.
+
+    >>> uri("my jobs/a.yaml")
+    'my%20jobs/a.yaml'
+    """
+    path = Path(file)
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+
+
 def _sarif(results: list[tuple[str, Any]], names: dict[str, str]) -> dict[str, Any]:
     """Return the document that code hosts read (source: OASIS, SARIF 2.1.0)."""
-    levels = {"fails": "error", "memory": "warning", "time": "warning", "note": "note"}
+    levels = {"fails": "error", "note": "note"}
+    order = sorted(names)
     rows = [
         {
             "ruleId": each.rule,
-            "level": levels[each.level],
+            "ruleIndex": order.index(each.rule),
+            "level": levels.get(each.level, "warning"),
             "message": {"text": "; ".join(filter(None, (each.says, each.gain(), each.flags)))},
             "locations": [
-                {"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": each.line}}}
+                {"physicalLocation": {"artifactLocation": {"uri": uri(file)}, "region": {"startLine": each.line}}}
             ],
         }
         for file, each in results
     ]
-    rules = [{"id": name, "shortDescription": {"text": says}} for name, says in sorted(names.items())]
-    tool = {"driver": {"name": "loadgauge", "rules": rules}}
+    rules = [{"id": name, "shortDescription": {"text": names[name]}} for name in order]
+    tool = {"driver": {"name": "loadgauge", "version": __version__, "rules": rules}}
     return {"$schema": SARIF, "version": "2.1.0", "runs": [{"tool": tool, "results": rows}]}

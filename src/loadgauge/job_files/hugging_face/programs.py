@@ -21,6 +21,7 @@ from loadgauge.core.families.reader import class_defaults
 from loadgauge.job_files.dialects import of_text
 from loadgauge.job_files.ideas.coverage import key_lists, words
 from loadgauge.job_files.ideas.table import MISSING
+from loadgauge.job_files.ideas.words import short
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import Calls
 from loadgauge.job_files.reading.nested import leaves
@@ -448,7 +449,10 @@ class Program:
         """Sets an argument of the call that takes it. Raises `ConfigError` where none does, or a command line fills it."""
         path = self._path(key)
         if key in self.options or path.partition(".")[0] not in self.calls.calls or path[5:] in OF_MODELS:
-            raise ConfigError("is no argument of a call of the program; write it where the program has it", key=key)
+            parser = self.calls.calls.get("parser")
+            start = f"line {getattr(parser, 'lineno', 0)} parses it: start the program with --{key} {short(value)}"
+            beside = "write it where the program has it" if parser is None else start
+            raise ConfigError(f"is no argument of a call of the program; {beside}", key=key)
         self.calls.put(path, value)
         self._read(self.calls.text())
 
@@ -535,11 +539,7 @@ def _declared(tree: ast.Module) -> dict[str, Any]:
     for name, default in _fields(tree):
         if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN:
             values[name] = value
-    for node in ast.walk(tree):
-        if not (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
-        ):
-            continue
+    for node in names.calls.get(".add_argument", []):
         flags = [
             str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")
         ]

@@ -359,7 +359,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     programs: Mapping[str, str] = {}
     """Words of a command line that start another program than the one that is read: a pattern, and what it does."""
     renames: Callable[[Any], tuple[str, Sequence[tuple[str, str]]]] | None = None
-    """Names which variant of the tool a document is for, and its own names of keys (`reading/renamed.py`)."""
+    """Names which variant of the tool a document is for, and its own names of keys (`reading/layered.py`)."""
 
     @property
     def coverage(self) -> Coverage:

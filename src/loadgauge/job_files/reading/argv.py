@@ -9,7 +9,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from difflib import SequenceMatcher
+from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple
 
 from loadgauge.core.base.by_key import lists
@@ -225,7 +226,7 @@ class Argv:
         else:
             spelled = self.shown(key)
         new = " ".join([spelled, *words])
-        anchor = self._anchor(key in LAUNCHER)
+        anchor = self._anchor(key in LAUNCHER, key)
         if anchor is None:
             self.source = self.source.rstrip("\n") + (" " if self.source.strip() else "") + new + "\n"
             return
@@ -233,9 +234,8 @@ class Argv:
         end = self.source.find("\n", anchor)
         rest = self.source[anchor : len(self.source) if end < 0 else end]
         indent = re.match(r"[ \t]*", self.source[line:])[0]  # type: ignore[index]
-        alone = self.source[line:anchor].strip().startswith(("-", '"-', "'-")) or HYDRA.match(
-            self.source[line:anchor].strip()
-        )
+        before = self.source[line:anchor].strip()
+        alone = before.startswith(("-", '"-', "'-")) or HYDRA.match(before.lstrip("\"'+"))
         if self._in_array(anchor):
             joint = f"\n{indent}" if alone else " "
         elif rest.strip() == "\\" or self.source[line - 2 : line].startswith("\\"):
@@ -244,18 +244,31 @@ class Argv:
             joint = " "
         self.source = self.source[:anchor] + joint + new + self.source[anchor:]
 
-    def _anchor(self, launcher: bool) -> int | None:
-        """Where the last option ends that the tool takes, or its launcher."""
+    def _anchor(self, launcher: bool, key: str) -> int | None:
+        """Where the last option ends that the tool takes, or its launcher; of a path, the last that shares most of it."""
+        path = key.split(".")
         ends = [
-            option.end if not option.values else option.values[0 if launcher else -1].end
+            (
+                len(
+                    [*takewhile(lambda pair: pair[0] == pair[1], zip(path[:-1], option.name.split("."), strict=False))]
+                ),
+                self._end(option, launcher),
+            )
             for options in self.options.values()
             for option in options
             if (option.name in LAUNCHER) == launcher and ":" not in option.name and option.start >= 0
         ]
         if ends:
-            return max(ends)
+            return max(ends)[1]
         words = [word for word in self.words if word.start >= 0]
         return None if not words else words[0].end if launcher else words[-1].end
+
+    def _end(self, option: Option, launcher: bool) -> int:
+        """Where an option ends, with the quotes around it alone."""
+        end = option.end if not option.values else option.values[0 if launcher else -1].end
+        before = self.source[: option.start].rstrip("+-")
+        quoted = option.inline and before[-1:] in ("'", '"') and before[-2:-1].isspace()
+        return end + len(re.match(r"['\"]*", self.source[end:])[0]) if quoted else end  # type: ignore[index]
 
     def _in_array(self, offset: int) -> bool:
         return self.source.rfind("=(", 0, offset) > self.source.rfind(")", 0, offset)
@@ -317,6 +330,30 @@ class Argv:
     def text(self) -> str:
         """The script with all changes."""
         return self.source
+
+
+USED = re.compile(r"\$(?:\{(\w+)(?::?-[^}]*)?\}|(\w+))")
+"""A variable where a script uses it."""
+
+
+def at_variables(source: str, text: str) -> str:
+    r"""Return a changed script in which values that took the place of variables stand where the only assignment has them.
+
+    >>> at_variables("TP=4\nrun --tp $TP --bf16\n", "TP=4\nrun --tp 2 --bf16\n")
+    'TP=2\nrun --tp $TP --bf16\n'
+    """
+    was, now = source.splitlines(), text.splitlines()
+    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
+        for line, new in zip(was[a:b], now[c:d], strict=True) if kind == "replace" and b - a == d - c else ():
+            bare, then = line.replace('"', ""), new.replace('"', "")
+            for use in USED.finditer(bare):
+                name = use[1] or use[2]
+                value = re.fullmatch(rf"{re.escape(bare[: use.start()])}([\w.]+){re.escape(bare[use.end() :])}", then)
+                told = rf"^([ \t]*(?:export[ \t]+)?{name}=[\"']?(?:\$\{{\w+:?-)?)[\w.]+(?=\}}?[\"']?[ \t]*(?:[;#].*)?$)"
+                if value and len(re.findall(rf"\b{name}=|\bfor {name} in\b|\bread\b.*\b{name}\b", source)) == 1:
+                    changed = re.sub(told, rf"\g<1>{value[1]}", text, count=1, flags=re.MULTILINE)
+                    text = text if changed == text else changed.replace(new, line, 1)
+    return text
 
 
 RUNTIME = "--runtime-env-json"

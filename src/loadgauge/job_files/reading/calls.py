@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgauge.core.base import ConfigError
 from loadgauge.job_files.ideas.table import MISSING
-from loadgauge.job_files.reading.values import UNKNOWN, Names, called, worked_out
+from loadgauge.job_files.reading.values import PLAIN, UNKNOWN, Names, called, worked_out
 
 MOST_NODES = 50_000
 DEEPEST = 60
@@ -156,12 +156,17 @@ class Calls:
         return self.folders.get(value.removeprefix("./").rstrip("/"), value) if isinstance(value, str) else value
 
     def put(self, key: str, value: Any) -> None:
-        """Sets the value of a keyword in place, or adds it to its call. Raises `ConfigError` without a call."""
+        """Sets the value of a keyword where the program says it, or adds it to its call. Raises `ConfigError` without a call."""
         section, _, keyword = key.partition(".")
         node = self.values.get(key)
+        origin = None if node is None else self.literal(node)
+        if any(self.literal(other) is origin for name, other in self.values.items() if name != key):
+            origin = node
+        if origin is not node and isinstance(getattr(origin, "value", None), str):
+            value = str(value)  # variables of the environment are text
         written = json.dumps(value) if isinstance(value, str) and '"' in self.code else repr(value)
-        if node is not None:
-            self._splice(self._place(node), written)
+        if origin is not None:
+            self._splice(self._place(origin), written)
             return
         call = self.calls.get(section)
         if call is None:
@@ -179,6 +184,22 @@ class Calls:
         spaced = " = " if re.search(r"\w = ", self.code[start:end]) else "="
         joint = f",\n{self.code[line:start]}" if alone else ", "
         self._splice((end, end), f"{joint}{keyword}{spaced}{written}")
+
+    def literal(self, node: ast.expr) -> ast.expr:
+        """Return the one literal that an expression has its value from; where there is none, the expression.
+
+        >>> text = "import os\\nsize = int(os.environ.get('SIZE', '4'))\\nF.load(r=size)"
+        >>> calls = Calls(text, {"F.load": "model"}.get, {})
+        >>> calls.literal(calls.values["model.r"]).lineno
+        2
+        """
+        whole = self.constants.stands(node)
+        while isinstance(whole, ast.Call) and called(whole.func) in PLAIN and len(whole.args) == 1:
+            whole = self.constants.stands(whole.args[0])
+        if isinstance(whole, ast.Attribute) and whole.attr in self.options:
+            whole = self.constants.declared(whole) or whole
+        alike = isinstance(whole, ast.Constant) and hasattr(whole, "lineno")
+        return whole if alike and str(getattr(whole, "value", "")) == str(self._value(node)) else node
 
     def drop(self, key: str) -> None:
         """Removes a keyword from its call if it is there."""

@@ -6,13 +6,11 @@ import json
 import os
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from loadgauge.core.base import ConfigError, read_data, read_table, read_text
+from loadgauge.core.base import ConfigError, read_table, read_text
 from loadgauge.core.base.files import is_command, place_of, read_start
 from loadgauge.job_files.dialects import dialect as dialect_of, recognise
 from loadgauge.job_files.ideas import Dialect, Document
@@ -20,7 +18,7 @@ from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.configured import Over, configured
 from loadgauge.job_files.reading.held import BY_NAME, HEAD, LONGEST, Part, held, options_of, own_words
 from loadgauge.job_files.reading.layered import Renamed
-from loadgauge.job_files.reading.nested import json_document, toml_document, yaml_document
+from loadgauge.job_files.reading.nested import kept, parsed as nested
 from loadgauge.job_files.reading.shell import Shell
 
 LARGEST_FILE = 100_000  # bytes; a job file has some thousands
@@ -163,7 +161,6 @@ def document(
 def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
     if "\0" in text:
         raise ConfigError("holds a zero byte, so it is not text", file=file)
-    sections = dict(chosen.sections) if chosen is not None and syntax == "yaml" else None
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
@@ -181,20 +178,18 @@ def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables
             from loadgauge.job_files.fine_tuning.unsloth import script
             from loadgauge.job_files.hugging_face.programs import Program
 
-            own = script(text)
-            return own if "model" in own.calls or (chosen is not None and chosen.name == "unsloth") else Program(text)
+            calls = script(text)
+            of_unsloth = "model" in calls.calls or (chosen is not None and chosen.name == "unsloth")
+            return calls if of_unsloth else Program(text)
         if file.endswith(".env"):  # variables, which are options
             text = json.dumps({name.lower(): value for name, value in Shell(text).variables.items()})
-        reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
         if chosen is None or not chosen.layers:
-            return reader(text, sections)
+            return nested(text, syntax, () if chosen is None else tuple(chosen.sections.items()))
         from loadgauge.job_files.reading.layered import layered
 
-        def of_text(text: str) -> Any:
-            return reader(re.sub(chosen.fills, r"\1", text) if chosen.fills else text, sections)
-
-        bundled = tomllib.loads(read_data(chosen.layers))
-        whole = layered(of_text(text), file, lambda path: of_text(load(path)), bundled, chosen.extends)
+        how = (syntax, tuple(chosen.sections.items()), chosen.fills)
+        bundled = read_table(chosen.layers)
+        whole = layered(nested(text, *how), file, lambda path: kept(load(path), *how), bundled, chosen.extends)
         return whole if chosen.beneath is None else Over(whole, chosen.beneath(whole))
     except ConfigError as error:
         raise ConfigError(str(error), file="" if str(error).startswith(f"{file}:") else file) from None

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 from loadgauge.core.base.errors import ConfigError
@@ -397,3 +398,17 @@ def _keep_comments(mapping: Any, key: str) -> None:
         before[2] = CommentToken(newline + rest, CommentMark(0), None)
     else:
         before[2].value = before[2].value.rstrip("\n") + newline + rest
+
+
+def parsed(text: str, syntax: str, sections: tuple[tuple[str, str], ...] = (), fills: str = "") -> Nested:
+    """Return a text of JSON, TOML or YAML as keys and values. fills: what stands for the value in its group
+
+    >>> parsed("a: {b: 1}", "yaml").get("a.b")
+    1
+    """
+    reader = {"json": json_document, "toml": toml_document, "yaml": yaml_document}[syntax]
+    return reader(re.sub(fills, r"\1", text) if fills else text, dict(sections) if syntax == "yaml" else None)
+
+
+kept = lru_cache(maxsize=16)(parsed)
+"""The same for files that others lie over, which nothing changes: a recipe of thousands of lines is read many times."""

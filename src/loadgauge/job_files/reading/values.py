@@ -270,6 +270,21 @@ class Names:
         self.open.discard(id(node))
         return whole
 
+    def declared(self, node: ast.Attribute) -> ast.expr | None:
+        """The default of an argument that a parser fills: of the one field or option of its name; None where there are several."""
+        if not isinstance(node.value, ast.Name) or node.value.id not in self.parsed:
+            return None
+        fields = [self._field(owner, node.attr) for owner in self.classes.values()]
+        options = [
+            default
+            for call in self.calls.get(".add_argument", [])
+            if any(getattr(word, "value", "") == f"--{node.attr}" for word in call.args)
+            or any(getattr(word, "value", "") == f"--{node.attr.replace('_', '-')}" for word in call.args)
+            for default in _of_words(call, "default")
+        ]
+        several = [each for each in (*fields, *options) if each is not None]
+        return several[0] if len(several) == 1 else None
+
     def _around(self, line: int, kind: Any) -> list[Any]:
         """Functions or classes that a line is in, the innermost first."""
         if line not in self.around:

@@ -524,7 +524,8 @@ LOSS_KEY, LOSS_OFF = "model.fused_lm_head_token_chunk_size", "disabled"
 
 def _length(keys: Keys) -> int:
     if not _rl(keys):
-        return (keys.whole("data.seq_len") or 128) * (keys.whole("data.micro_batch_size") or 1)
+        size = keys.given.get("micro_batch") or keys.whole("data.micro_batch_size") or 1
+        return (keys.whole("data.seq_len") or 128) * size
     return keys.agreed(("seq_len", "orchestrator.seq_len"), keys.whole) or 2048
 
 

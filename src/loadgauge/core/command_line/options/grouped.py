@@ -121,6 +121,9 @@ class Grouped(Spoken):
         self.format_usage(ctx, formatter)
         formatter.write_paragraph()
         formatter.write_text(description.partition("\n\n")[0])
+        if (code := description.find("Exit code")) >= 0:
+            formatter.write_paragraph()
+            formatter.write_text(description[code:].partition("\n\n")[0])
         formatter.write_paragraph()
         first = [self.flag(name) for name in FIRST.get(str(self.name), USUAL)]
         with formatter.indentation():

@@ -1,0 +1,130 @@
+"""A job file's own text with what changes in it: its lines and their spelling stay, and `patch` takes the difference."""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher, unified_diff
+from io import StringIO
+from typing import Any
+
+from loadgauge.core.base import ConfigError
+from loadgauge.core.base.files import is_command, place_of
+from loadgauge.job_files.commands.spliced import spliced
+from loadgauge.job_files.reading.documents import read_whole
+from loadgauge.job_files.reading.held import HEAD, held
+
+TRUTH = re.compile(r": (?:true|false)\b")
+"""Words of YAML that some files begin with a capital."""
+
+
+def difference(source: str, text: str, file: str, around: int = 3) -> str:
+    r"""Return a unified diff that `patch` takes, also where a file ends without a line break.
+
+    >>> print(difference("a", "b", "x", 0), end="")
+    --- x
+    +++ x
+    @@ -1 +1 @@
+    -a
+    \ No newline at end of file
+    +b
+    \ No newline at end of file
+    """
+    was, now = (StringIO(each, newline="\n").readlines() for each in (source, text))
+    rows = unified_diff(was, now, file, file, n=around)
+    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
+
+
+def of_file(file: str, source: str, text: str) -> str:
+    """Return a job's text as its file has it: of the script of a manifest, the manifest. source: as it is read
+
+    Raises `ConfigError` where a changed line of the script is no line of the manifest.
+    """
+    if not HEAD.match(source) or is_command(file):
+        return text
+    name = place_of(file)[0]
+    return rewrapped(read_whole(name), source, text, name)
+
+
+def rewrapped(manifest: str, script: str, changed: str, file: str) -> str:
+    r"""Return a manifest whose script is changed. Raises `ConfigError` where its lines are not those of the manifest.
+
+    >>> text = "run: |\n  # 8 cards\n  torchrun a.py --bf16\n"
+    >>> (run,) = held(text, "a.yaml")
+    >>> print(rewrapped(text, run.whole, run.whole.replace("bf16", "fp16"), "a.yaml"), end="")
+    run: |
+      # 8 cards
+      torchrun a.py --fp16
+    """
+    new, was, now = manifest.splitlines(True), script.splitlines(), changed.splitlines()
+    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes()[::-1]:
+        if kind == "equal":
+            continue
+        a, c = (a, c) if b > a else (a - 1, c - 1)  # what comes in follows a line
+        old = [line.strip() for line in was[a:b]]
+        for at in range(len(new)):
+            if [line.strip() for line in new[at : at + b - a]] == old:
+                depth = " " * (len(new[at]) - len(new[at].lstrip()) - len(was[a]) + len(was[a].lstrip()))
+                new[at : at + b - a] = [f"{depth}{line}\n" for line in now[c:d]]
+                break
+    text = "".join(new)
+    if changed not in {part.whole for part in held(text, file)}:
+        raise ConfigError("the script stands in a manifest in other words; change it there")
+    return text
+
+
+def merged(source: str, plain: str, changed: str) -> str:
+    """Return a text with what differs between two rewritten copies of it, its own lines elsewhere.
+
+    >>> merged("a: True;b: 1".replace(";", "\\n"), "a: true;b: 1".replace(";", "\\n"), "a: true;b: 2".replace(";", "\\n"))
+    'a: True\\nb: 2'
+    """
+    if source == plain:
+        return changed
+    if re.match(r"(?:\s*#.*\n)*\s*\{", source):
+        of_all = [_means(text) for text in (source, plain, changed)]
+        flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
+        return changed if flow is None or _means(flow) != of_all[2] else flow
+    mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
+    alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
+    own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
+    # Items of a list may stand further out than they are written.
+    keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
+    depth = {_depth(written): _depth(line) for written, line in keys}
+    titled = bool(re.search(r": (?:True|False)\b", source)) and not TRUTH.search(source)
+    lines: list[str] = []
+    end = 0
+    for kind, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        first = next(at for at in range(a - 1, -2, -1) if at in own)
+        last = next(at for at in range(b, len(was) + 1) if at in own)
+        if own[first] + 1 < end:
+            return changed
+        lines += mine[end : own[first] + 1]
+        if lines and lines[-1][-1] != "\n":
+            lines[-1] += "\n"
+        rows = [*was[first + 1 : a], *now[c:d], *was[b:last]]  # what is wrapped otherwise is written anew
+        new = [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in rows]
+        lines += [TRUTH.sub(lambda word: word[0].title(), line) for line in new] if titled else new
+        end = own[last]
+    return "".join([*lines, *mine[end:]])
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _bare(line: str) -> str:
+    """Return a line without what a rewriting may spell otherwise: ``_bare("a: Null  # b") == _bare("a: # b")``."""
+    return re.sub(r"\s|\bnull\b|~$|['\"]", "", line.lower())
+
+
+def _means(text: str) -> Any:
+    """Return what a text of YAML, or a line of it, says, whatever its spelling; of another format, its words."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        return text.split()
