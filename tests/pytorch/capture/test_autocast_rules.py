@@ -27,9 +27,9 @@ class Net(nn.Module):
         self.kind, self.device, self.wide = kind, device, wide
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
-        if self.norm is not None:
-            return self.norm(x)  # type: ignore[no-any-return]
-        return {"softmax": lambda x: x.softmax(-1), "silu": F.silu, "gelu": F.gelu}[self.kind](x)
+        own = {"softmax": lambda x: x.softmax(-1), "silu": F.silu, "gelu": F.gelu}
+        result: torch.Tensor = own[self.kind](x) if self.norm is None else self.norm(x)
+        return result
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self.device, torch.bfloat16):
@@ -39,7 +39,8 @@ class Net(nn.Module):
                     y = self.between(y.float())
             else:
                 y = self.between(y)
-            return self.last(y).float().square().mean()
+            result: torch.Tensor = self.last(y).float().square().mean()
+        return result
 
 
 def kept(module: nn.Module) -> int:

@@ -399,7 +399,7 @@ SINGLE, SINGLE_NARROW = Single(0.118, 0.46, 4.6), Single(0.145, 0.57, 2.4)
 
 
 class Convolution(NamedTuple):
-    """What cuDNN's convolutions reach.
+    """Shares that cuDNN's convolutions reach, and what each takes beside.
 
     forward, inputs, filters: share of the rate of matrix products, of the result and both gradients
     memory: share of the bandwidth; start, filters_start: seconds that each takes beside; wave: share of the multiprocessors which a
@@ -444,7 +444,7 @@ def _convolved(operation: Operation, product: Gemm, machine: Machine) -> Operati
         alone = machine.software * (arithmetic + ahead / (rates.memory * machine.bandwidth))
         return OperationTime(alone + machine.launch, again / 2 * rates.backward * alone + again * machine.launch, 0)
     rate, taps = machine.usual.flops, abs(operation.taps)
-    made, read = (product.n / taps, product.k) if operation.taps < 0 else (product.n, product.k / taps)
+    outer, inner = (product.n / taps, product.k) if operation.taps < 0 else (product.n, product.k / taps)
     on_tensor_cores = machine.tf32 > 0 or not machine.plain
     figures = CONVOLUTIONS[on_tensor_cores]
     if machine.plain and machine.tf32:
@@ -454,12 +454,12 @@ def _convolved(operation: Operation, product: Gemm, machine: Machine) -> Operati
     traffic = ahead * machine.software / (machine.bandwidth * figures.memory)
     copied = 2 * ahead / machine.memory("elementwise").forward if operation.strided and on_tensor_cores else 0
 
-    def seconds(share: float, start: float, made: Size, read: Size, columns: int, slab: int, places: Size) -> Size:
+    def seconds(share: float, start: float, outer: Size, inner: Size, columns: int, slab: int, places: Size) -> Size:
         waste: Size = 1
         if on_tensor_cores:  # groups are multiplied together, until a tile is full
-            groups = minimum(product.batch, ceil_div(columns, made))
-            waste = groups * _whole(groups * made, columns) * _whole(groups * read, slab)
-        tiles = ceil_div(places, TILE_ROWS) * ceil_div(made, TILE_COLUMNS) * product.batch
+            groups = minimum(product.batch, ceil_div(columns, outer))
+            waste = groups * _whole(groups * outer, columns) * _whole(groups * inner, slab)
+        tiles = ceil_div(places, TILE_ROWS) * ceil_div(outer, TILE_COLUMNS) * product.batch
         waves = ceil_div(tiles, machine.efficiencies.multiprocessors) * machine.efficiencies.multiprocessors
         filled = 1 - (1 - tiles / waves) * figures.wave if places else 1
         arithmetic = flops * waste / (rate * share * filled)
@@ -467,9 +467,9 @@ def _convolved(operation: Operation, product: Gemm, machine: Machine) -> Operati
 
     shares = (figures.forward, figures.inputs / (figures.stepping if operation.steps else 1))
     forward, back = shares if operation.taps > 0 else shares[::-1]
-    result = seconds(forward, figures.start, made, read, COLUMNS, SLAB, product.m)
-    inputs = seconds(back, figures.start, read, made, COLUMNS, SLAB, product.m)
-    filters = seconds(figures.filters, figures.filters_start, made, read, COLUMNS, COLUMNS, 0)
+    result = seconds(forward, figures.start, outer, inner, COLUMNS, SLAB, product.m)
+    inputs = seconds(back, figures.start, inner, outer, COLUMNS, SLAB, product.m)
+    filters = seconds(figures.filters, figures.filters_start, outer, inner, COLUMNS, COLUMNS, 0)
     # The kernel of backward makes both gradients, or one: of frozen filters, or of what nothing before is trained.
     trained = any(weight.trainable for weight in (*operation.weights, *operation.borrows))
     weighed = minimum(again, maximum(trained, again - 1))
