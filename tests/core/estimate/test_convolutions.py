@@ -51,6 +51,9 @@ def arithmetic(time: float, start: float = TENSOR.start) -> float:
 def test_few_channels_take_the_time_of_a_whole_slab() -> None:
     """Tensor cores read 32 channels of each place at once, and make 64 of the result: of fewer, the rest is idle."""
     whole = arithmetic(seconds(32, 64).forward)
+    rates = efficiencies("v100-sxm2-16gb")
+    products = gpu("v100-sxm2-16gb").peak("fp16") * rates.matmul * rates.throttle
+    assert whole * products * TENSOR.forward == pytest.approx(2 * 2**20 * 32 * 64 * 9, rel=1e-6)
     assert arithmetic(seconds(3, 64).forward) == pytest.approx(whole, rel=1e-6)
     assert arithmetic(seconds(32, 16).forward) == pytest.approx(whole, rel=1e-6)
     assert arithmetic(seconds(33, 64).forward) == pytest.approx(2 * whole, rel=1e-6)

@@ -421,7 +421,7 @@ class Convolution(NamedTuple):
 
 CONVOLUTIONS = {
     True: Convolution(0.85, 0.8, 0.65, 0.75, 1e-5, 1.2e-5, 0.5, 1.5, 1),
-    False: Convolution(0.85, 0.85, 0.7, 0.55, 2.5e-5, 5e-5, 0.25, 2.0, 2.0),
+    False: Convolution(0.85, 0.9, 0.7, 0.65, 3e-5, 5e-5, 0.25, 2.0, 2.0),
 }
 """On tensor cores, and on plain ones."""
 SLAB, COLUMNS = 32, 64
