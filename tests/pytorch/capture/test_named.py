@@ -28,7 +28,7 @@ PUBLISHED = {
     "beit-large": 305e6, "swin-large": 197e6, "swinv2-tiny": 28.3e6, "swinv2-base": 87.9e6, "convnext-large": 198e6,
     "convnextv2-tiny": 28.6e6, "convnextv2-base": 88.7e6, "yolos-small": 30.7e6, "yolos-base": 128e6, "mobilenet-v2": 3.5e6,
     "mobilenet-v1": 4.2e6, "efficientnet-b0": 5.3e6, "mobilevit-small": 5.6e6, "segformer-b2": 27.5e6, "segformer-b5": 84.7e6,
-    "vit-mae-base": 112e6, "vit-mae-large": 330e6, "videomae-base": 94.2e6, "videomae-base-kinetics": 86.5e6,
+    "vit-mae-base": 112e6, "vit-mae-large": 330e6, "videomae-base": 86.5e6,
     "timesformer-base": 121e6, "vivit-base": 88.9e6, "ast-base": 86.6e6, "wavlm-base": 94.7e6, "wavlm-large": 316e6,
     "w2v-bert-2.0": 580e6, "mms-1b": 965e6, "prot-bert": 420e6, "prot-t5-xl": 2.8e9, "chronos-t5-base": 201e6,
     "chronos-t5-large": 709e6, "fnet-base": 83e6, "bros-base": 110e6, "aimv2-large": 309e6, "rtdetr-r50": 42.9e6,
