@@ -23,7 +23,15 @@ PUBLISHED = {
     "esm2-3b": 2.84e9, "detr-resnet-50": 41.3e6, "segformer-b0": 3.8e6, "swin-tiny": 28.3e6, "swin-base": 87.8e6,
     "nomic-embed-text-v1.5": 137e6, "recurrentgemma-2b": 2.68e9, "recurrentgemma-9b": 8.58e9, "t5gemma-2b-2b": 5.6e9,
     "t5gemma-9b-2b": 12.3e9, "t5gemma-9b-9b": 20.3e9, "blip2-opt-2.7b": 3.74e9, "blip2-opt-6.7b": 7.75e9,
-    "convnext-tiny": 28.6e6, "convnext-base": 88.6e6,
+    "convnext-tiny": 28.6e6, "convnext-base": 88.6e6, "deit-base": 86.6e6, "deit-small": 22e6, "deit-tiny": 5.7e6,
+    "beit-base": 86.5e6, "beit-large": 305e6, "swin-large": 197e6, "swinv2-tiny": 28.3e6, "swinv2-base": 87.9e6,
+    "convnext-large": 198e6,
+    "convnextv2-tiny": 28.6e6, "convnextv2-base": 88.7e6, "yolos-small": 30.7e6, "yolos-base": 128e6, "mobilenet-v2": 3.5e6,
+    "mobilenet-v1": 4.2e6, "efficientnet-b0": 5.3e6, "mobilevit-small": 5.6e6, "segformer-b2": 27.5e6, "segformer-b5": 84.7e6,
+    "vit-mae-base": 112e6, "vit-mae-large": 330e6, "videomae-base": 86.5e6,
+    "timesformer-base": 121e6, "vivit-base": 88.9e6, "ast-base": 86.6e6, "wavlm-base": 94.7e6, "wavlm-large": 316e6,
+    "w2v-bert-2.0": 580e6, "mms-1b": 965e6, "prot-bert": 420e6, "prot-t5-xl": 2.8e9, "chronos-t5-base": 201e6,
+    "chronos-t5-large": 709e6, "aimv2-large": 309e6,
 }  # fmt: skip
 """As the publishers' cards, papers and names state them."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,7 @@ from command_line import document
 from loadgauge.core.definitions.hardware.calibration import efficiencies
 from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.training.training import training
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime, operation_seconds
+from loadgauge.core.estimate.time.roofline import CONVOLUTIONS, Machine, OperationTime, operation_seconds
 from loadgauge.core.layers.operations.operations import Gemm, Operation, Tensor
 from loadgauge.pytorch.measure.benchmarks import FlopCounter
 from loadgauge.pytorch.trace.programs.own_loops import fitted, manual_step
@@ -174,7 +176,7 @@ def seconds(precision: str, card: str = "a100-sxm4-80gb", **fields: object) -> O
     flops = 2 * 256 * 56 * 56 * 64 * 64 * 9
     nbytes = 2 * 256 * 64 * 56 * 56 * (4 if precision == "fp32" else 2)
     x = Tensor("x", 256 * 64 * 56 * 56, 4)
-    given = {"implicit": Gemm(256 * 56 * 56, 64, 576), "moves": (nbytes, 2 * nbytes), **fields}
+    given = {"implicit": Gemm(256 * 56 * 56, 64, 576), "moves": (nbytes, 2 * nbytes), "taps": 9, **fields}
     given = {"forward_flops": flops, "input_gradient_flops": 2 * flops} | given
     operation = Operation("conv", "convolution", (x,), (x,), **given)  # type: ignore[arg-type]
     return operation_seconds(operation, machine)
@@ -186,12 +188,14 @@ def test_a_convolution_takes_the_time_of_its_product() -> None:
     for precision, peak in (("fp32", 156e12), ("bf16-autocast", 312e12)):
         found = seconds(precision)
         assert flops / peak < found.forward < 5 * flops / peak
-        assert found.backward == pytest.approx(2 * found.forward, rel=0.05)
+        assert 2 < found.backward / found.forward < 2.6
         assert seconds(precision, strided=True).forward > found.forward
-    assert seconds("fp32", "v100-sxm2-32gb").forward > flops / 15.7e12  # no TF32
+    assert seconds("fp32", "v100-sxm2-32gb").forward > flops / 15.7e12 / 2  # no TF32, but half the products
     # TF32 has half the peak of 16 bits and the same tensor cores, whatever products reach without them.
     wide, half = (
-        seconds(name, moves=(0, 0), software=2.0).forward - seconds(name, moves=(0, 0), software=1.0).forward
+        seconds(name, moves=(0, 0), software=2.0).forward
+        - seconds(name, moves=(0, 0), software=1.0).forward
+        - CONVOLUTIONS[True].start
         for name in ("fp32", "bf16-autocast")
     )
     assert wide == pytest.approx(2 * half, rel=0.015)  # power slows the narrow ones a little
@@ -301,3 +305,60 @@ def test_encoders_by_their_plain_names(name: str, parameters: int) -> None:
     with torch.device("meta"):
         model = model_class(config)._from_config(config)
     assert sum(one.numel() for one in model.parameters()) == pytest.approx(parameters, rel=1e-3)
+
+
+BOTTLENECK = """
+import torch
+from torch import nn
+class Bottleneck(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.first = nn.Conv2d(256, 64, 1, bias=False), nn.BatchNorm2d(64, track_running_stats=False)
+        self.middle, self.second = nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64, track_running_stats=False)
+        self.widen, self.third = nn.Conv2d(64, 256, 1, bias=False), nn.BatchNorm2d(256, track_running_stats=False)
+        self.relu = nn.ReLU(inplace=True)
+    def forward(self, x):
+        y = self.relu(self.first(self.narrow(x)))
+        y = self.third(self.widen(self.relu(self.second(self.middle(y)))))
+        y += x
+        return self.relu(y)
+def net():
+    return nn.Sequential(nn.Conv2d(3, 256, 1, bias=False), Bottleneck())
+def batch(b):
+    return torch.empty(b, 3, 64, 64)
+"""
+
+
+def test_every_byte_of_a_bottleneck_is_moved_once(tmp_path: Path) -> None:
+    """Bytes of a block of ResNet, by hand: a unit is a tensor of 64 channels.
+
+    ReLU reads and writes what it overwrites, and backward reads two and writes one; a sum reads two and writes one, and so does the
+    sum of the two gradients of what comes in; a norm reads twice and writes, and backward reads two twice.
+    """
+    script = tmp_path / "net.py"
+    script.write_text(BOTTLENECK)
+    found = loadgauge.estimate(
+        f"{script}:net",
+        inputs=f"{script}:batch",
+        micro_batch=16,
+        optimizer="sgd",
+        gpu="v100-sxm2-32gb",
+        precision="fp32",
+    )
+    unit = 16 * 64 * 64 * 64 * 4
+    ahead: Counter[str] = Counter()
+    back: Counter[str] = Counter()
+    for timed in found.workings.operations:
+        if timed.operation.moves is not None and timed.operation.kind != "view":
+            name = re.sub(r"[.\d]+$", "", timed.operation.name).rpartition(".")[2].strip("_")
+            ahead[name] += timed.operation.moves[0] / unit
+            back[name] += timed.operation.moves[1] / unit
+    assert ahead["relu"] == pytest.approx(2 * (1 + 1 + 4), rel=1e-3)
+    assert back["relu"] == pytest.approx(3 * (1 + 1 + 4), rel=1e-3)
+    assert ahead["add"] == pytest.approx(3 * 4, rel=1e-3)
+    assert ahead["native_batch_norm"] == pytest.approx(3 * (1 + 1 + 4), rel=1e-3)
+    assert back["native_batch_norm"] == pytest.approx(5 * (1 + 1 + 4), rel=1e-3)
+    assert ahead["convolution"] == pytest.approx((3 / 64 + 4) + (4 + 1) + (1 + 1) + (1 + 4), rel=1e-2)
+    # One read of the gradient, of what came in and a gradient of it, if it is asked for.
+    assert back["convolution"] == pytest.approx((4 + 3 / 64) + (1 + 2 * 4) + (1 + 2) + (4 + 2), rel=1e-2)
+    assert back["beside"] == pytest.approx(3 * 4, rel=0.1)

@@ -33,7 +33,8 @@ class Op(msgspec.Struct):
     whose backward it is; shapes: of the tensors it reads, where it has FLOPs; causal: whether attention sees the past alone;
     copies: whether it makes a copy in another dtype or place; marks: whether it only marks a place for a profiler;
     packs: whether it is one of bitsandbytes' own, of packed matrices and their scales
-    groups: of a convolution, below 0 of a transposed one; strided: whether its channels do not lie together
+    groups: of a convolution, below 0 of a transposed one; strided: whether its channels do not lie together; steps: whether its
+        filter moves on by more than one place
     turns: of a recurrence, how many layers run one after another at each position, and which size of its input counts positions;
         -1: of packed sequences, all turns."""
 
@@ -53,6 +54,7 @@ class Op(msgspec.Struct):
     packs: bool = False
     groups: int = 0
     strided: bool = False
+    steps: bool = False
     turns: tuple[int, int] = (0, 0)
 
 
@@ -184,11 +186,12 @@ def _recurring(func: Any, args: Any) -> tuple[int, int]:
     return (turns * len(args[14]), -1) if args[14] else (turns, int(args[10]))
 
 
-def _convolved(func: Any, args: Any) -> tuple[int, bool]:
-    """The groups of a convolution, below 0 where it is transposed, and whether it reads channels that do not lie together."""
+def _convolved(func: Any, args: Any) -> tuple[int, bool, bool]:
+    """The groups of a convolution, below 0 where it is transposed, whether it reads channels that do not lie together, and moves on
+    by more than one place."""
     if func is not torch.ops.aten.convolution.default:
-        return 0, False
-    return -args[8] if args[6] else args[8], not channels_together(*args[:2])
+        return 0, False, False
+    return -args[8] if args[6] else args[8], not channels_together(*args[:2]), max(args[3]) > 1
 
 
 def _causal(func: Any, args: Any, kwargs: Any) -> bool:

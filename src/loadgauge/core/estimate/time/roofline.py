@@ -400,30 +400,87 @@ class Single(NamedTuple):
 SINGLE, SINGLE_NARROW = Single(0.118, 0.46, 4.6), Single(0.145, 0.57, 2.4)
 
 
+class Convolution(NamedTuple):
+    """Shares that cuDNN's convolutions reach, and what each takes beside.
+
+    forward, inputs, filters: share of the rate of matrix products, of the result and both gradients
+    memory: share of the bandwidth; start, filters_start: seconds that each takes beside; wave: share of the multiprocessors which a
+    last wave leaves idle that shows; stepping: arithmetic of an input's gradient where the filter moves on by several places, over
+    that of one; winograd: products that are spared on plain cores, with filters of 3 x 3 that move on by one place
+    Source: 640 layers on five GPUs (deepbench), fitted by `tools/operators/convolutions.py`.
+    """
+
+    forward: float
+    inputs: float
+    filters: float
+    memory: float
+    start: float
+    filters_start: float
+    wave: float
+    stepping: float
+    winograd: float
+
+
+CONVOLUTIONS = {
+    True: Convolution(0.85, 0.8, 0.65, 0.75, 1e-5, 1.2e-5, 0.5, 1.5, 1),
+    False: Convolution(0.85, 0.9, 0.7, 0.65, 3e-5, 5e-5, 0.25, 2.0, 2.0),
+}
+"""On tensor cores, and on plain ones."""
+SLAB, COLUMNS = 32, 64
+"""Channels that tensor cores read at once for each place of a filter, and that a tile of the result has at least."""
+
+
 def _convolved(operation: Operation, product: Gemm, machine: Machine) -> OperationTime:
     """Return the seconds of a convolution: of its FLOPs, as the product that it is, and of the bytes that it moves, both counted.
 
     In float32 it runs on tensor cores in TF32 where there are any (`torch.backends.cudnn.allow_tf32` is on unless said). Tensor
-    cores read channels that lie together: of others, what goes in and out is copied there and back. A filter of one channel has
-    nothing to multiply with a tile of rows, and runs on the plain cores (`Single`).
+    cores read channels that lie together: of others, what goes in and out is copied there and back. They multiply whole slabs of
+    channels, so that few channels take the time of many. A filter of one channel has nothing to multiply with a tile of rows, and
+    runs on the plain cores (`Single`).
     """
-    ahead, back = operation.moves or (0, 0)
-    again = operation.backward_flops / operation.forward_flops
+    ahead = (operation.moves or (0, 0))[0]
+    flops, again = operation.forward_flops, operation.backward_flops / operation.forward_flops
     if same(product.n, 1) and not same(product.batch, 1):
         rates = SINGLE if machine.plain else SINGLE_NARROW
-        arithmetic = operation.forward_flops / (rates.cores * machine.single)
-        seconds = machine.software * (arithmetic + ahead / (rates.memory * machine.bandwidth))
-        return OperationTime(seconds + machine.launch, again / 2 * rates.backward * seconds + again * machine.launch, 0)
+        arithmetic = flops / (rates.cores * machine.single)
+        alone = machine.software * (arithmetic + ahead / (rates.memory * machine.bandwidth))
+        return OperationTime(alone + machine.launch, again / 2 * rates.backward * alone + again * machine.launch, 0)
+    rate, taps = machine.usual.flops, abs(operation.taps)
+    outer, inner = (product.n / taps, product.k) if operation.taps < 0 else (product.n, product.k / taps)
     on_tensor_cores = machine.tf32 > 0 or not machine.plain
-    efficiency, faster = machine.efficiencies, 1.0
+    figures = CONVOLUTIONS[on_tensor_cores]
     if machine.plain and machine.tf32:
-        faster = machine.tf32 * efficiency.matmul / efficiency.float32
-    arithmetic = product_parts(product, machine)[0] / faster
-    copies = 3 if operation.strided and on_tensor_cores else 1
-    rate = machine.memory("elementwise")
-    forward = both_count(arithmetic, copies * ahead / rate.forward) + machine.launch
-    backward = both_count(again * arithmetic, copies * back / rate.forward) + again * machine.launch
-    return OperationTime(forward, backward, 0)
+        rate = rate * machine.tf32 * machine.efficiencies.matmul / machine.efficiencies.float32
+    elif machine.plain and taps == 9 and not operation.steps:
+        rate = rate * figures.winograd
+    traffic = ahead * machine.software / (machine.bandwidth * figures.memory)
+    copied = 2 * ahead / machine.memory("elementwise").forward if operation.strided and on_tensor_cores else 0
+
+    def seconds(share: float, start: float, outer: Size, inner: Size, columns: int, slab: int, places: Size) -> Size:
+        waste: Size = 1
+        if on_tensor_cores:  # groups are multiplied together, until a tile is full
+            groups = minimum(product.batch, ceil_div(columns, outer))
+            waste = groups * _whole(groups * outer, columns) * _whole(groups * inner, slab)
+        tiles = ceil_div(places, TILE_ROWS) * ceil_div(outer, TILE_COLUMNS) * product.batch
+        waves = ceil_div(tiles, machine.efficiencies.multiprocessors) * machine.efficiencies.multiprocessors
+        filled = 1 - (1 - tiles / waves) * figures.wave if places else 1
+        arithmetic = flops * waste / (rate * share * filled)
+        return both_count(arithmetic, traffic) + copied + machine.launch + start * machine.software
+
+    shares = (figures.forward, figures.inputs / (figures.stepping if operation.steps else 1))
+    forward, back = shares if operation.taps > 0 else shares[::-1]
+    result = seconds(forward, figures.start, outer, inner, COLUMNS, SLAB, product.m)
+    inputs = seconds(back, figures.start, inner, outer, COLUMNS, SLAB, product.m)
+    filters = seconds(figures.filters, figures.filters_start, outer, inner, COLUMNS, COLUMNS, 0)
+    # The kernel of backward makes both gradients, or one: of frozen filters, or of what nothing before is trained.
+    trained = any(weight.trainable for weight in (*operation.weights, *operation.borrows))
+    weighed = minimum(again, maximum(trained, again - 1))
+    return OperationTime(result, inputs * (again - weighed) + filters * weighed, 0)
+
+
+def _whole(channels: Size, slab: int) -> Size:
+    """Channels in whole slabs over those there are."""
+    return ceil_div(channels, slab) * slab / channels
 
 
 def _family(operation: Operation, machine: Machine) -> str:

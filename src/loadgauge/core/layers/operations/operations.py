@@ -153,7 +153,8 @@ class Operation(msgspec.Struct, frozen=True):
     `again_comm`: what it exchanges when it runs again alone.
     `calls`: how often it runs, where its tensors are those of one time: of experts one after another, once for each.
     `implicit`: the product that a convolution is, of which no tensor holds the larger matrix, or one turn of a recurrence, of
-    which `turns` wait for one another; `strided`: its channels do not lie together in memory, as those of `channels_last` do.
+    which `turns` wait for one another; `strided`: its channels do not lie together in memory, as those of `channels_last` do;
+    `taps`: places of its filter, below 0 of a transposed one; `steps`: whether it moves on by more than one place.
     """
 
     name: str
@@ -183,6 +184,8 @@ class Operation(msgspec.Struct, frozen=True):
     read_again: bool = False
     implicit: Gemm | None = None
     strided: bool = False
+    taps: int = 1
+    steps: bool = False
     turns: Size = 0
     calls: Size = 1
 

@@ -337,6 +337,18 @@ class Lister:
                     bare.setdefault(at_work, []).append(Row(index, less(terms_of(row.live), gone)))
                 else:
                     backward.setdefault(at_work, []).append(row)
+            if scratch := self._scratch(at, op):
+                row = Row(
+                    index,
+                    less(summed(summed(live, lying) if ahead else live, scratch), before[at_work]),
+                    gradients[at_work],
+                    latest,
+                )
+                (forward if ahead else backward).setdefault(at_work, []).append(row)
+                if ahead:
+                    bare.setdefault(at_work, []).append(
+                        Row(index, less(terms_of(row.live), droppable.get(at_work, {})))
+                    )
             if begins:
                 self.first_backward[at_work] = dict(live)
             if not ahead and latest:
@@ -350,6 +362,17 @@ class Lister:
                     add(gone, self.nbytes[number])
         self.kept, self.before = kept, before
         return forward, bare, backward
+
+    def _scratch(self, at: int, op: Op) -> Terms:
+        """Bytes that cuDNN takes while a convolution runs: what goes in and out is copied where channels do not lie together.
+
+        Tensor cores read such alone (source: NVIDIA, cuDNN developer guide). A filter of one channel is PyTorch's own.
+        """
+        ahead, total = self.forward[at][1], Terms()
+        if ahead.strided and "convolution" in op.name and int(ahead.shapes[1][1]) > 1:
+            for number in dict.fromkeys((*ahead.reads, *ahead.makes)):
+                add(total, self.nbytes[number])
+        return total
 
     def _elements(self, number: int) -> int:
         record = self.run.stream.records[number]

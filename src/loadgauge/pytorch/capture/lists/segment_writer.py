@@ -53,6 +53,8 @@ class SegmentWriter:
         self._tensor: dict[int, Tensor] = {}
         self._weight: dict[int, Weight] = {}
         self._names: Counter[str] = Counter()
+        self.behind: Terms = {}
+        """Bytes of kernels of backward beside those of what ran forward: sums of gradients, casts, biases."""
         places = [at for at, segment in enumerate(lister.segment) if segment == number]
         self.lowest = (
             0
@@ -136,7 +138,7 @@ class SegmentWriter:
         op = lister.forward[at][1]
         name = self.name(op)
         short = op.name.rpartition("::")[2]
-        kind: OperationKind = next((kind for part, kind in _KINDS if part in short), "elementwise")
+        kind = kind_of(short)
         exchange = exchange_of(op.name)
         if exchange is not None:
             kind = "collective"
@@ -198,10 +200,11 @@ class SegmentWriter:
                 sources = {lister.source(number) for number in other.reads}
                 trains = bool(used) and not (sources & set(used))
                 add(weighed if trains else inner, lister.size(other.flops))
-            if not other.flops or not gemms:
-                for number in (*other.reads * passes, *other.makes):
+            own = not gemms and (kind not in ("norm", "convolution") or kind_of(other.name) == kind)
+            if own or not other.flops:  # a sum of gradients, a cast: not at the rate of the kernels of this kind
+                for number in (*other.reads * (passes if own else 1), *other.makes):
                     if number not in looked_up:
-                        add(moved, lister.nbytes[number])
+                        add(moved if own else self.behind, lister.nbytes[number])
         again: Terms = {}
         if kind == "attention" and gemms and inner:  # else what is frozen has no backward
             doubled = summed(flops_terms := terms_of(flops), flops_terms)
@@ -209,7 +212,7 @@ class SegmentWriter:
         moves = None
         if not gemms:
             ahead: Terms = {}
-            for number in (*op.reads * passes, *results):
+            for number in (*op.reads * passes, *(number for number in op.makes if number not in lister.casts)):
                 if not (kind == "lookup" and number in lister.run.weights):
                     add(ahead, lister.nbytes[number])
             for number in looked_up:  # rows are read, and where they are updated read and written
@@ -244,6 +247,8 @@ class SegmentWriter:
                 gradients=at >= self.lowest and self.trains,
                 implicit=self._implicit(op, flops),
                 strided=op.strided,
+                taps=math.prod(map(int, op.shapes[1][2:])) * (1 if op.groups > 0 else -1) if op.groups else 1,
+                steps=op.steps,
                 turns=lister.size(turns * (1 if counting < 0 else op.shapes[0][counting])) if turns else 0,
             )
         )
@@ -360,6 +365,9 @@ class SegmentWriter:
                     self.owned[number] = own
                     unused = (self.weight(number, "vector"),)
                     self.operations.append(self._nothing(f"unused.{tensor.name}", weights=unused))
+        if self.behind:
+            moves = (ZERO, size_of(self.behind))
+            self.operations.append(Operation("gradients.beside", "elementwise", (), (), moves=moves))
         entering = lister.inputs.get(self.number + 1, [])
         if self.word != EXIT and entering:
             last = max(entering, key=lambda storage: lister.made[storage])
@@ -373,6 +381,10 @@ class SegmentWriter:
         """An operation that does nothing with its inputs and outputs."""
         inputs, outputs = tensors or ((), ())
         return Operation(name, "view", inputs, outputs, computed_share=1.0, gradients=self.trains, **more)
+
+
+def kind_of(name: str) -> OperationKind:
+    return next((kind for part, kind in _KINDS if part in name), "elementwise")
 
 
 Terms = dict[str, int]
