@@ -264,16 +264,16 @@ def together(typed: Sequence[tuple[str, Any]], job: Job) -> Iterator[tuple[str, 
     job = job.replace(precision=job.precision or "bf16")
     tools = dict.fromkeys(("deepspeed", *TYPED, "torchtitan", "verl", *FILES))
     while left and tools:
-        known = {name: {at: full for at, (key, _) in left.items() if (full := _full(name, key))} for name in tools}
-        name = max(known, key=lambda each: len(known[each]))
+        theirs = {name: {at: full for at, (key, _) in left.items() if (full := _full(name, key))} for name in tools}
+        name = max(theirs, key=lambda each: len(theirs[each]))
         del tools[name]
-        if not known[name]:
+        if not theirs[name]:
             break
         reads: list[JobFile] = []
         for model in filter(None, (job.model, "qwen3-8b")):  # where a tool has no such model, of one that all have
             try:
                 reads = _read_beside(
-                    job.replace(model=model), name, {full: left[at][1] for at, full in known[name].items()}
+                    job.replace(model=model), name, {full: left[at][1] for at, full in theirs[name].items()}
                 )
             except Error as error:
                 why = why or f"in {name}: {error}"
@@ -288,15 +288,16 @@ def together(typed: Sequence[tuple[str, Any]], job: Job) -> Iterator[tuple[str, 
             continue
         new = {item.key: item for item in reads[1].uncounted if item not in reads[0].uncounted}
         if costs := next((item for item in new.values() if item.effect != "saves"), None):
-            raise ConfigError(f"in {name}: {costs.note}; not counted, leave it out")
-        keys = {*known[name].values()}
+            why = why or f"in {name}: {costs.note}; not counted, leave it out"
+            continue
+        keys = {*theirs[name].values()}
         own = {fact for fact, each in reads[1].facts.items() if _plain(each.key) in keys}
         differs = {each for each in FIELDS if {getattr(before, each), getattr(other, each)} != {getattr(after, each)}}
         changed = {
             each: value for each in FIELDS if each in own | differs and (value := getattr(after, each)) is not None
         }
-        yield name, list(known[name]), changed, "; ".join(f"{item.note}: can only save" for item in new.values())
-        left = {at: each for at, each in left.items() if at not in known[name]}
+        yield name, list(theirs[name]), changed, "; ".join(f"{item.note}: can only save" for item in new.values())
+        left = {at: each for at, each in left.items() if at not in theirs[name]}
     if left:
         raise ConfigError(why, key=next(iter(left.values()))[0])
 
@@ -315,14 +316,14 @@ def _read_beside(job: Job, name: str, keys: Mapping[str, Any]) -> list[JobFile]:
     own, extra = name_for_dialect(job, name)
     text = write(own, name, extra=extra).text
     turned = {key: not value if isinstance(value, bool) else value for key, value in keys.items()}
-    given = {"gpus": job.gpus} if job.gpus else {}
+    cards = {"gpus": job.gpus} if job.gpus else {}
     files = []
     for values in ({}, keys, turned):
         whole = document(text, syntax_of(text, ""), dialect(name))
         for key, value in values.items():
             whole.put(key, value)
         with contextlib.suppress(*[Error] if values is turned else ()):  # what is on cannot be off everywhere
-            files.append(read(whole.text() if values else text, name, alone=True, given=given))
+            files.append(read(whole.text() if values else text, name, alone=True, given=cards))
     return files
 
 

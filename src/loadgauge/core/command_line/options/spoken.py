@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import re
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import pairwise, takewhile
-from pathlib import Path
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -18,22 +14,29 @@ import click
 from loadgauge.core.base import read_table
 from loadgauge.core.base.files import is_command
 from loadgauge.core.base.hooks import need, provider
-from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
+from loadgauge.core.command_line.options.typed import (
+    bare,
+    counts_in,
+    follows,
+    is_line,
+    keyed,
+    of_each,
+    pieces_of,
+    served_by,
+    task_of,
+    unknown,
+    value_of,
+)
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.spoken import (
-    ALONE,
     ALONE_SAID,
     ASKED,
     BESIDE,
-    COMMON,
     COUNT,
-    COUNTS,
-    EACH,
     ELSEWHERE,
-    ENGINES,
-    ENGINES_OWN,
     FILLERS,
     HARMLESS,
+    LAYOUTS,
     LENGTHS,
     MODEL,
     NUMBERED,
@@ -41,24 +44,19 @@ from loadgauge.core.definitions.job.spoken import (
     PATTERNS,
     RENAMED,
     ROLLING,
-    SERVED,
-    SERVING,
     SWITCHES,
     TAKEN,
-    TOKENS,
     VALUES,
+    WITH_NAME,
     WORDED,
 )
-from loadgauge.core.definitions.layout.axes import REPLICA
+from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 from loadgauge.core.text.language import said
 from loadgauge.core.text.table import ABOVE
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
-
-OTHERS = ("plan", "estimate", "network")
-"""Commands that may have an option which another one has not."""
 
 PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
 """Libraries that train as their framework does, without defaults of their own."""
@@ -86,24 +84,27 @@ class Spoken(click.Command):
         args = [
             piece
             for word in args
-            for piece in (shlex.split(word) if _is_line(word) and not is_command(word) else [_typed(word)])
+            for piece in (shlex.split(word) if is_line(word) and not is_command(word) else [keyed(word)])
         ]
-        args = [piece for word in args for piece in (_hydra(word) if "--micro-batch" in options else [word])]
-        counts, args = _counts(args, options)
-        args, served = _served(args, options)
-        bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
+        apart = {word: pieces_of(word, options) if "--micro-batch" in options else [word] for word in args}
+        args = [piece for word in args for piece in apart[word]]
+        args = [word for word in args if bare(word) not in LAYOUTS or word.startswith("--strategy")]
+        counts, args = counts_in(args, options)
+        args, served = served_by(args, options)
+        places = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         later: list[list[str]] = []
-        words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None, later)
+        words, notes = translate(args, options, sum(places) if places in ([], [1]) else None, later)
         if any(name == "nodes" for name, _ in counts.values()):
-            words, notes = _of_each(args, words, notes)
+            words, notes = of_each(args, words, notes)
         try:
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
-            raise _unknown(error.option_name, options, ctx) from None
-        notes += served
-        notes += _task(ctx.params)
+            raise unknown(error.option_name, options, ctx) from None
+        degrees = [word for word, pieces in apart.items() if pieces != [word] and "." not in word]
+        notes += [f"{word} as {' '.join(apart[word])}" for word in degrees] + served
+        notes += task_of(ctx.params)
         notes += self._together(later, ctx.params, options, {*args})
-        notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
+        notes += [follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
         ABOVE[:] = [said(f"loadgauge: taken: {'; '.join(notes)}")] if notes else []
         for line in ABOVE:
@@ -125,7 +126,7 @@ class Spoken(click.Command):
         )
         said_of = [name for name, value in flags.items() if name in fields() and isinstance(value, str | int | float)]
         job = Job(**{"model": "", **lengths, **{name: flags[name] for name in said_of}})
-        keys = [(_plain(name).replace("-", "_"), _read(values)) for name, *values in later]
+        keys = [(bare(name).replace("-", "_"), value_of(values)) for name, *values in later]
         notes = []
         try:
             for tool, places, changed, remark in need("DIALECTS").together(keys, job) if later else ():
@@ -145,12 +146,12 @@ class Spoken(click.Command):
         except ConfigError as error:
             name = later[0][0]
             if error.key in dict(keys):
-                name = next(each[0] for each in later if _plain(each[0]).replace("-", "_") == error.key)
-            known = _plain(name).rpartition(".")[2] in ASKED
-            reason = "" if known else str(error).partition(": ")[2] if error.key else str(error)
+                name = next(each[0] for each in later if bare(each[0]).replace("-", "_") == error.key)
+            asked = bare(name).rpartition(".")[2] in ASKED
+            reason = "" if asked else str(error).partition(": ")[2] if error.key else str(error)
             if reason:
                 raise click.UsageError(f"no flag {name}: {reason}", click.get_current_context(silent=True)) from None
-            raise _unknown(name, options, click.get_current_context(silent=True)) from None
+            raise unknown(name, options, click.get_current_context(silent=True)) from None
         return notes
 
     def _trainer(self, flags: dict[str, Any]) -> list[str]:
@@ -168,285 +169,6 @@ class Spoken(click.Command):
             flags["dialect"] = name  # in whose words remedies are told
         words = Job(model="", **{key: value for key, value in own.items() if key in open_to}).flags()
         return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
-
-
-def _read(values: Sequence[str]) -> Any:
-    """Return the value of a tool's key as its file has it.
-
-    >>> [_read(words.split()) for words in ("", "true", "8", "0.5", "full", "core_attn moe_act")]
-    [True, True, 8, 0.5, 'full', ['core_attn', 'moe_act']]
-    """
-    if len(values) > 1:
-        return list(values)
-    text = values[0] if values else "true"
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    return float(text) if re.fullmatch(r"\d*\.\d+|\d+e-?\d+", text) else int(text) if text.isdecimal() else text
-
-
-def _hydra(word: str) -> list[str]:
-    """Return a key with its value, as tools with sections take them, as a flag.
-
-    >>> _hydra("+data.train_batch_size=1024"), _hydra("all_reduce=340GB/s"), _hydra("./a.b=c")
-    (['--data.train_batch_size=1024'], ['all_reduce=340GB/s'], ['./a.b=c'])
-    """
-    match = re.fullmatch(r"[+~]*([A-Za-z_]\w*(?:\.\w+)+=.*)", word)
-    return [f"--{match[1]}"] if match and not Path(word).exists() else [word]
-
-
-def _task(flags: dict[str, Any]) -> list[str]:
-    """Put the task that flags of serving say among them, or read a batch and a length as those of training; return notes.
-
-    >>> flags = {"task": None, "model": "gpt2", "batch": 4, "micro_batch": None, "weight_format": None}
-    >>> _task(flags), flags["micro_batch"], flags["batch"]
-    (['--batch 4 as --micro-batch 4'], 4, None)
-    """
-    model, prompt = str(flags.get("model") or ""), flags.get("prompt_len")
-    if flags.get("task") == "generate" and (prompt or flags.get("answers")):
-        flags["answer"] = int(flags["answers"]) if str(flags.get("answers")).isdecimal() else flags.get("answer")
-        flags["context"] = flags.get("context") or (prompt and int(prompt) + (flags["answer"] or 1))
-        flags |= {"prompt_len": None, "answers": None}
-        return [
-            f"prompt and answers as --context {flags['context'] or 'that is usual'} --answer {flags['answer'] or 1}"
-        ]
-    if "task" not in flags or flags["task"] is not None or (model and Path(model).exists()) or is_command(model):
-        return []
-    serves = [name for name in (*SERVING, *ALONE) if flags.get(name) is not None]
-    if any(flags.get(name) is not None for name in SERVING) and flags.get("micro_batch") is None:
-        flags["task"] = "generate"
-        return [
-            *_task(flags),
-            f"{', '.join(f'--{name.replace(chr(95), chr(45))}' for name in serves)} as of --task generate",
-        ]
-    notes = []
-    for name, own in ALONE.items():
-        if flags.get(name) is not None and flags.get(own, 0) is None:
-            notes.append(f"--{name} {flags[name]} as --{own.replace('_', '-')} {flags[name]}")
-            flags |= {own: flags[name], name: None}
-    return notes
-
-
-def _unknown(name: str, options: Mapping[str, click.Option], ctx: click.Context | None) -> click.UsageError:
-    """Return the error about a flag that nobody knows, with those that it may be meant for: like it, or with a word of it.
-
-    >>> options = {name: click.Option([name]) for name in ("--gpu", "--micro-batch", "--zero", "--max-ttft")}
-    >>> [_unknown(name, options, None).message for name in ("--gpo", "--ttft", "--xyzzy")]
-    ['no such option --gpo; did you mean --gpu?', 'no such option --ttft; did you mean --max-ttft?', 'no such option --xyzzy']
-    """
-    if ctx is not None and ctx.parent is not None and isinstance(group := ctx.parent.command, click.Group):
-        commands = {other: group.get_command(ctx, other) for other in OTHERS}
-        for other, there in commands.items():
-            if there is not None and any(name in each.opts for each in there.params):
-                layout = ", of the layout that is found" if ctx.command.name == "plan" else ""
-                return click.UsageError(f"no such option {name!r} here; `loadgauge {other}` has it{layout}", ctx)
-    plain = _plain(name)
-    if (last := plain.rpartition(".")[2]) in ASKED:
-        return click.UsageError(f"no flag {name}: {ASKED[last]}", ctx)
-    known = {each.lstrip("-"): each for each in options} | {
-        word: flag.partition(" ")[0] for word, flag in RENAMED.items() if flag in options
-    }
-    near = get_close_matches(plain, known, 3, 0.8 if len(plain) > 5 else 0.65)
-    words = {word for word in re.split(r"[-.]", plain) if len(word) > 2 and word not in COMMON}
-    near = near or sorted(
-        (each for each in known if words & {*each.split("-")}), key=lambda each: abs(len(each) - len(plain))
-    )
-    flags = list(dict.fromkeys(known[each] for each in near))[:3]
-    like = f"; did you mean {' or '.join(flags)}?" if flags else ""
-    return click.UsageError(f"no such option {name}{like}", ctx)
-
-
-def _typed(word: str) -> str:
-    """Return a word as a keyboard has it: without the dashes of text editors, and the wide letters and figures of Chinese input.
-
-    >>> [_typed(word) for word in ("—gpu", "–gpus", "llama‑3.1‑8b", "４０９０", "--gpu", "é.yaml")]
-    ['--gpu', '--gpus', 'llama-3.1-8b', '4090', '--gpu', 'é.yaml']
-    """
-    if word.isascii() or Path(word).exists():
-        return word
-    return re.sub("[‐‑]", "-", re.sub("^[–—−]-?", "--", unicodedata.normalize("NFKC", word)))
-
-
-def _is_line(word: str) -> bool:
-    """Return whether a word is a model with its flags, in quotes that were meant for none.
-
-    >>> _is_line("llama-3.1-8b --gpu h100"), _is_line("all_reduce=340GB/s --x"), _is_line("an error --of it")
-    (True, False, False)
-    """
-    line = re.match(r"[\w./:@-]*\w +--?[a-z]", word) is not None
-    return line and not is_command(word) and not Path(word).exists()
-
-
-def _of_each(typed: Sequence[str], words: list[str], notes: list[str]) -> tuple[list[str], list[str]]:
-    """Return words and notes in which the GPUs of a machine are those of each node, as nodes are counted beside it.
-
-    typed: the words before they were taken, which name a machine, or GPUs by `--gres`
-
-    >>> _of_each(["gpt2", "--gres", "gpu:a100:8"], ["gpt2", "--gpu", "a100", "--gpus", "8"], [])[0]
-    ['gpt2', '--gpu', 'a100', '--gpus-per-node', '8']
-    """
-    cards = [after for word, after in pairwise(words) if word == "--gpu"]
-    machine = "gres" in map(_plain, typed) or not set(cards) <= set(typed)
-    if not machine or "--gpus" in typed or "--gpus-per-node" in words:
-        return words, notes
-    each = [note.replace("--gpus ", "--gpus-per-node ") for note in notes]
-    return ["--gpus-per-node" if word == "--gpus" else word for word in words], each
-
-
-def _plain(word: str) -> str:
-    """Return a flag's name with dashes inside, without those before it and what it is set to."""
-    return word.partition("=")[0].lstrip("-").lower().replace("_", "-")
-
-
-def _counts(words: list[str], options: Mapping[str, click.Option]) -> tuple[dict[str, tuple[str, int]], list[str]]:
-    """Return the counts of a command line that are no flags here, by flag, and the other words."""
-    counts: dict[str, tuple[str, int]] = {}
-    others, rest = [], list(words)
-    many = any(
-        COUNTS.get(_plain(word).rpartition(".")[2]) == "nodes" for word in words if not re.search(r"\.n(=|$)", word)
-    )
-    while rest:
-        word = rest.pop(0)
-        flag, _, value = word.partition("=")
-        section, _, plain = _plain(flag).rpartition(".")
-        name = (
-            None
-            if section and plain in OWN_SECTIONS
-            else "per node"
-            if many and plain == "devices"
-            else None
-            if many and plain in EACH
-            else COUNTS.get(plain)
-            if re.match("--|-dp|-N", flag)
-            else None
-        )
-        number = value or (rest[0] if rest else "")
-        tokens = re.fullmatch(TOKENS, number.lower())
-        if tokens and RENAMED.get(plain, flag) == "--global-batch" and not number.isdecimal():
-            name = "tokens"
-        usual = flag in options and name != "tokens"
-        if name is None or usual or not (tokens if name == "tokens" else re.fullmatch(r"[1-9]\d{0,6}", number)):
-            others.append(word)
-            continue
-        counts[flag] = name, int(number) if number.isdecimal() or not tokens else _tokens(*tokens.groups())
-        del rest[: not value]
-        del rest[: name == "tokens" and rest[:1] in (["tokens"], ["tok"])]
-    # GPUs first, the batch follows from them
-    first = ("per node", "nodes", "dp", "each")
-    return dict(sorted(counts.items(), key=lambda each: [*first, each[1][0]].index(each[1][0]))), others
-
-
-def _tokens(number: str, thousands: str) -> int:
-    """Return tokens as they are written of a batch. ``_tokens("4", "m") == 4194304``"""
-    return int(float(number) * {"": 1, "k": 1 << 10, "m": 1 << 20}[thousands])
-
-
-def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:
-    """Return a command line with an engine's own flags as options of `--server`, or of `--rollout`, and a note on them.
-
-    Raises `click.UsageError` for one that is no single one here.
-
-    >>> server = {"--server": click.Option(["--server"])}
-    >>> _served(["--task", "generate", "--enforce-eager", "--gpu-memory-utilization", "0.8"], server)[0]
-    ['--task', 'generate', '--server', 'vllm:graphs=0,gpu_memory_utilization=0.8']
-    >>> _served(["--task", "generate", "--page-size", "64", "--disable-radix-cache"], server)[0]
-    ['--task', 'generate']
-    """
-    of_server = {_plain(word) for word in words if word[:1] == "-"} & {*ENGINES_OWN}
-    if of_server and "--context" in options and not any(re.search(r"task|rollout|grpo|ppo", word) for word in words):
-        words = [*words, "--task", "generate"]
-    engines = r"vllm|sglang|trt-?llm|tensorrt-llm"
-    side = "--rollout" if any(re.search("rollout|grpo|ppo|rloo|gspo|dapo", word) for word in words) else "--server"
-    named_by = "--(?:engine|backend|inference-engine|rollout-backend)"
-    words = [
-        side if re.fullmatch(named_by, word) and re.fullmatch(engines, after) else word
-        for word, after in pairwise([*words, ""])
-    ]
-    words = [
-        part for word in words for part in ([side, word[2:]] if re.fullmatch(f"--(?:{engines})", word) else [word])
-    ]
-    short = (SWITCHES.get(_plain(word), ("",))[0] for word in words if word.startswith("--"))
-    line = f"{' '.join([*words, *(each for each in short if each.startswith('--task '))])} "
-    task, named = re.search(r"--task[ =](\S+)", line), re.search(r"--(?:server|rollout)[ =](\S+)", line)
-    field = "rollout" if "--rollout" in line or (task and task[1] in fields()["task"].choices) else "server"
-    if f"--{field}" not in options or not (task or named):
-        return words, []
-    engine, rest = named[1] if named else "", list(words)
-    table = read_table("engine_flags.toml") if field == "server" else {"small": {}, "instead": {}}
-    switches, nothing, alone = (table.get(kind, "").split() for kind in ("switches", "nothing", "alone"))
-    taken: list[str] = []
-    others: list[str] = []
-    notes: list[str] = []
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        full = _plain(word)
-        plain = full.rpartition(".")[2].removeprefix("vllm-").removeprefix("rollout-")
-        own = not flag.startswith("--") or f"--{full}" in options or (plain == full and plain in RENAMED)
-        text = value if equals else rest[0] if rest and not rest[0].startswith("-") else "true"
-        if flag.startswith("--") and full in table["instead"]:
-            raise click.UsageError(f"no flag {flag}: {table['instead'][full]}", click.get_current_context(silent=True))
-        if flag.startswith("--") and full in (*table["small"], *switches, *nothing):
-            rest = rest[not (equals or full in (*switches, *alone) or text == "true") :]
-            notes.append(
-                f"{flag} as nothing that is counted: {table['small'].get(full, 'memory and times are the same')}"
-            )
-        elif trial := "" if own else _engine(engine, field, ENGINES.get(plain) or f"{plain.replace('-', '_')}={text}"):
-            engine, beside = trial, not equals and rest[:1] == [text]
-            taken.append(f"{word} {text}" if beside else word)
-            rest = rest[beside:]
-        elif field == "server" and RENAMED.get(full) in SERVED and flag.startswith("--"):
-            others.append(f"{SERVED[RENAMED[full]]}{equals}{value}")
-            notes.append(f"{flag} as {SERVED[RENAMED[full]]}")
-        else:
-            others.append(word)
-    if taken and named:
-        at = next(n for n, word in enumerate(others) if word.partition("=")[0] == f"--{field}")
-        del others[at : at + (1 if "=" in others[at] else 2)]
-    return (
-        [*others, *([f"--{field}", engine] if taken else [])],
-        [*notes, *([f"{', '.join(taken)} as --{field} {engine}"] if taken else [])],
-    )
-
-
-def _engine(engine: str, field: str, option: str) -> str:
-    """Return an engine with one more option, or the first that has such a one; nothing where none has."""
-    from loadgauge.core.base.errors import ConfigError
-    from loadgauge.core.definitions.serving.rollout import ROLLOUTS, SERVERS, Engine
-
-    for name in (engine,) if engine else SERVERS if field == "server" else ROLLOUTS:
-        trial = f"{name}{',' if ':' in name else ':'}{option}"
-        with contextlib.suppress(ConfigError):
-            Engine.parse(trial, field)
-            return trial
-    return ""
-
-
-def _follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
-    """Put the GPUs or the batch that follow from a count among the flags; return a note on it.
-
-    Raises `click.UsageError` where a flag says another number, or a degree is a list.
-    """
-    degrees = [flags.get(axis) or 1 for axis in REPLICA]
-    if not all(isinstance(degree, int) for degree in degrees) or "gpus" not in flags:
-        raise click.UsageError(f"no flag {flag} here: give --gpus", click.get_current_context(silent=True))
-    within = math.prod(degrees)
-    if name == "each":  # of the one node
-        flags |= {"gpus": flags["gpus"] or count} | ({"gpus_per_node": count} if "gpus_per_node" in flags else {})
-        return f"{flag} {count} as --gpus {flags['gpus']}"
-    if name == "per node":
-        field, number = "gpus_per_node", count
-    elif name == "tokens":
-        each = (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
-        field, number = "global_batch", each * max(1, round(count / (flags.get("seq_len") or 4096) / each))
-    elif name == "accumulation":
-        field, number = "global_batch", count * (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
-    else:
-        field, number = "gpus", count * (within if name == "dp" else flags.get("gpus_per_node") or GPUS_PER_NODE)
-    if field not in flags or flags[field] not in (None, number):
-        text = f"{flag} {count} makes it --{field.replace('_', '-')} {number}, and the flag says {flags.get(field)}"
-        raise click.UsageError(text, click.get_current_context(silent=True))
-    flags[field] = number
-    return f"{flag} {count} as --{field.replace('_', '-')} {number}"
 
 
 def translate(
@@ -489,6 +211,9 @@ def translate(
             later.append([*typed, *values])
             continue
         option = options.get(taken[0]) if taken else None
+        if option is not None and not option.is_flag and name == "--train" and rest[:1] and rest[0] in options:
+            notes.append(f"{name} as nothing that changes the answer")
+            continue
         room = 0 if room and taken and len(taken) == 1 and not taken[0].startswith("-") and typed != taken else room
         if option is not None and not option.is_flag:
             if len(taken) == 1 and rest:
@@ -525,7 +250,7 @@ def _card(word: str) -> list[str] | None:
 
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
     """Return the words here of a flag and what it has with it, as many as are sure; those of `rest` that it takes go to `typed`."""
-    plain = _plain(name)
+    plain = bare(name)
     if (own := options.get(name)) is not None and own.is_flag and not equals and rest and rest[0].lower() in TRUTH:
         typed.append(rest.pop(0))
         return [[name], own.secondary_opts[:1]][TRUTH[typed[1].lower()]]
@@ -611,14 +336,12 @@ def _as_value(plain: str, options: Mapping[str, click.Option]) -> list[str]:
     [['--optimizer', 'galore'], ['--offload', 'experts'], ['--schedule', 'dualpipe'], []]
     """
     for field in ALONE_SAID:
-        flag, values = (
-            field.replace("_", "-"),
-            {*fields()[field].choices, *fields()[field].values, *VALUES.get(field, ())},
-        )
+        own = fields().get(field) or inference_fields()[field]
+        flag, values = field.replace("_", "-"), {*own.choices, *own.values, *VALUES.get(field, ())}
         for start in ("", f"{flag}-"):
             value = plain.removeprefix(start)
-            found = value in values or value.replace("-", "_") in values
-            if f"--{flag}" in options and plain.startswith(start) and found and (start or len(value) > 3):
+            among = value in values or value.replace("-", "_") in values
+            if f"--{flag}" in options and plain.startswith(start) and among and (start or field not in WITH_NAME):
                 return [f"--{flag}", value]
     return ["--context", plain] if re.fullmatch(r"\d+[km]", plain) and "--context" in options else []
 
@@ -626,6 +349,8 @@ def _as_value(plain: str, options: Mapping[str, click.Option]) -> list[str]:
 def _value(field: str, taken: list[str]) -> list[str]:
     """Return a flag and its value in the words here."""
     flag, value = taken[:2]
+    if field == "weight_format":
+        value = value.lower()
     if value.lower() in VALUES.get(field, {}):
         return [flag, VALUES[field][value.lower()]]
     if field in LENGTHS and (length := re.fullmatch(r"(\d+)([km])", value.lower())):

@@ -22,7 +22,8 @@ RENAMED = {
     **dict.fromkeys(("ttft", "target-ttft", "ttft-slo"), "--max-ttft"),
     **dict.fromkeys(("tpot", "itl", "target-tpot", "inter-token-latency"), "--max-tpot"),
     **dict.fromkeys(("qps", "rps", "request-rate"), "--requests"),
-    **dict.fromkeys(("ib", "nic", "network", "interconnect", "infiniband", "roce", "network-bandwidth", "inter-node-bandwidth",
+    **dict.fromkeys(("ib", "nic", "network", "fabric", "interconnect", "infiniband", "roce", "network-bandwidth",
+    "inter-node-bandwidth",
                      "internode-bandwidth", "internode-bw", "network-bw"), "--nic-bandwidth"),
     **dict.fromkeys(("nvlink", "nvlink-bandwidth", "intra-node-bandwidth", "intranode-bandwidth"), "--link-bandwidth"),
     **dict.fromkeys(("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"), "--vpp"),
@@ -34,7 +35,18 @@ RENAMED = {
     **dict.fromkeys(("input-len", "isl", "input-length", "input-tokens", "prefill", "prompt-tokens", "max-input-length",
                      "random-input-len"), "--prompt-len"),
     **dict.fromkeys(("output-len", "osl", "output-length", "output-tokens", "decode", "random-output-len", "gen-len"), "--answers"),
-    **dict.fromkeys(("gguf", "quant-type"), "--weight-format"),
+    **dict.fromkeys(("gguf", "quant-type", "model-quant", "weight-quant", "weights-format"), "--weight-format"),
+    **dict.fromkeys(("cards", "num-cards", "gpu-num", "total-gpus", "num-devices"), "--gpus"),
+    **dict.fromkeys(("cluster", "instance", "instance-type", "machine", "machine-type", "node-type"), "--gpu"),
+    **dict.fromkeys(("ram", "system-ram", "host-ram", "cpu-ram", "cpu-memory", "host-mem"), "--host-memory"),
+    **dict.fromkeys(("ds-offload", "deepspeed-offload"), "--offload"),
+    **dict.fromkeys(("critic-model", "value-model", "critic-pretrain"), "--critic"),
+    **dict.fromkeys(("completion-tokens", "completion-len", "max-output-tokens", "num-predict"), "--answers"),
+    **dict.fromkeys(("input", "prompt-size", "prompt"), "--prompt-len"),
+    **dict.fromkeys(("p99-ttft", "p90-ttft", "p95-ttft", "ttft-ms"), "--max-ttft"),
+    **dict.fromkeys(("p99-tpot", "p90-tpot", "p99-itl", "tpot-ms", "itl-ms"), "--max-tpot"),
+    **dict.fromkeys(("pipeline-schedule", "pipeline-parallel-schedule", "pp-schedule"), "--schedule"), "vp": "--vpp",
+    "rate": "--requests",
     **dict.fromkeys(("algo", "rl", "algorithm", "rl-algo", "rl-algorithm"), "--task"),
     **dict.fromkeys(("kv-cache-dtype", "kv-dtype", "cache-dtype", "kv-cache", "kv-quant"), "--cache-format"),
     **dict.fromkeys(("num-generations", "n-samples-per-prompt", "rollout-n", "group-size", "n-samples", "rollouts", "num-rollouts",
@@ -60,7 +72,10 @@ RENAMED = {
         "--cp",
     ),
     "tensor-parallel-degree": "--tp", "pipeline-parallel-degree": "--pp", "expert-parallel-degree": "--ep",
-    **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size"), "--ep"),
+    **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size", "expert-parallelism"),
+    "--ep"),
+    **dict.fromkeys(("tensor-parallelism", "tp-degree"), "--tp"), **dict.fromkeys(("pipeline-parallelism", "pp-degree"), "--pp"),
+    **dict.fromkeys(("context-parallelism", "cp-degree"), "--cp"),
     **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
     "optimizer-offload-fraction": "--offload", "max-seqlen-per-dp-cp-rank": "--dynamic-cp",
     "checkpointing": "--recompute", "vocab-size": "--vocab", "num-experts": "--experts",
@@ -106,7 +121,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "cpu-checkpointing": ("--activation-offload checkpoints", ""), "contiguous-memory-optimization": ("", ""),
     **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
     **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)),
-    **dict.fromkeys(("fit", "fits", "exclusive", "requeue", "rocm", "cuda", "train", "training", "gpu-only"), ("",)),
+    **dict.fromkeys(("cpt", "mla", "gqa", "fit", "fits", "exclusive", "requeue", "rocm", "cuda", "training",
+    "gpu-only"), ("",)),
     **dict.fromkeys(("rail", "rail-optimized", "rail-optimised"), ("--topology rail",)), "reference-free": ("--reference none",),
     **dict.fromkeys(("ref-offload", "offload-ref", "offload-reference"), ("--frozen-offload", "--no-frozen-offload")),
     **dict.fromkeys(
@@ -142,26 +158,49 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
                      "disable-log-requests", "disable-log-stats", "cont-batching", "no-context-shift"), ("",)),
     **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
-    **dict.fromkeys(("inference", "serve", "serving"), ("--task generate",)),
+    **dict.fromkeys(("inference", "serve", "serving", "ollama", "llamacpp", "llama-cpp", "lmstudio", "tgi", "chat"),
+    ("--task generate",)),
     **dict.fromkeys(
         ("disaggregated", "disaggregation", "disagg", "pd-disaggregation", "prefill-decode-disaggregation", "pd"), ("--apart",)
     ),
     **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
     **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
     **dict.fromkeys(("offload-optimizer", "optimizer-offload", "optimizer-cpu-offload", "adam-offload"), ("--offload optimizer",)),
-    **dict.fromkeys(("cpu-moe", "cmoe"), ("--offload experts",)), "use-dpo": ("--task dpo",),
+    **dict.fromkeys(("cpu-moe", "cmoe"), ("--offload experts",)), "use-dpo": ("--task dpo",), **dict.fromkeys(("distill",
+    "distillation", "kd"), ("--task gkd",)),
+    **dict.fromkeys(("reward-modeling", "reward-modelling", "train-reward-model"), ("--task rm",)),
     **dict.fromkeys(("verbose", "long", "details"), ("--full",)), **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
 }  # fmt: skip
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
 
 ASKED = {
+    **dict.fromkeys(("max-batch", "max-batch-that-fits", "largest-batch"), "give plan --find micro-batch (to serve: --find batch)"),
+    **dict.fromkeys(("max-context", "max-seq", "longest"), "give plan --find seq-len"),
+    **dict.fromkeys(
+        ("hours", "step-time", "tokens-per-sec", "duration", "eta", "profile", "report"),
+        "an answer has it where --gpu is given; of a whole run with --tokens",
+    ),
+    **dict.fromkeys(("max-hours", "wall-hours", "hours-limit"), "give --days, and --tokens"),
+    **dict.fromkeys(("budget", "max-cost"), "give --price and --tokens, and read the cost; plan --objective money"),
+    **dict.fromkeys(
+        ("fsdp-sharding", "fsdp-shard"), "give --zero 3, 2 or 0; of HYBRID_SHARD --zero 3 --replicas NODES"
+    ),
+    **dict.fromkeys(
+        ("deepep", "moe-enable-deepep", "use-deepep"), "experts' tokens are counted as all-to-alls, by bytes; leave it out"
+    ),
+    **dict.fromkeys(
+        ("prefix-cache-hit-rate", "prefix-hit-rate", "cache-hit-rate"), "give --server vllm:cached=N, tokens of each prompt"
+    ),
+    **dict.fromkeys(("exl2", "bpw"), "give --task generate --weight-format, the nearest of its formats (q4_k_m, awq)"),
+    **dict.fromkeys(("input-shape", "model-def", "input-size"), "give script.py:function and --inputs FILE:FUNCTION"),
+    **dict.fromkeys(("num-requests", "num-prompts"), "give --batch, how many run at once, or plan --requests RATE"),
     **dict.fromkeys(
         ("dataset-size", "examples", "num-examples", "max-samples", "train-size", "num-samples", "dataset-tokens"),
         "give --tokens, of the whole run: examples x tokens of one x epochs",
     ),
     **dict.fromkeys(("chinchilla", "compute-optimal"), "give --tokens: 20 for each parameter (Hoffmann et al. 2022)"),
     **dict.fromkeys(
-        ("flops-budget", "compute-budget", "flops", "total-flops"), "give --tokens: C FLOP are C / (6 x parameters) of them"
+        ("flops-budget", "compute-budget", "flops-limit", "total-flops"), "give --tokens: C FLOP are C / (6 x parameters) of them"
     ),
     **dict.fromkeys(
         ("async", "fully-async", "rollout-gpus", "inference-gpus", "vllm-gpus", "async-rollout"),
@@ -287,6 +326,7 @@ WORDED = {
     **dict.fromkeys(("quantization", "quant", "quantize", "q"), _STORED),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), dict.fromkeys(("99", "999", "all", "_1", "auto"), "")),
     **dict.fromkeys(("offload-optimizer", "offload-optimizer-device"), _OFFLOADED["optimizer"]),
+    **dict.fromkeys(("offload-device", "offload-to-cpu"), _OFFLOADED["all"]),
     **dict.fromkeys(("offload-param", "offload-param-device", "offload-params"), _OFFLOADED["all"]),
     **dict.fromkeys(("fp8-format", "fp8"), dict.fromkeys(("hybrid", "e4m3"), "--precision fp8")),
     "flash-attn": {"fa2": "--attention fa2", "sdpa": "--attention flash", "disabled": "--attention eager", "on": "", "auto": ""},
@@ -315,8 +355,21 @@ NUMBERED = {"lora": "--lora-rank", "sp": "--cp"}
 MODEL = ("model-name", "model-name-or-path", "model-path", "model-id", "pretrained", "pretrained-model", "m")
 """Flags of the model, which stands by itself here."""
 FILLERS = (
-    "on", "with", "using", "for", "in", "at", "gpu", "gpus", "a", "one", "and", "training", "finetuning", "fine-tuning",
-)  # fmt: skip
+    "on",
+    "with",
+    "using",
+    "for",
+    "in",
+    "at",
+    "gpu",
+    "gpus",
+    "a",
+    "one",
+    "and",
+    "training",
+    "finetuning",
+    "fine-tuning",
+)
 """Words between a model and its card."""
 
 COUNTS = {
@@ -342,6 +395,9 @@ COUNTS = {
             "gradient-accumulation",
             "accumulation-steps",
             "accumulate",
+            "num-microbatches",
+            "microbatches",
+            "num-micro-batches",
         ),
         "accumulation",
     ),
@@ -353,7 +409,7 @@ HARMLESS = (
     "learning-rate", "lr", "lora-alpha", "weight-decay", "warmup-steps", "warmup-ratio", "seed", "logging-steps", "output-dir",
     "lr-scheduler-type", "save-steps", "save-every", "save-strategy", "eval-strategy", "report-to", "run-name", "warmup",
     "swap-space", "threads", "t", "port", "host", "hf-repo", "hf-file", "random-state", "main-gpu", "gradient-clipping",
-    "model-impl", "defrag-thold",
+    "model-impl", "defrag-thold", "kl-coeff", "entropy-coeff", "entropy-coef", "clip-ratio", "kl-loss-coef", "cliprange",
     "val-set-size", "limit-val-batches", "template", "gradient-clip-val", "clip-grad-norm", "hf-token", "served-model-name",
     "tool-call-parser", "num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset", "dataset-name",
     "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
@@ -406,6 +462,8 @@ VALUES: dict[str, dict[str, str]] = {
                   "adam8bit": "adamw-8bit", "adamw-bf16": "adamw:moments=bf16", "adam-bf16": "adamw:moments=bf16",
                   "adamw-ema": "adamw:ema"},
     "recompute": _ON,
+    "cache_format": {"q8": "int8", "q8_0": "int8", "q4": "int4", "q4_0": "int4", "fp8_e5m2": "fp8", "fp8_e4m3": "fp8",
+    "f16": "fp16"},
     "weight_format": {"4bit": "nf4", "8bit": "int8"},
     "framework": {
         **dict.fromkeys(("megatron", "mcore", "megatron-core", "mindspeed", "megablocks", "megatron-lm"), "megatron"),
@@ -424,7 +482,7 @@ VALUES: dict[str, dict[str, str]] = {
     "task": {"pretrain": "train", "finetune": "train", "diffusion": "train", "dreambooth": "train", "rlhf": "ppo",
              "inference": "generate", "infer": "generate", "serve": "generate", "serving": "generate", "quantize": "quantise",
              **dict.fromkeys(("embed", "embedding", "embeddings", "score", "rerank", "pooling", "classify"), "forward")},
-    "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all"},
+    "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all", "cpu": "all"},
     "at": {"loading": "setup", "load": "setup", "init": "setup", "save": "saving", "eval": "evaluation", "optimizer": "step"},
     "find": {**dict.fromkeys(("context", "length", "sequence", "max-model-len", "seq_len"), "seq-len"), "card": "gpu",
              **dict.fromkeys(("micro_batch", "batch-size"), "micro-batch"), "fewest": "gpus", "cheapest": "gpu"},
@@ -447,7 +505,7 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", r"(\d+(?:\.\d+)?) ?GiB", r"--memory \1GiB"),
     ("gpu", r"(?:google )?(?:colab|kaggle)(?: pro\+?)?[ -](.+)", r"--gpu \1"),
     ("gpu", r"[x×](\d{1,3})|(\d{1,3})[x×]", r"--gpus \1\2"),
-    ("nic_bandwidth", r"(?:infiniband|ib)[- ]?(.+)", r"--nic-bandwidth \1"),
+    ("nic_bandwidth", r"(?:(?:infiniband|ib|roce)[- ]?|8 ?x ?)(.+)", r"--nic-bandwidth \1"),
     ("host_memory", r"0", ""),
     ("gpus", rf"({COUNT}) ?[x*×] ?(.*[a-z].*)", r"--gpus \1 --gpu \2"),
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
@@ -488,8 +546,14 @@ SERVING = (
     "requests",
 )
 """Fields that only a model which is served has."""
+LAYOUTS = ("layout", "parallelism", "parallel-config", "strategy", "mesh")
+"""Flags of degrees that are written together, as tp8pp2 or tp=8,pp=2."""
+WHOLE = ("epochs", "steps")
+"""Fields of a step's answers, which of training say how long it runs."""
 ALONE = {"batch": "micro_batch", "context": "seq_len"}
 """Fields of a model that is served, and what the same word says of training."""
+OF_SERVING = {own: name for name, own in ALONE.items()} | {"precision": "weight_format"}
+"""Fields of training, and what the same word says of a model that is served."""
 SERVED = {"--seq-len": "--context", "--tokens": "--answers"}
 """Flags of training that words stand for, and what they stand for with a server."""
 ENGINES_OWN = ("max-model-len", "max-num-seqs", "kv-cache-dtype", "mem-fraction-static", "max-running-requests", "n-gpu-layers",
@@ -502,16 +566,44 @@ ROLLING = ("ppo", "grpo", "rloo", "dapo", "gspo")
 """Tasks whose prompts are answered."""
 TAKEN = (RENAMED, SWITCHES, HARMLESS)
 """Tables of words that are taken for others, also after the section of a tool's configuration."""
-OWN_SECTIONS = frozenset((
-    "data", "rollout", "ref", "critic", "reward", "vllm", "sglang", "device", "n", "mode", "name", "type", "size", "c",
-    "b", "m",
-))  # fmt: skip
+OWN_SECTIONS = frozenset(
+    (
+        "data",
+        "rollout",
+        "ref",
+        "critic",
+        "reward",
+        "vllm",
+        "sglang",
+        "device",
+        "n",
+        "mode",
+        "name",
+        "type",
+        "size",
+        "c",
+        "b",
+        "m",
+    )
+)
 """Parts of keys with sections that do not mean there what they mean alone."""
 ALONE_SAID = (
-    "task", "schedule", "optimizer", "attention", "framework", "precision", "topology", "offload", "recompute",
-    "adapter", "loss",
-)  # fmt: skip
+    "task",
+    "schedule",
+    "optimizer",
+    "attention",
+    "framework",
+    "precision",
+    "topology",
+    "offload",
+    "recompute",
+    "adapter",
+    "loss",
+    "weight_format",
+)
 """Fields whose values are also typed as flags, in this order."""
+WITH_NAME = ("offload", "recompute", "loss")
+"""Of these, those whose values say nothing without the field's name."""
 COMMON = ("use", "enable", "num", "max", "min", "size", "disable", "with", "per", "the", "len", "length")
 """Words of flags that many have."""
 BESIDE = "counts beside other keys"
