@@ -20,7 +20,7 @@ from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.dialects import FILES, dialect
 from loadgauge.job_files.exchange import JobFile, Written, document, load, read, syntax_of, write
-from loadgauge.job_files.ideas.coverage import key_lists
+from loadgauge.job_files.ideas.coverage import key_lists, suspect
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
 from loadgauge.job_files.job_file import fill_in, is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
@@ -342,7 +342,15 @@ def _full(name: str, key: str) -> str:
     """
     ends = [each for each in _keys(name) if each.endswith(f".{key}")]
     ends = [each for each in ends if ".actor." in each] if len(ends) > 1 else ends
-    return key if key in _keys(name) else ends[0] if len(ends) == 1 else key if dialect(name).kinds(key) else ""
+    return (
+        key
+        if key in _keys(name)
+        else ends[0]
+        if len(ends) == 1
+        else key
+        if dialect(name).kinds(key) and not suspect(key)
+        else ""
+    )
 
 
 def _beside(key: str, value: str, adapts: bool) -> Iterator[tuple[str, str, str]]:

@@ -340,9 +340,9 @@ def _as_value(plain: str, options: Mapping[str, click.Option]) -> list[str]:
         flag, values = field.replace("_", "-"), {*own.choices, *own.values, *VALUES.get(field, ())}
         for start in ("", f"{flag}-"):
             value = plain.removeprefix(start)
-            among = value in values or value.replace("-", "_") in values
+            among = [each for each in (value, value.replace("-", "_")) if each in values]
             if f"--{flag}" in options and plain.startswith(start) and among and (start or field not in WITH_NAME):
-                return [f"--{flag}", value]
+                return [f"--{flag}", among[0]]
     return ["--context", plain] if re.fullmatch(r"\d+[km]", plain) and "--context" in options else []
 
 

@@ -78,6 +78,9 @@ def task_of(flags: dict[str, Any]) -> list[str]:
     (['--batch 4 as --micro-batch 4'], 4, None)
     """
     model, prompt = str(flags.get("model") or ""), flags.get("prompt_len")
+    if flags.get("task") in ("generate", "forward") and flags.get("qlora") and flags.get("weight_format") is None:
+        flags |= {"weight_format": flags.get("base") or "nf4", "qlora": None, "base": None}
+        return [f"--qlora as --weight-format {flags['weight_format']}", *task_of(flags)]
     if flags.get("task") in ("generate", "forward"):
         back = {own: name for own, name in OF_SERVING.items() if flags.get(own) is not None and flags.get(name) is None}
         flags |= {name: flags[own] for own, name in back.items()} | dict.fromkeys(back)
@@ -245,6 +248,7 @@ def served_by(words: list[str], options: Mapping[str, click.Option]) -> tuple[li
         words = [*words, "--task", "generate"]
     engines = r"vllm|sglang|trt-?llm|tensorrt-llm"
     side = "--rollout" if any(re.search("rollout|grpo|ppo|rloo|gspo|dapo", word) for word in words) else "--server"
+    typed = words
     named_by = "--(?:engine|backend|inference-engine|rollout-backend)"
     words = [
         side if re.fullmatch(named_by, word) and re.fullmatch(engines, after) else word
@@ -253,18 +257,19 @@ def served_by(words: list[str], options: Mapping[str, click.Option]) -> tuple[li
     words = [
         part for word in words for part in ([side, word[2:]] if re.fullmatch(f"--(?:{engines})", word) else [word])
     ]
+    engine_said = [f"{word} as {side} {word[2:]}" for word in typed if re.fullmatch(f"--(?:{engines})", word)]
     short = (SWITCHES.get(bare(word), ("",))[0] for word in words if word.startswith("--"))
     line = f"{' '.join([*words, *(each for each in short if each.startswith('--task '))])} "
     task, named = re.search(r"--task[ =](\S+)", line), re.search(r"--(?:server|rollout)[ =](\S+)", line)
     field = "rollout" if "--rollout" in line or (task and task[1] in fields()["task"].choices) else "server"
     if f"--{field}" not in options or not (task or named):
-        return words, []
+        return words, engine_said
     engine, rest = named[1] if named else "", list(words)
     table = read_table("engine_flags.toml") if field == "server" else {"small": {}, "instead": {}}
     switches, nothing, alone = (table.get(kind, "").split() for kind in ("switches", "nothing", "alone"))
     taken: list[str] = []
     others: list[str] = []
-    notes: list[str] = []
+    notes = engine_said
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")

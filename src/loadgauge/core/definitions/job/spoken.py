@@ -5,7 +5,7 @@ RENAMED = {
         ("batch-size", "b", "bs", "mbs", "batchsize", "per-device-train-batch-size", "per-device-batch-size", "micro-batch-size",
          "train-micro-batch-size-per-gpu", "micro-bs", "device-batch-size", "local-batch-size", "per-gpu-train-batch-size",
          "train-batch-size-per-gpu", "ppo-micro-batch-size-per-gpu", "per-gpu-batch", "per-gpu-batch-size",
-         "micro-train-batch-size"),
+         "micro-train-batch-size", "bsz", "micro-bsz", "microbatch", "device-batch"),
         "--micro-batch",
     ),
     **dict.fromkeys(("global-batch-size", "gbs", "train-batch-size", "effective-batch-size", "total-batch-size",
@@ -46,6 +46,7 @@ RENAMED = {
     **dict.fromkeys(("p99-ttft", "p90-ttft", "p95-ttft", "ttft-ms"), "--max-ttft"),
     **dict.fromkeys(("p99-tpot", "p90-tpot", "p99-itl", "tpot-ms", "itl-ms"), "--max-tpot"),
     **dict.fromkeys(("pipeline-schedule", "pipeline-parallel-schedule", "pp-schedule"), "--schedule"), "vp": "--vpp",
+    "virtual-pipeline": "--vpp", "kv": "--cache-format", "max-seqs": "--batch", "link": "--link-bandwidth",
     "rate": "--requests",
     **dict.fromkeys(("algo", "rl", "algorithm", "rl-algo", "rl-algorithm"), "--task"),
     **dict.fromkeys(("kv-cache-dtype", "kv-dtype", "cache-dtype", "kv-cache", "kv-quant"), "--cache-format"),
@@ -173,6 +174,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
 
+_SHARE = "give --server vllm:utilization=0.9, or of a rollout --rollout vllm:utilization=0.6"
 ASKED = {
     **dict.fromkeys(("max-batch", "max-batch-that-fits", "largest-batch"), "give plan --find micro-batch (to serve: --find batch)"),
     **dict.fromkeys(("max-context", "max-seq", "longest"), "give plan --find seq-len"),
@@ -207,7 +209,7 @@ ASKED = {
         "give --placement split:A+B, GPUs of the trainer and of the rollout, and --staleness N",
     ),
     **dict.fromkeys(
-        ("img-size", "image-size", "resolution", "image-resolution"),
+        ("img-size", "imgsz", "image-size", "resolution", "image-resolution"),
         "a picture model's name says it (vit-large); to other models give --pictures 1x224x224, to a script --inputs",
     ),
     **dict.fromkeys(("ref-model", "reference-model"), "a frozen copy of MODEL is; --reference says how it is kept"),
@@ -230,7 +232,9 @@ ASKED = {
     **dict.fromkeys(
         ("int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
     ),
-    "gpu-memory-utilization": "give --server vllm:utilization=0.9, or of a rollout --rollout vllm:utilization=0.6",
+    **dict.fromkeys(("mem-util", "gpu-util", "rollout-gpu-util", "gpu-memory-utilization"), _SHARE),
+    **dict.fromkeys(("no-flash", "disable-flash"), "give --attention eager, or flash, which PyTorch chooses"),
+    "no-kl": "give --reference none",
     **dict.fromkeys(("reduce-bucket-size", "allgather-bucket-size"), "DeepSpeed's own file says it: --with ds_config.json"),
     "overlap-comm": "give --overlap dp,prefetch",
     **dict.fromkeys(("use-cpu", "no-cuda"), "what is estimated runs on a GPU: give --gpu, or --memory 24GB"),
@@ -384,7 +388,7 @@ COUNTS = {
         ),
         "tokens",
     ),
-    **dict.fromkeys(("dp", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
+    **dict.fromkeys(("dp", "data-parallelism", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
     **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines", "n"), "nodes"),
     **dict.fromkeys(EACH, "each"),
     **dict.fromkeys(
@@ -396,6 +400,8 @@ COUNTS = {
             "accumulation-steps",
             "accumulate",
             "num-microbatches",
+            "ga",
+            "grad-acc",
             "microbatches",
             "num-micro-batches",
         ),
