@@ -148,6 +148,7 @@ SAID = {
         "--task ppo --offload optimizer --prompt-len 512 --answers 1024 --prompts 64",
     "--task generate --enable-prefix-caching": "--task generate",
     "--task grpo --vllm_tensor_parallel_size 2": "--task grpo --rollout vllm:tensor_parallel_size=2",
+    "--tp8 --pp2": "--tp 8 --pp 2", "--layout tp8pp2": "--tp 8 --pp 2", "--sweep tp=2": "--sweep=tp=2",
     "--galore": "--optimizer galore", "--dualpipe --pp 2": "--schedule dualpipe --pp 2", "--float8": "--precision fp8",
     "--offload-experts --task generate": "--offload experts --task generate", "--batch 4": "--micro-batch 4",
     "-c 8k": "--seq-len 8192",

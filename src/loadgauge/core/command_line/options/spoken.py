@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 import click
@@ -86,7 +86,11 @@ class Spoken(click.Command):
             for word in args
             for piece in (shlex.split(word) if is_line(word) and not is_command(word) else [keyed(word)])
         ]
-        apart = {word: pieces_of(word, options) if "--micro-batch" in options else [word] for word in args}
+        valued = {name for name, option in options.items() if not option.is_flag}  # what follows these is theirs
+        apart = {
+            word: pieces_of(word, options) if "--micro-batch" in options and before not in valued else [word]
+            for before, word in pairwise(["", *args])
+        }
         args = [piece for word in args for piece in apart[word]]
         args = [word for word in args if bare(word) not in LAYOUTS or word.startswith("--strategy")]
         counts, args = counts_in(args, options)
