@@ -123,6 +123,9 @@ class Spoken(click.Command):
         typed: the words of the command line, whose own flags stay
         """
         from loadgauge.core.base.errors import ConfigError
+
+        if not later:
+            return []
         from loadgauge.core.plan.request import OPEN_AXES
 
         lengths = (
@@ -133,7 +136,7 @@ class Spoken(click.Command):
         keys = [(bare(name).replace("-", "_"), value_of(values)) for name, *values in later]
         notes = []
         try:
-            for tool, places, changed, remark in need("DIALECTS").together(keys, job) if later else ():
+            for tool, places, changed, remark in need("DIALECTS").together(keys, job):
                 named = ", ".join(" ".join(later[at]) for at in places)
                 new = {name: value for name, value in changed.items() if name in flags and flags[name] != value}
                 own = {name for name in new if f"--{name.replace('_', '-')}" in typed}
