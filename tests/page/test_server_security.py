@@ -55,6 +55,12 @@ def test_the_page_needs_the_token_once(served: Served) -> None:
     with httpx.Client(base_url=str(served.client.base_url)) as browser:
         refused(browser.get("/"), 401, "token")
         refused(browser.get("/?token=wrong"), 401, "token")
+        shown = browser.get("/?token=wrong", headers={"Accept": "text/html,*/*"})  # as a browser asks
+        assert (shown.status_code, shown.headers["content-type"]) == (401, "text/html; charset=utf-8")
+        assert (
+            "<p>loadgauge: the token is missing or wrong; open the address that `loadgauge serve` printed</p>"
+            in shown.text
+        )
         refused(browser.get(f"/?token=wrong&token={TOKEN}"), 401, "token")
         first = browser.get(f"/?token={TOKEN}")
         assert first.status_code == 200

@@ -206,6 +206,8 @@ def test_it_is_for_everybody(read: Any) -> None:
         found = read.evaluate("axe.run(document, {resultTypes: ['violations']})")
         assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
         assert read.evaluate("document.documentElement.scrollWidth") <= width
+        verdict, sliders = (read.locator(place).bounding_box() for place in ("#verdict", "#settings"))
+        assert sliders["y"] >= verdict["y"] + verdict["height"] if width < 900 else sliders["x"] < verdict["x"]
     printed = read.pdf(prefer_css_page_size=True, print_background=True)
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
 

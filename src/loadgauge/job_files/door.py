@@ -29,6 +29,7 @@ NAMES = {
     "words": "loadgauge.job_files.export:words",
     "words_of_task": "loadgauge.job_files.convert:words_of_task",
     "heard": "loadgauge.job_files.export:heard",
+    "together": "loadgauge.job_files.export:together",
     "export": "loadgauge.job_files.export:export",
 }
 """Names that others may use, and where each is."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from loadgauge.core.base.errors import Error
+import msgspec
+
+from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
@@ -15,12 +19,12 @@ from loadgauge.core.families.catalogue import config, repositories
 from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.dialects import FILES, dialect
-from loadgauge.job_files.exchange import Written, read, write
-from loadgauge.job_files.ideas.coverage import key_lists
+from loadgauge.job_files.exchange import JobFile, Written, read, write
+from loadgauge.job_files.ideas.coverage import key_lists, suspect
 from loadgauge.job_files.ideas.facts import FIELDS, Extra
-from loadgauge.job_files.job_file import is_job_file
+from loadgauge.job_files.job_file import fill_in, is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
-from loadgauge.job_files.reading.documents import load
+from loadgauge.job_files.reading.documents import document, load, syntax_of
 from loadgauge.job_files.reading.nested import yaml_document
 
 FLAGS = "flags"
@@ -244,6 +248,110 @@ def heard(key: str, value: str, *, adapts: bool) -> tuple[str, dict[str, Any]] |
         elif listed and cause is not None:
             reasons.append(f"in {name}: {cause.why}; not counted, leave it out")
     return (BESIDE, {}) if key_lists(BESIDE).kinds(key) else next(iter(reasons), None)
+
+
+def together(typed: Sequence[tuple[str, Any]], job: Job) -> Iterator[tuple[str, list[int], dict[str, Any], str]]:
+    """Yield tools that know flags beside each other: the tool, the places of those that it knows, what they change of the
+    job, by field, and a remark on those that can only save memory. The tool that knows most of them comes first.
+
+    typed: keys and their values; job: what the other flags say, in whose file of the tool the keys are read
+    Raises `ConfigError` for one that is known and not counted.
+
+    >>> beside = [("use_precision_aware_optimizer", True), ("exp_avg_dtype", "bf16"), ("exp_avg_sq_dtype", "bf16")]
+    >>> next(together(beside, Job("qwen3-8b", gpus=8)))[:3]
+    ('megatron', [0, 1, 2], {'optimizer': 'adamw:moments=bf16'})
+    """
+    left, why = dict(enumerate(typed)), ""
+    job = job.replace(precision=job.precision or "bf16")
+    tools = dict.fromkeys(("deepspeed", *TYPED, "torchtitan", "verl", *FILES))
+    while left and tools:
+        theirs = {name: {at: full for at, (key, _) in left.items() if (full := _full(name, key))} for name in tools}
+        name = max(theirs, key=lambda each: len(theirs[each]))
+        del tools[name]
+        if not theirs[name]:
+            break
+        reads: list[JobFile] = []
+        for model in filter(None, (job.model, "qwen3-8b")):  # where a tool has no such model, of one that all have
+            try:
+                reads = _read_beside(
+                    job.replace(model=model), name, {full: left[at][1] for at, full in theirs[name].items()}
+                )
+            except Error as error:
+                why = why or f"in {name}: {error}"
+            else:
+                break
+        if not reads:
+            continue
+        before, after, other = (fill_in(file.job, file.extra, None) for file in (*reads, reads[1])[:3])
+        sizes, others = (msgspec.structs.replace(file.extra, accumulation=None, generated=None) for file in reads[:2])
+        if sizes != others:
+            why = why or f"in {name}, of the model itself: say it in a job file"
+            continue
+        new = {item.key: item for item in reads[1].uncounted if item not in reads[0].uncounted}
+        if costs := next((item for item in new.values() if item.effect != "saves"), None):
+            why = why or f"in {name}: {costs.note}; not counted, leave it out"
+            continue
+        keys = {*theirs[name].values()}
+        own = {fact for fact, each in reads[1].facts.items() if _plain(each.key) in keys}
+        differs = {each for each in FIELDS if {getattr(before, each), getattr(other, each)} != {getattr(after, each)}}
+        changed = {
+            each: value for each in FIELDS if each in own | differs and (value := getattr(after, each)) is not None
+        }
+        yield name, list(theirs[name]), changed, "; ".join(f"{item.note}: can only save" for item in new.values())
+        left = {at: each for at, each in left.items() if at not in theirs[name]}
+    if left:
+        raise ConfigError(why, key=next(iter(left.values()))[0])
+
+
+def _plain(key: str) -> str:
+    """Return a key as keys are listed. ``_plain("--tp-comm-overlap") == "tp_comm_overlap"``"""
+    return key.lstrip("-+").replace("-", "_")
+
+
+def _read_beside(job: Job, name: str, keys: Mapping[str, Any]) -> list[JobFile]:
+    """Return a tool's file of a job as it is read without keys, with them, and with switches turned. Raises `ConfigError`."""
+    if job.task is not None and any(re.search("gpus|nodes|engines|devices", key) for key in keys):
+        raise ConfigError(
+            "shares out GPUs: give --gpus, and --placement split:A+B where trainer and rollout have their own"
+        )
+    own, extra = name_for_dialect(job, name)
+    text = write(own, name, extra=extra).text
+    turned = {key: not value if isinstance(value, bool) else value for key, value in keys.items()}
+    cards = {"gpus": job.gpus} if job.gpus else {}
+    files = []
+    for values in ({}, keys, turned):
+        whole = document(text, syntax_of(text, ""), dialect(name))
+        for key, value in values.items():
+            whole.put(key, value)
+        with contextlib.suppress(*[Error] if values is turned else ()):  # what is on cannot be off everywhere
+            files.append(read(whole.text() if values else text, name, alone=True, given=cards))
+    return files
+
+
+@cache
+def _keys(name: str) -> frozenset[str]:
+    """Return all keys of a dialect that are known by their whole name."""
+    lists = dialect(name).coverage
+    return frozenset((*dialect(name).known, *lists.harmless, *lists.stops, *lists.bounded))
+
+
+def _full(name: str, key: str) -> str:
+    """Return a key of a dialect with its sections, or as it is where it is one; empty where none or several end so.
+
+    >>> _full("verl", "use_kl_loss"), _full("megatron", "tp_comm_overlap"), _full("verl", "path")
+    ('actor_rollout_ref.actor.use_kl_loss', 'tp_comm_overlap', '')
+    """
+    ends = [each for each in _keys(name) if each.endswith(f".{key}")]
+    ends = [each for each in ends if ".actor." in each] if len(ends) > 1 else ends
+    return (
+        key
+        if key in _keys(name)
+        else ends[0]
+        if len(ends) == 1
+        else key
+        if dialect(name).kinds(key) and not suspect(key)
+        else ""
+    )
 
 
 def _beside(key: str, value: str, adapts: bool) -> Iterator[tuple[str, str, str]]:

@@ -57,6 +57,28 @@ def test_every_line_of_a_first_screen_is_chinese(
     assert set(re.findall(r"\b[a-z]{4,}\b", prose)) <= WORDS, shown
 
 
+PLANS = (
+    "plan gpt2 --gpu t4 --gpus 8 --global-batch 64",
+    "plan qwen3-8b --gpu 4090 --qlora --find seq-len",
+    "plan llama-3.1-8b --task generate --gpu h100 --gpus 2 --requests 5",
+    "network llama-3.1-70b --gpu h100 --gpus 64 --tp 8 --pp 2",
+    "fleet llama-3.1-70b --gpu h100 --gpus 512 --tp 8 --pp 4 --tokens 1T",
+)
+
+
+@pytest.mark.parametrize("line", PLANS)
+def test_every_line_of_a_plan_is_chinese(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("LOADGAUGE_LANG", "zh_CN.UTF-8")
+    assert run([*line.split(), "--brief"]) in (0, 1)
+    lines = [each for each in capsys.readouterr().out.strip().splitlines() if "loadgauge estimate" not in each]
+    assert [each for each in lines if not CHINESE.search(each) and "ZeRO" not in each] == []
+    prose = re.sub(r"\S*[\d_=:/.-]\S*", " ", re.sub(r"--[a-z-]+( [^\s，：；（]+)?", " ", "\n".join(lines)))
+    assert set(re.findall(r"\b[a-z]{4,}\b", prose)) <= WORDS, lines
+
+
 def test_an_error_is_chinese(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
     for variable in ("LOADGAUGE_LANG", "LC_ALL", "LC_MESSAGES"):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
 import msgspec
 
+from loadgauge.core.text.language import said
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -367,11 +369,15 @@ def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "
     """Print a list, wrapped and indented; a mark of "" gives paragraphs. `GLUE` is a non-breaking space."""
     import textwrap
 
-    for line in lines:
+    for line in map(said, lines):
         if isinstance(target, Markdown):
             target.print(f"{mark if mark == '- ' else ''}{printable(line.replace(GLUE, ' '))}", style=style)
             continue
-        wrapped = textwrap.wrap(
+        if not line.isascii() and any(map(_wide, line)):
+            for at, part in enumerate(wrapped(line, max(target.width, NARROWEST) - len(mark))):
+                target.print(f"{' ' * len(mark) if at else mark}{printable(part)}", soft_wrap=True, style=style)
+            continue
+        pieces = textwrap.wrap(
             GLUE.join(printable(part) for part in line.split(GLUE)),
             max(target.width, NARROWEST),
             initial_indent=mark,
@@ -379,13 +385,18 @@ def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "
             break_long_words=False,
             break_on_hyphens=False,
         )
-        for part in wrapped:
+        for part in pieces:
             target.print(part.replace(GLUE, " "), soft_wrap=True, style=style)
+
+
+def _wide(letter: str) -> bool:
+    """Return whether a letter takes two places of a terminal. ``_wide("放") and not _wide("é")``"""
+    return "⺀" <= letter <= "￮"
 
 
 def show_command(target: Paper, command: str, title: str = "To reproduce it:") -> None:
     """Print a command line unwrapped, on a line of its own, so that it can be copied whole."""
-    target.print(title)
+    target.print(said(title))
     target.print(f"  {command}", soft_wrap=True)
 
 
@@ -393,8 +404,8 @@ def first_line(target: Paper, line: str, word: str, style: str) -> None:
     """Print the first line of an answer on one line, the word that it begins with in a style."""
     from rich.text import Text
 
-    text = Text(line)
-    text.stylize(style, 0, len(word))
+    text = Text(said(line))
+    text.stylize(style, 0, len(said(word)))
     target.print(text, soft_wrap=True)
 
 

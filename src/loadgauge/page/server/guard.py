@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
@@ -71,7 +72,7 @@ class Guard:
             body.limit = self.check(scope, headers)
             await self.app(scope, body.receive, send)
         except Refused as error:
-            await refuse(error, send)
+            await refuse(error, send, page=scope["path"] in PAGE and "text/html" in headers.get("accept", ""))
 
     def check(self, scope: Scope, headers: dict[str, str]) -> int:
         """Return the limit of the body [bytes]. Raises `Refused` without the token, or for another host, origin or method."""
@@ -186,9 +187,11 @@ class Body:
                     self.count(await self.next())
 
 
-async def refuse(error: Refused, send: Send) -> None:
-    """Send the answer for a refused request: its status, and a JSON body of one line."""
-    body = json.dumps(error_body(error.text, "Refused")).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+async def refuse(error: Refused, send: Send, *, page: bool = False) -> None:
+    """Send the answer for a refused request: its status, and one line as JSON; page: to read, for whoever opens the address."""
+    line = html.escape(error.text) if page else json.dumps(error_body(error.text, "Refused"))
+    body = f"<!doctype html><title>loadgauge</title><p>loadgauge: {line}</p>".encode() if page else line.encode()
+    kind = b"text/html; charset=utf-8" if page else b"application/json"
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -2,51 +2,61 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import re
 import shlex
-import unicodedata
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise, takewhile
-from pathlib import Path
 from typing import Any
 
 import click
 
 from loadgauge.core.base import read_table
 from loadgauge.core.base.files import is_command
-from loadgauge.core.base.hooks import provider
-from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
+from loadgauge.core.base.hooks import need, provider
+from loadgauge.core.command_line.options.typed import (
+    bare,
+    counts_in,
+    follows,
+    is_line,
+    keyed,
+    of_each,
+    pieces_of,
+    served_by,
+    task_of,
+    unknown,
+    value_of,
+)
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.spoken import (
+    ALONE_SAID,
     ASKED,
+    BESIDE,
     COUNT,
-    COUNTS,
-    EACH,
-    ENGINES,
+    ELSEWHERE,
     FILLERS,
     HARMLESS,
+    LAYOUTS,
     LENGTHS,
     MODEL,
     NUMBERED,
+    OWN_SECTIONS,
     PATTERNS,
     RENAMED,
+    ROLLING,
     SWITCHES,
+    TAKEN,
     VALUES,
+    WITH_NAME,
     WORDED,
 )
-from loadgauge.core.definitions.layout.axes import REPLICA
+from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 from loadgauge.core.text.language import said
 from loadgauge.core.text.table import ABOVE
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
-
-OTHERS = ("plan", "estimate", "network")
-"""Commands that may have an option which another one has not."""
 
 PLAIN = sorted({*OTHER_NAMES, "peft"} - {"trl"})
 """Libraries that train as their framework does, without defaults of their own."""
@@ -56,6 +66,8 @@ MODULE = re.compile(r"[a-z_]*(?:proj|fc\d|qkv|dense|query|key|value|lm_head|embe
 """Names of modules, of which several words may follow a flag."""
 LISTS = ("--lora-targets", "--modules-to-save")
 """Flags of such names."""
+LATER = ["\0"]
+"""In the place of the words here: what a tool's key means follows from the other flags."""
 
 
 class Spoken(click.Command):
@@ -72,33 +84,82 @@ class Spoken(click.Command):
         args = [
             piece
             for word in args
-            for piece in (shlex.split(word) if _is_line(word) and not is_command(word) else [_typed(word)])
+            for piece in (shlex.split(word) if is_line(word) and not is_command(word) else [keyed(word)])
         ]
-        counts, args = _counts(args, options)
-        args, served = _served(args, options)
-        bare = [each.nargs for each in self.params if isinstance(each, click.Argument)]
-        words, notes = translate(args, options, sum(bare) if bare in ([], [1]) else None)
+        valued = {name for name, option in options.items() if not option.is_flag}  # what follows these is theirs
+        apart = {
+            word: pieces_of(word, options) if "--micro-batch" in options and before not in valued else [word]
+            for before, word in pairwise(["", *args])
+        }
+        args = [piece for word in args for piece in apart[word]]
+        args = [word for word in args if bare(word) not in LAYOUTS or word.startswith("--strategy")]
+        counts, args = counts_in(args, options)
+        args, served = served_by(args, options)
+        places = [each.nargs for each in self.params if isinstance(each, click.Argument)]
+        later: list[list[str]] = []
+        words, notes = translate(args, options, sum(places) if places in ([], [1]) else None, later)
         if any(name == "nodes" for name, _ in counts.values()):
-            words, notes = _of_each(args, words, notes)
+            words, notes = of_each(args, words, notes)
         try:
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
-            group = ctx.parent and ctx.parent.command
-            commands = group if isinstance(group, click.Group) else click.Group()
-            for name in OTHERS:
-                other = commands.get_command(ctx, name)
-                if other is not None and any(error.option_name in each.opts for each in other.params):
-                    layout = ", of the layout that is found" if self.name == "plan" else ""
-                    line = f"no such option {error.option_name!r} here; `loadgauge {name}` has it{layout}"
-                    raise click.UsageError(line, ctx) from None
-            raise
-        notes += served
-        notes += [_follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
+            raise unknown(error.option_name, options, ctx) from None
+        degrees = [word for word, pieces in apart.items() if pieces != [word] and "." not in word]
+        notes += [f"{word} as {' '.join(apart[word])}" for word in degrees] + served
+        notes += task_of(ctx.params)
+        notes += self._together(later, ctx.params, options, {*args})
+        notes += [follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
         ABOVE[:] = [said(f"loadgauge: taken: {'; '.join(notes)}")] if notes else []
         for line in ABOVE:
             click.echo(line, err=True)
         return rest
+
+    def _together(
+        self, later: list[list[str]], flags: dict[str, Any], options: Mapping[str, click.Option], typed: set[str]
+    ) -> list[str]:
+        """Put what tools mean by flags beside each other among the flags; return notes on it. Raises `click.UsageError`.
+
+        typed: the words of the command line, whose own flags stay
+        """
+        from loadgauge.core.base.errors import ConfigError
+
+        if not later:
+            return []
+        from loadgauge.core.plan.request import OPEN_AXES
+
+        lengths = (
+            {"prompts": 64, "samples": 8, "prompt_len": 1024, "answers": "3072"} if flags.get("task") in ROLLING else {}
+        )
+        said_of = [name for name, value in flags.items() if name in fields() and isinstance(value, str | int | float)]
+        job = Job(**{"model": "", **lengths, **{name: flags[name] for name in said_of}})
+        keys = [(bare(name).replace("-", "_"), value_of(values)) for name, *values in later]
+        notes = []
+        try:
+            for tool, places, changed, remark in need("DIALECTS").together(keys, job):
+                named = ", ".join(" ".join(later[at]) for at in places)
+                new = {name: value for name, value in changed.items() if name in flags and flags[name] != value}
+                own = {name for name in new if f"--{name.replace('_', '-')}" in typed}
+                for name in own if "task" not in new else ():
+                    text = f"{named}: in {tool} it is --{name.replace('_', '-')} {new[name]}, and the flag says {flags[name]}"
+                    raise click.UsageError(text, click.get_current_context(silent=True))
+                new = {name: value for name, value in new.items() if name not in own}
+                flags |= {
+                    name: str(value) if self.name == "plan" and name in (*OPEN_AXES, "gpus") else value
+                    for name, value in new.items()
+                }
+                words = Job(model="", **new).flags() or "nothing that changes the answer"
+                notes.append(f"{named} as {words} (in {tool}){f'; not read: {remark}' if remark else ''}")
+        except ConfigError as error:
+            name = later[0][0]
+            if error.key in dict(keys):
+                name = next(each[0] for each in later if bare(each[0]).replace("-", "_") == error.key)
+            asked = bare(name).rpartition(".")[2] in ASKED
+            reason = "" if asked else str(error).partition(": ")[2] if error.key else str(error)
+            if reason:
+                raise click.UsageError(f"no flag {name}: {reason}", click.get_current_context(silent=True)) from None
+            raise unknown(name, options, click.get_current_context(silent=True)) from None
+        return notes
 
     def _trainer(self, flags: dict[str, Any]) -> list[str]:
         """Put a trainer's own defaults in the place of its name as a framework, where flags say nothing; return a note on it."""
@@ -121,166 +182,16 @@ class Spoken(click.Command):
         return [f"--framework {name} as {words} (its defaults; batch and length are yours)"]
 
 
-def _typed(word: str) -> str:
-    """Return a word as a keyboard has it: without the dashes of text editors, and the wide letters and figures of Chinese input.
-
-    >>> [_typed(word) for word in ("—gpu", "–gpus", "llama‑3.1‑8b", "４０９０", "--gpu", "é.yaml")]
-    ['--gpu', '--gpus', 'llama-3.1-8b', '4090', '--gpu', 'é.yaml']
-    """
-    if word.isascii() or Path(word).exists():
-        return word
-    return re.sub("[‐‑]", "-", re.sub("^[–—−]-?", "--", unicodedata.normalize("NFKC", word)))
-
-
-def _is_line(word: str) -> bool:
-    """Return whether a word is a model with its flags, in quotes that were meant for none.
-
-    >>> _is_line("llama-3.1-8b --gpu h100"), _is_line("all_reduce=340GB/s --x"), _is_line("an error --of it")
-    (True, False, False)
-    """
-    line = re.match(r"[\w./:@-]*\w +--?[a-z]", word) is not None
-    return line and not is_command(word) and not Path(word).exists()
-
-
-def _of_each(typed: Sequence[str], words: list[str], notes: list[str]) -> tuple[list[str], list[str]]:
-    """Return words and notes in which the GPUs of a machine are those of each node, as nodes are counted beside it.
-
-    typed: the words before they were taken, which name a machine, or GPUs by `--gres`
-
-    >>> _of_each(["gpt2", "--gres", "gpu:a100:8"], ["gpt2", "--gpu", "a100", "--gpus", "8"], [])[0]
-    ['gpt2', '--gpu', 'a100', '--gpus-per-node', '8']
-    """
-    cards = [after for word, after in pairwise(words) if word == "--gpu"]
-    machine = "gres" in map(_plain, typed) or not set(cards) <= set(typed)
-    if not machine or "--gpus" in typed or "--gpus-per-node" in words:
-        return words, notes
-    each = [note.replace("--gpus ", "--gpus-per-node ") for note in notes]
-    return ["--gpus-per-node" if word == "--gpus" else word for word in words], each
-
-
-def _plain(word: str) -> str:
-    """Return a flag's name with dashes inside, without those before it and what it is set to."""
-    return word.partition("=")[0].lstrip("-").lower().replace("_", "-")
-
-
-def _counts(words: list[str], options: Mapping[str, click.Option]) -> tuple[dict[str, tuple[str, int]], list[str]]:
-    """Return the counts of a command line that are no flags here, by flag, and the other words."""
-    counts: dict[str, tuple[str, int]] = {}
-    others, rest = [], list(words)
-    many = any(COUNTS.get(_plain(word)) == "nodes" for word in words)
-    while rest:
-        word = rest.pop(0)
-        flag, _, value = word.partition("=")
-        name = (
-            None if many and _plain(flag) in EACH else COUNTS.get(_plain(flag)) if re.match("--|-dp|-N", flag) else None
-        )
-        number = value or (rest[0] if rest else "")
-        if name is None or flag in options or not re.fullmatch(r"[1-9]\d{0,6}", number):
-            others.append(word)
-            continue
-        counts[flag] = name, int(number)
-        del rest[: not value]
-    # GPUs first, the batch follows from them
-    return dict(sorted(counts.items(), key=lambda each: each[1][0] == "accumulation")), others
-
-
-def _served(words: list[str], options: Mapping[str, click.Option]) -> tuple[list[str], list[str]]:
-    """Return a command line with an engine's own flags as options of `--server`, or of `--rollout`, and a note on them.
-
-    Raises `click.UsageError` for one that is no single one here.
-
-    >>> server = {"--server": click.Option(["--server"])}
-    >>> _served(["--task", "generate", "--enforce-eager", "--gpu-memory-utilization", "0.8"], server)[0]
-    ['--task', 'generate', '--server', 'vllm:graphs=0,gpu_memory_utilization=0.8']
-    >>> _served(["--task", "generate", "--page-size", "64", "--disable-radix-cache"], server)[0]
-    ['--task', 'generate']
-    """
-    short = (SWITCHES.get(_plain(word), ("",))[0] for word in words if word.startswith("--"))
-    line = f"{' '.join([*words, *(each for each in short if each.startswith('--task '))])} "
-    task, named = re.search(r"--task[ =](\S+)", line), re.search(r"--(?:server|rollout)[ =](\S+)", line)
-    field = "rollout" if "--rollout" in line or (task and task[1] in fields()["task"].choices) else "server"
-    if f"--{field}" not in options or not (task or named):
-        return words, []
-    engine, rest = named[1] if named else "", list(words)
-    table = read_table("engine_flags.toml") if field == "server" else {"small": {}, "instead": {}}
-    switches, nothing, alone = (table.get(kind, "").split() for kind in ("switches", "nothing", "alone"))
-    taken: list[str] = []
-    others: list[str] = []
-    notes: list[str] = []
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        full = _plain(word)
-        plain = full.rpartition(".")[2].removeprefix("vllm-").removeprefix("rollout-")
-        own = not flag.startswith("--") or f"--{full}" in options or (plain == full and plain in RENAMED)
-        text = value if equals else rest[0] if rest and not rest[0].startswith("-") else "true"
-        if flag.startswith("--") and full in table["instead"]:
-            raise click.UsageError(f"no flag {flag}: {table['instead'][full]}", click.get_current_context(silent=True))
-        if flag.startswith("--") and full in (*table["small"], *switches, *nothing):
-            rest = rest[not (equals or full in (*switches, *alone) or text == "true") :]
-            notes.append(
-                f"{flag} as nothing that is counted: {table['small'].get(full, 'memory and times are the same')}"
-            )
-        elif trial := "" if own else _engine(engine, field, ENGINES.get(plain) or f"{plain.replace('-', '_')}={text}"):
-            engine, beside = trial, not equals and rest[:1] == [text]
-            taken.append(f"{word} {text}" if beside else word)
-            rest = rest[beside:]
-        elif field == "server" and RENAMED.get(full) == "--seq-len" and flag.startswith("--"):
-            others.append(f"--context{equals}{value}")
-            notes.append(f"{flag} as --context")
-        else:
-            others.append(word)
-    if taken and named:
-        at = next(n for n, word in enumerate(others) if word.partition("=")[0] == f"--{field}")
-        del others[at : at + (1 if "=" in others[at] else 2)]
-    return (
-        [*others, *([f"--{field}", engine] if taken else [])],
-        [*notes, *([f"{', '.join(taken)} as --{field} {engine}"] if taken else [])],
-    )
-
-
-def _engine(engine: str, field: str, option: str) -> str:
-    """Return an engine with one more option, or the first that has such a one; nothing where none has."""
-    from loadgauge.core.base.errors import ConfigError
-    from loadgauge.core.definitions.serving.rollout import ROLLOUTS, SERVERS, Engine
-
-    for name in (engine,) if engine else SERVERS if field == "server" else ROLLOUTS:
-        trial = f"{name}{',' if ':' in name else ':'}{option}"
-        with contextlib.suppress(ConfigError):
-            Engine.parse(trial, field)
-            return trial
-    return ""
-
-
-def _follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
-    """Put the GPUs or the batch that follow from a count among the flags; return a note on it.
-
-    Raises `click.UsageError` where a flag says another number, or a degree is a list.
-    """
-    degrees = [flags.get(axis) or 1 for axis in REPLICA]
-    if not all(isinstance(degree, int) for degree in degrees) or "gpus" not in flags:
-        raise click.UsageError(f"no flag {flag} here: give --gpus", click.get_current_context(silent=True))
-    within = math.prod(degrees)
-    if name == "each":  # of the one node
-        flags |= {"gpus": flags["gpus"] or count} | ({"gpus_per_node": count} if "gpus_per_node" in flags else {})
-        return f"{flag} {count} as --gpus {flags['gpus']}"
-    if name == "accumulation":
-        field, number = "global_batch", count * (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
-    else:
-        field, number = "gpus", count * (within if name == "dp" else flags.get("gpus_per_node") or GPUS_PER_NODE)
-    if field not in flags or flags[field] not in (None, number):
-        text = f"{flag} {count} makes it --{field.replace('_', '-')} {number}, and the flag says {flags.get(field)}"
-        raise click.UsageError(text, click.get_current_context(silent=True))
-    flags[field] = number
-    return f"{flag} {count} as --{field.replace('_', '-')} {number}"
-
-
 def translate(
-    words: Sequence[str], options: Mapping[str, click.Option], room: int | None = None
+    words: Sequence[str],
+    options: Mapping[str, click.Option],
+    room: int | None = None,
+    later: list[list[str]] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Return the words of a command line in flags that the command has, and a note for each that was taken for another.
 
     options: by each of their names; room: words without a flag that the command takes, after which one is a card (None: any)
+    later: where keys of tools go, with their values, that count beside other flags (None: they are errors)
     Raises `click.UsageError` for a flag that no single one here stands for.
 
     >>> zero = click.Option(["--zero"])
@@ -305,7 +216,15 @@ def translate(
             continue
         typed = [name, *([value] if equals else [])]
         taken = _flag(name, equals, typed, rest, options)
+        if taken == LATER and later is not None:
+            values = [] if equals else list(takewhile(lambda each: not each.startswith("-"), rest))
+            del rest[: len(values)]
+            later.append([*typed, *values])
+            continue
         option = options.get(taken[0]) if taken else None
+        if option is not None and not option.is_flag and name == "--train" and rest[:1] and rest[0] in options:
+            notes.append(f"{name} as nothing that changes the answer")
+            continue
         room = 0 if room and taken and len(taken) == 1 and not taken[0].startswith("-") and typed != taken else room
         if option is not None and not option.is_flag:
             if len(taken) == 1 and rest:
@@ -329,6 +248,8 @@ def _card(word: str) -> list[str] | None:
 
     if word.lower() in FILLERS:
         return []
+    if word.lower() in (*SWITCHES, "qlora"):
+        return SWITCHES.get(word.lower(), ("--qlora",))[0].split()
     flags = _value("gpu", ["--gpu", word])
     try:
         if flags[0] == "--gpu":
@@ -340,15 +261,15 @@ def _card(word: str) -> list[str] | None:
 
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
     """Return the words here of a flag and what it has with it, as many as are sure; those of `rest` that it takes go to `typed`."""
-    plain = _plain(name)
+    plain = bare(name)
     if (own := options.get(name)) is not None and own.is_flag and not equals and rest and rest[0].lower() in TRUTH:
         typed.append(rest.pop(0))
         return [[name], own.secondary_opts[:1]][TRUTH[typed[1].lower()]]
     if name in options or name in ("-h", "--help", "--help-all"):
         return list(typed)
-    section, _, last = plain.rpartition(".")
-    if section and (last in RENAMED or last in SWITCHES or last in HARMLESS or last in ASKED or f"--{last}" in options):
-        plain = last  # of a section of a tool's configuration
+    section, _, last = plain.removeprefix("actor-rollout-ref.").rpartition(".")
+    if section and not OWN_SECTIONS & {*re.split("[.-]", section), last}:
+        plain = last if any(last in table for table in TAKEN) or f"--{last}" in options else plain
     if f"--{plain}" in options and len(name) > 2:
         switch = options[f"--{plain}"]
         if switch.secondary_opts and not equals and rest and rest[0].lower() in TRUTH:
@@ -357,13 +278,14 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         return [f"--{plain}", *typed[1:]]
     after = typed[1] if equals else rest[0] if rest else ""
     worded = WORDED.get(plain, {}).get(after.lower().partition(" ")[0].replace("-", "_"))
-    if worded is not None or (plain in NUMBERED and after.isdecimal()):
+    rank = re.fullmatch(r"(?:r(?:ank)?[=:]?)?(\d+)", after)
+    if worded is not None or (plain in NUMBERED and rank):
         typed += [] if equals else [rest.pop(0)]
-        return worded.split() if worded is not None else [*NUMBERED[plain].split(), after]
+        return worded.split() if worded is not None else [NUMBERED[plain], rank[1] if rank else ""]
     if plain == "deepspeed" and after.endswith(".json") and "--with" in options:
         typed += [] if equals else [rest.pop(0)]
         return ["--with", after]
-    if RENAMED.get(plain) in options:
+    if RENAMED.get(plain) in (*options, *ELSEWHERE):
         names = list(takewhile(MODULE.fullmatch, rest)) if RENAMED[plain] in LISTS else []
         if len(names) > 1:
             del rest[: len(names)]
@@ -380,13 +302,14 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         if not words or words[0] in options:
             return words
     if plain in HARMLESS:
-        typed += [] if equals or not rest else [rest.pop(0)]
+        typed += [] if equals or not rest or re.match("--?[A-Za-z]", rest[0]) else [rest.pop(0)]
         return []
     if plain in ASKED:
         raise click.UsageError(f"no flag {name}: {ASKED[plain]}", click.get_current_context(silent=True))
-    card = _card(plain) if "--gpu" in options and not typed[1:] else None
-    if card:
-        return card
+    if not typed[1:]:
+        card = _card(plain) if "--gpu" in options else None
+        if card or (meant := _as_value(plain, options)):
+            return card or meant
     return _of_a_tool(name, plain, typed, rest, options) if name.startswith("--") and len(name) > 4 else list(typed)
 
 
@@ -395,23 +318,50 @@ def _of_a_tool(
 ) -> list[str]:
     """Return the words here of a key of a trainer's own files, as its reader has it. Raises `click.UsageError`."""
     dialects = provider("DIALECTS")
-    if dialects is None or "--micro-batch" not in options or any(get_close_matches(name, options, 1, 0.85)):
+    if (
+        dialects is None
+        or "--micro-batch" not in options
+        or ("." not in plain and any(get_close_matches(name, options, 1, 0.85)))
+    ):
         return list(typed)
     beside = not typed[1:] and bool(rest) and not rest[0].startswith("-")
     value = typed[1] if typed[1:] else rest[0] if beside else "true"
+    if "." in plain:
+        return LATER
     meant = dialects.heard(plain.replace("-", "_"), value, adapts="lora" in plain)
+    if meant is None or (isinstance(meant, str) and BESIDE in meant):
+        return LATER
     if isinstance(meant, str):
         raise click.UsageError(f"no flag {name}: {meant}", click.get_current_context(silent=True))
-    if meant is None:
-        return list(typed)
     typed += [rest.pop(0)] if beside else []
     own = {field: value for field, value in meant[1].items() if f"--{field.replace('_', '-')}" in options}
+    own = {field: value for field, value in own.items() if (field, value) != ("lora_rank", 0)}
     return shlex.split(Job(model="", **own).flags())
+
+
+def _as_value(plain: str, options: Mapping[str, click.Option]) -> list[str]:
+    """Return the words here of a flag that is the value of another, or another with its value; nothing where it is none.
+
+    >>> options = {f"--{name}": click.Option([f"--{name}"]) for name in ("optimizer", "offload", "schedule")}
+    >>> [_as_value(word, options) for word in ("galore", "offload-experts", "dualpipe", "expert")]
+    [['--optimizer', 'galore'], ['--offload', 'experts'], ['--schedule', 'dualpipe'], []]
+    """
+    for field in ALONE_SAID:
+        own = fields().get(field) or inference_fields()[field]
+        flag, values = field.replace("_", "-"), {*own.choices, *own.values, *VALUES.get(field, ())}
+        for start in ("", f"{flag}-"):
+            value = plain.removeprefix(start)
+            among = [each for each in (value, value.replace("-", "_")) if each in values]
+            if f"--{flag}" in options and plain.startswith(start) and among and (start or field not in WITH_NAME):
+                return [f"--{flag}", among[0]]
+    return ["--context", plain] if re.fullmatch(r"\d+[km]", plain) and "--context" in options else []
 
 
 def _value(field: str, taken: list[str]) -> list[str]:
     """Return a flag and its value in the words here."""
     flag, value = taken[:2]
+    if field == "weight_format":
+        value = value.lower()
     if value.lower() in VALUES.get(field, {}):
         return [flag, VALUES[field][value.lower()]]
     if field in LENGTHS and (length := re.fullmatch(r"(\d+)([km])", value.lower())):
@@ -430,6 +380,11 @@ def _machine(name: str) -> list[str]:
     >>> _machine("p5.48xlarge"), _machine("2x g5.12xlarge"), _machine("h100")
     (['h100-sxm5-80gb', '--gpus', '8'], ['a10g', '--gpus', '8', '--gpus-per-node', '4'], [])
     """
+    if fleet := re.fullmatch(
+        rf"({COUNT}) ?(?:nodes?|machines?|hosts?|[x*×])(?: (?:of|with|x))? ?({COUNT}) ?[x*×]? ?(.*[a-z].*)",
+        name.lower(),
+    ):
+        return [fleet[3], "--gpus", str(int(fleet[1]) * int(fleet[2])), "--gpus-per-node", fleet[2]]
     machines = re.fullmatch(rf"(?:({COUNT}) ?[x*×] ?)?(?:standard_)?(.*)", name.lower())
     assert machines is not None
     count, _, card = read_table("instances.toml").get(machines[2], "").partition(" ")

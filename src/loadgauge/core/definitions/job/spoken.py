@@ -5,7 +5,7 @@ RENAMED = {
         ("batch-size", "b", "bs", "mbs", "batchsize", "per-device-train-batch-size", "per-device-batch-size", "micro-batch-size",
          "train-micro-batch-size-per-gpu", "micro-bs", "device-batch-size", "local-batch-size", "per-gpu-train-batch-size",
          "train-batch-size-per-gpu", "ppo-micro-batch-size-per-gpu", "per-gpu-batch", "per-gpu-batch-size",
-         "micro-train-batch-size"),
+         "micro-train-batch-size", "bsz", "micro-bsz", "microbatch", "device-batch"),
         "--micro-batch",
     ),
     **dict.fromkeys(("global-batch-size", "gbs", "train-batch-size", "effective-batch-size", "total-batch-size",
@@ -16,15 +16,42 @@ RENAMED = {
          "max-len", "max-context-len"),
         "--seq-len",
     ),
-    **dict.fromkeys(("max-model-len", "ctx-size", "c", "num-ctx"), "--context"),
-    **dict.fromkeys(("max-num-seqs", "max-running-requests", "max-concurrency", "max-batch-size", "parallel", "np"), "--batch"),
+    **dict.fromkeys(("max-model-len", "ctx-size", "c", "num-ctx", "context-window", "context-size"), "--context"),
+    **dict.fromkeys(("max-num-seqs", "max-running-requests", "max-concurrency", "max-batch-size", "parallel", "np", "concurrency",
+                     "users", "num-users", "num-parallel", "concurrent-requests", "concurrent-users", "num-concurrent"), "--batch"),
+    **dict.fromkeys(("ttft", "target-ttft", "ttft-slo"), "--max-ttft"),
+    **dict.fromkeys(("tpot", "itl", "target-tpot", "inter-token-latency"), "--max-tpot"),
+    **dict.fromkeys(("qps", "rps", "request-rate"), "--requests"),
+    **dict.fromkeys(("ib", "nic", "network", "fabric", "interconnect", "infiniband", "roce", "network-bandwidth",
+    "inter-node-bandwidth",
+                     "internode-bandwidth", "internode-bw", "network-bw"), "--nic-bandwidth"),
+    **dict.fromkeys(("nvlink", "nvlink-bandwidth", "intra-node-bandwidth", "intranode-bandwidth"), "--link-bandwidth"),
     **dict.fromkeys(("virtual-pipeline-model-parallel-size", "num-virtual-stages-per-pipeline-rank"), "--vpp"),
     **dict.fromkeys(("deepspeed-config", "ds-config", "deepspeed-config-file", "config-file", "accelerate-config"), "--with"),
     "n-predict": "--answer", "zero-optimization-stage": "--zero", "recompute-granularity": "--recompute",
     "expert-tensor-parallel-size": "--etp", "speculative-model": "--draft",
-    "model-draft": "--draft", "md": "--draft", "input-len": "--prompt-len", "output-len": "--answers",
+    "model-draft": "--draft", "md": "--draft", "speculative": "--draft", "spec": "--draft", "g": "--gpus",
+    **dict.fromkeys(("num-speculative-tokens", "speculative-num-draft-tokens", "draft-max"), "--draft-tokens"),
+    **dict.fromkeys(("input-len", "isl", "input-length", "input-tokens", "prefill", "prompt-tokens", "max-input-length",
+                     "random-input-len"), "--prompt-len"),
+    **dict.fromkeys(("output-len", "osl", "output-length", "output-tokens", "decode", "random-output-len", "gen-len"), "--answers"),
+    **dict.fromkeys(("gguf", "quant-type", "model-quant", "weight-quant", "weights-format"), "--weight-format"),
+    **dict.fromkeys(("cards", "num-cards", "gpu-num", "total-gpus", "num-devices"), "--gpus"),
+    **dict.fromkeys(("cluster", "instance", "instance-type", "machine", "machine-type", "node-type"), "--gpu"),
+    **dict.fromkeys(("ram", "system-ram", "host-ram", "cpu-ram", "cpu-memory", "host-mem"), "--host-memory"),
+    **dict.fromkeys(("ds-offload", "deepspeed-offload"), "--offload"),
+    **dict.fromkeys(("critic-model", "value-model", "critic-pretrain"), "--critic"),
+    **dict.fromkeys(("completion-tokens", "completion-len", "max-output-tokens", "num-predict"), "--answers"),
+    **dict.fromkeys(("input", "prompt-size", "prompt"), "--prompt-len"),
+    **dict.fromkeys(("p99-ttft", "p90-ttft", "p95-ttft", "ttft-ms"), "--max-ttft"),
+    **dict.fromkeys(("p99-tpot", "p90-tpot", "p99-itl", "tpot-ms", "itl-ms"), "--max-tpot"),
+    **dict.fromkeys(("pipeline-schedule", "pipeline-parallel-schedule", "pp-schedule"), "--schedule"), "vp": "--vpp",
+    "virtual-pipeline": "--vpp", "kv": "--cache-format", "max-seqs": "--batch", "link": "--link-bandwidth",
+    "rate": "--requests",
+    **dict.fromkeys(("algo", "rl", "algorithm", "rl-algo", "rl-algorithm"), "--task"),
     **dict.fromkeys(("kv-cache-dtype", "kv-dtype", "cache-dtype", "kv-cache", "kv-quant"), "--cache-format"),
-    **dict.fromkeys(("num-generations", "n-samples-per-prompt", "rollout-n", "group-size", "n-samples"), "--samples"),
+    **dict.fromkeys(("num-generations", "n-samples-per-prompt", "rollout-n", "group-size", "n-samples", "rollouts", "num-rollouts",
+                     "responses-per-prompt"), "--samples"),
     **dict.fromkeys(("max-completion-length", "max-response-length", "max-new-tokens", "response-length",
                      "generate-max-len"), "--answers"),
     **dict.fromkeys(("max-prompt-length", "prompt-length", "prompt-max-len"), "--prompt-len"), "rollout-batch-size": "--prompts",
@@ -33,7 +60,8 @@ RENAMED = {
         ("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes", "devices"), "--gpus"
     ),
     **dict.fromkeys(("vram", "gpu-memory", "gpu-mem"), "--memory"),
-    **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node"), "--gpus-per-node"),
+    **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node", "num-gpus-per-node",
+                     "gpus-per-host"), "--gpus-per-node"),
     "ntasks": "--gpus", "gres": "--gpu", "mem": "--host-memory",
     "per-device-eval-batch-size": "--eval-batch", "eval-batch-size": "--eval-batch", "eval-accumulation-steps": "--eval-batches",
     **dict.fromkeys(("tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel", "tp-size"), "--tp"),
@@ -45,11 +73,19 @@ RENAMED = {
         "--cp",
     ),
     "tensor-parallel-degree": "--tp", "pipeline-parallel-degree": "--pp", "expert-parallel-degree": "--ep",
-    **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size"), "--ep"),
+    **dict.fromkeys(("expert-parallel-size", "expert-model-parallel-size", "expert-parallel", "ep-size", "expert-parallelism"),
+    "--ep"),
+    **dict.fromkeys(("tensor-parallelism", "tp-degree"), "--tp"), **dict.fromkeys(("pipeline-parallelism", "pp-degree"), "--pp"),
+    **dict.fromkeys(("context-parallelism", "cp-degree"), "--cp"),
     **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
     "optimizer-offload-fraction": "--offload", "max-seqlen-per-dp-cp-rank": "--dynamic-cp",
-    "checkpointing": "--recompute", "num-layers": "--layers", "hidden-size": "--hidden", "vocab-size": "--vocab",
-    "num-attention-heads": "--heads", "ffn-hidden-size": "--ffn", "num-experts": "--experts", "params": "--size",
+    "checkpointing": "--recompute", "vocab-size": "--vocab", "num-experts": "--experts",
+    **dict.fromkeys(("num-layers", "n-layer", "n-layers", "num-hidden-layers", "depth"), "--layers"),
+    **dict.fromkeys(("hidden-size", "d-model", "n-embd", "embed-dim", "hidden-dim", "dim"), "--hidden"),
+    **dict.fromkeys(("num-attention-heads", "n-head", "n-heads", "num-heads"), "--heads"),
+    **dict.fromkeys(("num-query-groups", "num-key-value-heads", "n-kv-heads", "num-kv-heads"), "--kv-heads"),
+    **dict.fromkeys(("ffn-hidden-size", "intermediate-size", "d-ff", "ffn-dim", "mlp-dim"), "--ffn"),
+    **dict.fromkeys(("params", "model-size", "parameters", "num-params", "param-count"), "--size"),
     **dict.fromkeys(("dtype", "mixed-precision", "compute-dtype", "bnb-4bit-compute-dtype"), "--precision"),
     **dict.fromkeys(("torch-dtype", "weight-dtype", "param-dtype"), "--weights"),
     **dict.fromkeys(("lora-r", "r", "rank", "peft-lora-r"), "--lora-rank"),
@@ -62,7 +98,9 @@ RENAMED = {
     "mtbf": "--mtbf-hours",
     **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
-    **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost"), "--price"),
+    **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost", "cost-per-gpu-hour",
+                     "price-per-gpu-hour", "usd-per-hour", "gpu-cost", "hourly-cost"), "--price"),
+    **dict.fromkeys(("target-mfu", "assumed-mfu"), "--mfu"),
 }  # fmt: skip
 """Flags with a value, and the flag here that takes it."""
 
@@ -75,14 +113,19 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "distributed-optimizer": ("--zero 1", "--zero 0"),
     "use-distributed-optimizer": ("--zero 1", "--zero 0"),
     **dict.fromkeys(
-        ("gradient-checkpointing", "grad-checkpointing", "gradient-checkpoint", "activation-checkpointing", "gc",
+        ("gradient-checkpointing", "grad-checkpointing", "gradient-checkpoint", "activation-checkpointing", "gc", "grad-ckpt",
+         "gradient-ckpt", "act-ckpt", "activation-ckpt", "grad-checkpoint",
          "checkpoint-activations", "activation-checkpoint", "use-gradient-checkpointing", "enable-gradient-checkpointing"),
         ("--recompute full", "--recompute none"),
     ),
     **dict.fromkeys(("partition-activations", "distribute-saved-activations"), ("--recompute full:partitioned", "")),
     "cpu-checkpointing": ("--activation-offload checkpoints", ""), "contiguous-memory-optimization": ("", ""),
     **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
-    **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)), "time": ("",),
+    **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)),
+    **dict.fromkeys(("cpt", "mla", "gqa", "fit", "fits", "exclusive", "requeue", "rocm", "cuda", "training",
+    "gpu-only"), ("",)),
+    **dict.fromkeys(("rail", "rail-optimized", "rail-optimised"), ("--topology rail",)), "reference-free": ("--reference none",),
+    **dict.fromkeys(("ref-offload", "offload-ref", "offload-reference"), ("--frozen-offload", "--no-frozen-offload")),
     **dict.fromkeys(
         ("deterministic", "deterministic-mode", "use-deterministic-algorithms", "deterministic-algorithms"),
         ("--determinism kernels", ""),
@@ -90,10 +133,10 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("full-determinism", "enable-full-determinism"), ("--determinism blocking", "")),
     "float8-kv-cache": ("--cache-format fp8",), "precompute-ref-log-probs": ("--reference precomputed", ""),
     "recompute-activations": ("--recompute selective", "--recompute none"),
-    **dict.fromkeys(("load-in-4bit", "4bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
+    **dict.fromkeys(("load-in-4bit", "4bit", "4-bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--adapter lora --use-dora",),
     **dict.fromkeys(("activation-offloading", "enable-activation-offloading"), ("--activation-offload all", "")),
-    **dict.fromkeys(("load-in-8bit", "use-8bit"), ("--qlora --base int8", "")),
+    **dict.fromkeys(("load-in-8bit", "use-8bit", "8-bit"), ("--qlora --base int8", "")),
     **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), ("", "--overlap none")),  # as assumed
     **{name: (f"--precision {name}",) for name in ("bf16", "fp16", "fp32", "fp8")},
     **dict.fromkeys(("flash-attn", "flash-attention", "use-flash-attn", "flash-attention-2", "flash-attn-2"), ("--attention fa2",)),
@@ -116,24 +159,82 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
                      "disable-log-requests", "disable-log-stats", "cont-batching", "no-context-shift"), ("",)),
     **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
-    **dict.fromkeys(("inference", "serve", "serving"), ("--task generate",)),
-    **dict.fromkeys(("disaggregated", "disaggregation", "disagg", "pd-disaggregation"), ("--apart",)),
+    **dict.fromkeys(("inference", "serve", "serving", "ollama", "llamacpp", "llama-cpp", "lmstudio", "tgi", "chat"),
+    ("--task generate",)),
+    **dict.fromkeys(
+        ("disaggregated", "disaggregation", "disagg", "pd-disaggregation", "prefill-decode-disaggregation", "pd"), ("--apart",)
+    ),
     **{name: (f"--task {name}",) for name in ("grpo", "dpo", "ppo", "kto", "orpo", "rlhf")}, "rlhf": ("--task ppo",),
     **dict.fromkeys(("adam-8bit", "adam8bit", "8bit-adam", "adamw-8bit", "use-8bit-adam"), ("--optimizer adamw-8bit",)),
     **dict.fromkeys(("offload-optimizer", "optimizer-offload", "optimizer-cpu-offload", "adam-offload"), ("--offload optimizer",)),
-    **dict.fromkeys(("cpu-moe", "cmoe"), ("--offload experts",)), "use-dpo": ("--task dpo",),
+    **dict.fromkeys(("cpu-moe", "cmoe"), ("--offload experts",)), "use-dpo": ("--task dpo",), **dict.fromkeys(("distill",
+    "distillation", "kd"), ("--task gkd",)),
+    **dict.fromkeys(("reward-modeling", "reward-modelling", "train-reward-model"), ("--task rm",)),
     **dict.fromkeys(("verbose", "long", "details"), ("--full",)), **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
 }  # fmt: skip
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
 
+_SHARE = "give --server vllm:utilization=0.9, or of a rollout --rollout vllm:utilization=0.6"
 ASKED = {
+    **dict.fromkeys(("max-batch", "max-batch-that-fits", "largest-batch"), "give plan --find micro-batch (to serve: --find batch)"),
+    **dict.fromkeys(("max-context", "max-seq", "longest"), "give plan --find seq-len"),
+    **dict.fromkeys(
+        ("hours", "step-time", "tokens-per-sec", "duration", "eta", "profile", "report"),
+        "an answer has it where --gpu is given; of a whole run with --tokens",
+    ),
+    **dict.fromkeys(("max-hours", "wall-hours", "hours-limit"), "give --days, and --tokens"),
+    **dict.fromkeys(("budget", "max-cost"), "give --price and --tokens, and read the cost; plan --objective money"),
+    **dict.fromkeys(
+        ("fsdp-sharding", "fsdp-shard"), "give --zero 3, 2 or 0; of HYBRID_SHARD --zero 3 --replicas NODES"
+    ),
+    **dict.fromkeys(
+        ("deepep", "moe-enable-deepep", "use-deepep"), "experts' tokens are counted as all-to-alls, by bytes; leave it out"
+    ),
+    **dict.fromkeys(
+        ("prefix-cache-hit-rate", "prefix-hit-rate", "cache-hit-rate"), "give --server vllm:cached=N, tokens of each prompt"
+    ),
+    **dict.fromkeys(("exl2", "bpw"), "give --task generate --weight-format, the nearest of its formats (q4_k_m, awq)"),
+    **dict.fromkeys(("input-shape", "model-def", "input-size"), "give script.py:function and --inputs FILE:FUNCTION"),
+    **dict.fromkeys(("num-requests", "num-prompts"), "give --batch, how many run at once, or plan --requests RATE"),
+    **dict.fromkeys(
+        ("dataset-size", "examples", "num-examples", "max-samples", "train-size", "num-samples", "dataset-tokens"),
+        "give --tokens, of the whole run: examples x tokens of one x epochs",
+    ),
+    **dict.fromkeys(("chinchilla", "compute-optimal"), "give --tokens: 20 for each parameter (Hoffmann et al. 2022)"),
+    **dict.fromkeys(
+        ("flops-budget", "compute-budget", "flops-limit", "total-flops"), "give --tokens: C FLOP are C / (6 x parameters) of them"
+    ),
+    **dict.fromkeys(
+        ("async", "fully-async", "rollout-gpus", "inference-gpus", "vllm-gpus", "async-rollout"),
+        "give --placement split:A+B, GPUs of the trainer and of the rollout, and --staleness N",
+    ),
+    **dict.fromkeys(
+        ("img-size", "imgsz", "image-size", "resolution", "image-resolution"),
+        "a picture model's name says it (vit-large); to other models give --pictures 1x224x224, to a script --inputs",
+    ),
+    **dict.fromkeys(("ref-model", "reference-model"), "a frozen copy of MODEL is; --reference says how it is kept"),
+    **dict.fromkeys(("hsdp", "fsdp-shard-size", "shard-size"), "give --zero 3 --replicas N, copies of what is sharded"),
+    **dict.fromkeys(("zero++", "zeropp"), "its second shares of weights are not counted; give --zero 3"),
+    **dict.fromkeys(("beam-width", "max-beam-width", "num-beams", "beams"), "give --batch, sequences x beams: each has a cache"),
+    **dict.fromkeys(
+        ("tokens-per-second", "tps", "throughput", "toks", "tok-s"),
+        "an answer has it; to ask for one, give plan --max-tpot TIME (of each user) or --requests RATE (of all)",
+    ),
+    **dict.fromkeys(("slo", "sla", "latency"), "give plan --max-ttft 1s --max-tpot 50ms"),
+    **dict.fromkeys(("nccl-algo", "nccl-proto"), "give network --busbw all_reduce=340GB/s:1GiB, as it was measured"),
+    **dict.fromkeys(("lisa", "lisa-layers"), "give --train layers.A:B, the layers that train at once"),
+    **dict.fromkeys(("q4", "q8", "q5", "q6"), "give --qlora, or --task generate --weight-format q4_k_m"),
+    "bias": "biases beside adapters are not counted; leave it out", "param-offload": "give --offload all, or of a run with"
+    " rollouts --rollout-offload all", "nvme": "give --framework deepspeed --zero 3 --offload all --offload-to nvme",
     "ppo-mini-batch-size": "give --global-batch, the answers of an update",
     "tokens-per-batch": "give --micro-batch and --seq-len", "max-prefill-tokens": "give --server sglang:max_batched_tokens=N",
     "moe-grouped-gemm": "one kernel multiplies for all experts of a rank where the framework has one; --version says which it is",
     **dict.fromkeys(
         ("int8", "8bit"), "--qlora --base FORMAT stores a frozen base; to serve: --task generate --weight-format"
     ),
-    "gpu-memory-utilization": "give --server vllm:utilization=0.9, or of a rollout --rollout vllm:utilization=0.6",
+    **dict.fromkeys(("mem-util", "gpu-util", "rollout-gpu-util", "gpu-memory-utilization"), _SHARE),
+    **dict.fromkeys(("no-flash", "disable-flash"), "give --attention eager, or flash, which PyTorch chooses"),
+    "no-kl": "give --reference none",
     **dict.fromkeys(("reduce-bucket-size", "allgather-bucket-size"), "DeepSpeed's own file says it: --with ds_config.json"),
     "overlap-comm": "give --overlap dp,prefetch",
     **dict.fromkeys(("use-cpu", "no-cuda"), "what is estimated runs on a GPU: give --gpu, or --memory 24GB"),
@@ -166,8 +267,6 @@ ASKED = {
     **dict.fromkeys(("cache-type-k", "cache-type-v", "ctk", "ctv"), "give --cache-format int8 (q8_0) or int4 (q4_0), for both"),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl", "n-cpu-moe", "ncmoe"), "all layers lie on the card; of experts:"
                     " --offload experts"),
-    **dict.fromkeys(("recompute-num-layers", "recompute-method"), "give --recompute full:layers=N or full:group=N"),
-    "num-layers-per-virtual-pipeline-stage": "give --vpp, the chunks of a stage",
     **dict.fromkeys(
         ("hybrid-context-parallel", "dynamic-context-parallel"), "give --dynamic-cp with the most tokens of a rank, and --lengths"
     ),
@@ -183,11 +282,11 @@ ASKED = {
     ),
     **dict.fromkeys(("ema", "use-ema", "ema-decay"), "give --optimizer adamw:ema, or adamw:ema=host for one in host memory"),
     **dict.fromkeys(
-        ("exp-avg-dtype", "exp-avg-sq-dtype", "moment-dtype", "optimizer-dtype", "use-precision-aware-optimizer"),
+        ("moment-dtype", "optimizer-dtype"),
         "give --optimizer adamw:moments=bf16",
     ),
     **dict.fromkeys(
-        ("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32", "reduce-dtype", "grad-dtype", "main-grads-dtype",
+        ("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32", "reduce-dtype", "grad-dtype",
          "grad-reduce-in-bf16"),
         "--precision says it: bf16-mixed-18 accumulates and reduces gradients in float32, bf16-mixed-16 in 16 bits",
     ),
@@ -210,6 +309,8 @@ _STORED = {
     name: f"--weight-format {name}"
     for name in ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
 }
+_UNSLOTH = {"unsloth": "--recompute full --framework unsloth"}
+_CACHES = {"q8_0": "--cache-format int8", "q4_0": "--cache-format int4", "f16": "", "bf16": ""}
 _OFFLOADED = {
     what: {"cpu": f"--offload {what}", "nvme": f"--offload {what} --offload-to nvme", "none": ""}
     for what in ("optimizer", "all")
@@ -229,6 +330,7 @@ WORDED = {
     **dict.fromkeys(("quantization", "quant", "quantize", "q"), _STORED),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), dict.fromkeys(("99", "999", "all", "_1", "auto"), "")),
     **dict.fromkeys(("offload-optimizer", "offload-optimizer-device"), _OFFLOADED["optimizer"]),
+    **dict.fromkeys(("offload-device", "offload-to-cpu"), _OFFLOADED["all"]),
     **dict.fromkeys(("offload-param", "offload-param-device", "offload-params"), _OFFLOADED["all"]),
     **dict.fromkeys(("fp8-format", "fp8"), dict.fromkeys(("hybrid", "e4m3"), "--precision fp8")),
     "flash-attn": {"fa2": "--attention fa2", "sdpa": "--attention flash", "disabled": "--attention eager", "on": "", "auto": ""},
@@ -236,7 +338,9 @@ WORDED = {
     "fp8-recipe": {
         "mxfp8": "--precision mxfp8", **{name: f"--precision fp8-{name}" for name in ("delayed", "tensorwise", "blockwise")},
     },
-    "use-gradient-checkpointing": {"unsloth": "--recompute full --framework unsloth"},
+    **dict.fromkeys(("use-gradient-checkpointing", "gradient-checkpointing"), _UNSLOTH),
+    **dict.fromkeys(("cache-type-k", "cache-type-v", "ctk", "ctv"), _CACHES),
+    "bias": {"none": ""}, "exclusive": dict.fromkeys(("user", "mcs"), ""),
     **dict.fromkeys(EACH, dict.fromkeys(("gpu", "auto", "cuda"), "")),
     "dynamo-backend": {"inductor": "--torch-compile", "no": ""},
     "attention-backend": {"flash": "--attention flash", "fused": "", "unfused": "--attention eager"},
@@ -246,7 +350,7 @@ WORDED = {
     "quant-method": {"bnb": "--qlora", **{name: f"--qlora --base {name}" for name in ("hqq", "gptq", "awq")}},
     "quant-bits": {"4": "--qlora", "8": "--qlora --base int8"},
     "algorithm.adv-estimator": {"grpo": "--task grpo", "gae": "--task ppo"},
-    "bf16": {"auto": "--precision bf16"}, "recompute-method": {"uniform": ""}, "vllm-mode": {"colocate": ""},
+    "bf16": {"auto": "--precision bf16"}, "vllm-mode": {"colocate": ""},
     "show": dict.fromkeys(("network", "all", "front"), "--full"),
 }  # fmt: skip
 """Flags with a word of a few, and the words here."""
@@ -254,11 +358,37 @@ NUMBERED = {"lora": "--lora-rank", "sp": "--cp"}
 """Switches that a number follows, and the flag here that takes it."""
 MODEL = ("model-name", "model-name-or-path", "model-path", "model-id", "pretrained", "pretrained-model", "m")
 """Flags of the model, which stands by itself here."""
-FILLERS = ("on", "with", "using", "for", "in", "at")
+FILLERS = (
+    "on",
+    "with",
+    "using",
+    "for",
+    "in",
+    "at",
+    "gpu",
+    "gpus",
+    "a",
+    "one",
+    "and",
+    "training",
+    "finetuning",
+    "fine-tuning",
+)
 """Words between a model and its card."""
 
 COUNTS = {
-    **dict.fromkeys(("dp", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
+    **dict.fromkeys(
+        (
+            "global-batch-tokens",
+            "batch-tokens",
+            "tokens-per-step",
+            "global-batch-size-tokens",
+            "batch-size-tokens",
+            "tokens-per-global-batch",
+        ),
+        "tokens",
+    ),
+    **dict.fromkeys(("dp", "data-parallelism", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
     **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines", "n"), "nodes"),
     **dict.fromkeys(EACH, "each"),
     **dict.fromkeys(
@@ -269,6 +399,11 @@ COUNTS = {
             "gradient-accumulation",
             "accumulation-steps",
             "accumulate",
+            "num-microbatches",
+            "ga",
+            "grad-acc",
+            "microbatches",
+            "num-micro-batches",
         ),
         "accumulation",
     ),
@@ -276,10 +411,11 @@ COUNTS = {
 """Flags with a count that another flag here follows from: GPUs from replicas or nodes, the batch from accumulation."""
 
 HARMLESS = (
+    "time", "partition", "account", "qos", "job-name", "mail-type", "cpus-per-task", "constraint", "nodelist", "keep-alive",
     "learning-rate", "lr", "lora-alpha", "weight-decay", "warmup-steps", "warmup-ratio", "seed", "logging-steps", "output-dir",
     "lr-scheduler-type", "save-steps", "save-every", "save-strategy", "eval-strategy", "report-to", "run-name", "warmup",
     "swap-space", "threads", "t", "port", "host", "hf-repo", "hf-file", "random-state", "main-gpu", "gradient-clipping",
-    "model-impl", "defrag-thold",
+    "model-impl", "defrag-thold", "kl-coeff", "entropy-coeff", "entropy-coef", "clip-ratio", "kl-loss-coef", "cliprange",
     "val-set-size", "limit-val-batches", "template", "gradient-clip-val", "clip-grad-norm", "hf-token", "served-model-name",
     "tool-call-parser", "num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset", "dataset-name",
     "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
@@ -319,6 +455,7 @@ _ON = {"true": "full", "on": "full", "all": "full", "yes": "full", "false": "non
 VALUES: dict[str, dict[str, str]] = {
     "precision": {
         "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "torch.bfloat16": "bf16", "16": "fp16",
+        "amp": "bf16", "mixed": "bf16",
         "32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16", "float8": "fp8", "bf16-true": "bf16-pure",
         "16-true": "fp16-pure", "fp16-true": "fp16-pure",
         "fp16-mixed": "fp16", **dict.fromkeys(("fp8-hybrid", "fp8-e4m3", "e4m3"), "fp8"), "fp8-block": "fp8-blockwise",
@@ -331,6 +468,9 @@ VALUES: dict[str, dict[str, str]] = {
                   "adam8bit": "adamw-8bit", "adamw-bf16": "adamw:moments=bf16", "adam-bf16": "adamw:moments=bf16",
                   "adamw-ema": "adamw:ema"},
     "recompute": _ON,
+    "cache_format": {"q8": "int8", "q8_0": "int8", "q4": "int4", "q4_0": "int4", "fp8_e5m2": "fp8", "fp8_e4m3": "fp8",
+    "f16": "fp16"},
+    "weight_format": {"4bit": "nf4", "8bit": "int8"},
     "framework": {
         **dict.fromkeys(("megatron", "mcore", "megatron-core", "mindspeed", "megablocks", "megatron-lm"), "megatron"),
         **dict.fromkeys(("deepspeed", "ds"), "deepspeed"), **dict.fromkeys(("composer", "mosaicml"), "llm-foundry"),
@@ -348,7 +488,7 @@ VALUES: dict[str, dict[str, str]] = {
     "task": {"pretrain": "train", "finetune": "train", "diffusion": "train", "dreambooth": "train", "rlhf": "ppo",
              "inference": "generate", "infer": "generate", "serve": "generate", "serving": "generate", "quantize": "quantise",
              **dict.fromkeys(("embed", "embedding", "embeddings", "score", "rerank", "pooling", "classify"), "forward")},
-    "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all"},
+    "offload": {"optim": "optimizer", "optimizer_states": "optimizer", "params": "all", "full": "all", "cpu": "all"},
     "at": {"loading": "setup", "load": "setup", "init": "setup", "save": "saving", "eval": "evaluation", "optimizer": "step"},
     "find": {**dict.fromkeys(("context", "length", "sequence", "max-model-len", "seq_len"), "seq-len"), "card": "gpu",
              **dict.fromkeys(("micro_batch", "batch-size"), "micro-batch"), "fewest": "gpus", "cheapest": "gpu"},
@@ -367,10 +507,15 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("host_memory", r"(\d+)G", r"--host-memory \1GB"),
     ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
     ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
-    ("gpu", r"(\d+(?:\.\d+)?) ?(GB|GiB)", r"--memory \1\2"),
+    ("gpu", r"(\d+(?:\.\d+)?) ?(?:GB|G)", r"--memory \1GB"),
+    ("gpu", r"(\d+(?:\.\d+)?) ?GiB", r"--memory \1GiB"),
+    ("gpu", r"(?:google )?(?:colab|kaggle)(?: pro\+?)?[ -](.+)", r"--gpu \1"),
+    ("gpu", r"[x×](\d{1,3})|(\d{1,3})[x×]", r"--gpus \1\2"),
+    ("nic_bandwidth", r"(?:(?:infiniband|ib|roce)[- ]?|8 ?x ?)(.+)", r"--nic-bandwidth \1"),
+    ("host_memory", r"0", ""),
     ("gpus", rf"({COUNT}) ?[x*×] ?(.*[a-z].*)", r"--gpus \1 --gpu \2"),
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
-    ("memory", r"(\d+(?:\.\d+)?) ?G", r"--memory \1GB"),
+    ("memory", r"(\d+(?:\.\d+)?) ?(?:g|gb)", r"--memory \1GB"),
     ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
     ("offload", r"(0?\.\d+)", r"--offload optimizer:\1"),
     ("exposed", r"(\d) ?%", r"--exposed 0.0\1"),
@@ -393,3 +538,81 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
 """Values by their form: the field, what the whole text matches, and the words here."""
 LENGTHS = ("seq_len", "target_len", "prompt_len", "context", "answer")
 """Fields in which k is 1,024 tokens and m as many thousands, as lengths of context are written."""
+SERVING = (
+    "weight_format",
+    "cache_format",
+    "server",
+    "draft",
+    "acceptance",
+    "prefill_tokens",
+    "prompt_len",
+    "answers",
+    "max_ttft",
+    "max_tpot",
+    "requests",
+)
+"""Fields that only a model which is served has."""
+LAYOUTS = ("layout", "parallelism", "parallel-config", "strategy", "mesh")
+"""Flags of degrees that are written together, as tp8pp2 or tp=8,pp=2."""
+WHOLE = ("epochs", "steps")
+"""Fields of a step's answers, which of training say how long it runs."""
+ALONE = {"batch": "micro_batch", "context": "seq_len"}
+"""Fields of a model that is served, and what the same word says of training."""
+OF_SERVING = {own: name for name, own in ALONE.items()} | {"precision": "weight_format"}
+"""Fields of training, and what the same word says of a model that is served."""
+SERVED = {"--seq-len": "--context", "--tokens": "--answers"}
+"""Flags of training that words stand for, and what they stand for with a server."""
+ENGINES_OWN = ("max-model-len", "max-num-seqs", "kv-cache-dtype", "mem-fraction-static", "max-running-requests", "n-gpu-layers",
+               "chunked-prefill-size", "max-num-batched-tokens", "num-ctx", "cache-type-k", "ctk", "ngl", "n-cpu-moe",
+               "gguf", "num-parallel")  # fmt: skip
+"""Words that only engines have, which serve."""
+ELSEWHERE = ("--max-ttft", "--max-tpot", "--requests")
+"""Flags of one command alone, which another one names."""
+ROLLING = ("ppo", "grpo", "rloo", "dapo", "gspo")
+"""Tasks whose prompts are answered."""
+TAKEN = (RENAMED, SWITCHES, HARMLESS)
+"""Tables of words that are taken for others, also after the section of a tool's configuration."""
+OWN_SECTIONS = frozenset(
+    (
+        "data",
+        "rollout",
+        "ref",
+        "critic",
+        "reward",
+        "vllm",
+        "sglang",
+        "device",
+        "n",
+        "mode",
+        "name",
+        "type",
+        "size",
+        "c",
+        "b",
+        "m",
+    )
+)
+"""Parts of keys with sections that do not mean there what they mean alone."""
+ALONE_SAID = (
+    "task",
+    "schedule",
+    "optimizer",
+    "attention",
+    "framework",
+    "precision",
+    "topology",
+    "offload",
+    "recompute",
+    "adapter",
+    "loss",
+    "weight_format",
+)
+"""Fields whose values are also typed as flags, in this order."""
+WITH_NAME = ("offload", "recompute", "loss")
+"""Of these, those whose values say nothing without the field's name."""
+COMMON = ("use", "enable", "num", "max", "min", "size", "disable", "with", "per", "the", "len", "length")
+"""Words of flags that many have."""
+BESIDE = "counts beside other keys"
+"""Of a reason why a key alone says nothing."""
+TOKENS = r"(\d+(?:\.\d+)?)([km]?)(?: ?tok(?:en)?s?)?"
+"""Pattern of a count of tokens, in whose thousands are 1,024."""

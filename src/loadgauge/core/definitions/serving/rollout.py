@@ -94,6 +94,7 @@ ALIASES = {
     "gpu_memory_utilization": "utilization", "mem_fraction_static": "static_fraction", "mem_fraction": "static_fraction",
     "max_num_batched_tokens": "max_batched_tokens", "chunked_prefill_size": "max_batched_tokens",
     "max_running_requests": "max_num_seqs", "kv_cache_dtype": "kv", "kv_dtype": "kv", "tensor_parallel_size": "tp",
+    "tensor_model_parallel_size": "tp",
     "pipeline_parallel_size": "pp", "data_parallel_size": "dp", "expert_parallel_size": "ep", "sleep_level": "sleep",
     "max_model_len": "context", "context_length": "context", "dtype": "weights", "quantization": "weights",
     "free_gpu_memory_fraction": "static_fraction", "kv_cache_free_gpu_memory_fraction": "static_fraction",

@@ -17,6 +17,7 @@ import { dark, dress, toggleTheme } from "./theme.js";
 import { treemap } from "./treemap.js";
 import { verdict } from "./verdict.js";
 
+const narrow = matchMedia("(max-width: 900px)");
 const PANELS = [];
 /** A run after pre-training is one panel, with its verdict in it. */
 const ofTask = () => new Panel({ id: "posttrain", wide: true, draw: (place, { estimate }) => place.replaceChildren(...passes(estimate, run.flags.price)), table: ({ estimate }) => taskTable(estimate),
@@ -138,8 +139,16 @@ async function dressed() {
   buildNotes();
 }
 
+// On a narrow screen the sliders stand below the verdict that they move, above the charts.
+function placeSettings() {
+  if (narrow.matches) find("#verdict").after(find("#settings"));
+  else find("#work").before(find("#settings"));
+}
+
 async function begin() {
   dress();
+  placeSettings();
+  narrow.addEventListener("change", placeSettings);
   run = await unpacked();
   const { roles, layout } = run.own.estimate;
   PANELS.push(...(roles ? [ofTask()] : layout.weight_format ? [served()] : [treemap, phases, lanes]));
