@@ -408,3 +408,11 @@ def test_a_token_of_sparse_attention_reads_all_keys_of_its_indexer() -> None:
     assert index.inputs[-1].nbytes == 3 * 65536 * 128 * 2
     assert sum(gemm.flops for gemm in index.gemms[3:]) == 2 * 3 * 65536 * 64 * 128
     assert max(tensor.nbytes for tensor in attention.inputs) == 3 * 2048 * (512 + 64) * 2  # of the chosen alone
+
+
+def test_a_server_that_was_never_measured_is_answered_by_its_kernels() -> None:
+    line = "estimate qwen3-8b --gpu rtx3090 --task generate --context 4096"
+    named, bare = document(f"{line} --server ollama"), document(line)
+    assert named["memory"] == bare["memory"]
+    assert named["token"]["seconds"] == bare["token"]["seconds"]
+    assert "ollama" in named["assumed"]["--server"]

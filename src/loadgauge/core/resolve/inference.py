@@ -233,6 +233,23 @@ def _seen(job: Job, model: ModelSpec, assumed: dict[str, str]) -> tuple[ModelSpe
     return left, seen
 
 
+UNMEASURED = (
+    "ollama",
+    "llama.cpp",
+    "llamacpp",
+    "llama-server",
+    "lmstudio",
+    "mlx",
+    "mlx-lm",
+    "exllama",
+    "tgi",
+    "lmdeploy",
+    "ktransformers",
+    "transformers",
+)
+"""Servers of which no measurement is here, so that their answers have the time of kernels alone."""
+
+
 def _filled(
     flags: dict[str, Any],
     model: ModelSpec,
@@ -247,6 +264,9 @@ def _filled(
         longest = model.max_position_embeddings
         usual = CALIBRATED if task == "quantise" else CONTEXT + (0 if seen is None else seen.tokens)
         filled["context"] = usual if longest is None else min(usual, longest)
+    name = str(filled.get("server") or "").partition(":")[0].lower()
+    if name in UNMEASURED:
+        filled["server"], assumed["--server"] = None, f"none (no server of {name} is measured: the time of its kernels)"
     if filled.get("server") is not None:
         engine = Engine.parse(filled["server"], "server")
         if filled.get("prefill_tokens") is None:
