@@ -55,7 +55,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         target,
         [
             f"{SAYS[sought].upper()}{most}  {_words(best)}",
-            f"{best.answer.model.name} on {best.answer.gpus:,} GPU{"s" if best.answer.gpus > 1 else ""}{kind}: {best.batch:,} requests of {best.answer.asked.context:,}"
+            f"{best.answer.model.name} on {best.answer.gpus:,} GPUs{kind}: {best.batch:,} requests of {best.answer.asked.context:,}"
             f" tokens at a time, {best.tokens:,.0f} tokens/s ({best.per_gpu:,.0f} a GPU),"
             f" {best.requests:,.3g} requests/s; {_times(best)};{_money(best)}"
             f" {gib(best.answer.memory.total, 1)} of {gib(best.answer.memory.capacity or 0, 1)}, FITS.",
