@@ -204,6 +204,8 @@ def find_gpu_by_name(name: str) -> Gpu:
     words = name.lower().replace("nvidia", "").replace("geforce", "").replace("-", " ").split() or [name]
     # An id begins with the name's first word: a GH200 is no H200.
     fitting = [card for card in gpus() if card.id.startswith(words[0]) and all(word in card.id for word in words)]
+    # Drivers say NVL and PCIe, and leave SXM out.
+    fitting = [card for card in fitting if ("nvl" in card.id.split("-")) == ("nvl" in words)]
     fitting = [card for card in fitting if names_one(name, card.id)] or fitting
     if len(fitting) != 1:
         raise ConfigError(f"{name!r}: name it with --gpu (fitting: {', '.join(one.id for one in fitting) or 'none'})")

@@ -185,10 +185,9 @@ def test_a_script_is_parsed_and_never_run(tmp_path: Path) -> None:
     assert not mark.exists()
     patched = typed(f"convert {place} --to unsloth --micro-batch 1 --seq-len 4096").out
     gone = [line.strip() for line in place.read_text().splitlines() if line not in patched.splitlines()]
-    assert gone == [
-        "max_seq_length = max_seq_length,", "max_seq_length = max_seq_length,", "per_device_train_batch_size = 2,",
-        "gradient_accumulation_steps = 4,",
-    ] or gone == ["max_seq_length = max_seq_length,"] * 2 + ["per_device_train_batch_size = 2,"]  # fmt: skip
+    # The length where it is said, once; the batch as one line or two.
+    assert gone[:2] == ["max_seq_length = 2048  # any", "per_device_train_batch_size = 2,"]
+    assert gone[2:] in ([], ["gradient_accumulation_steps = 4,"])
     assert "max_seq_length = 4096" in patched
 
 

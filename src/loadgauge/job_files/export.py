@@ -127,6 +127,8 @@ def export(setup: Setup, dialect: str, template: str | None = None, *, file: str
 PIECES = re.compile(r"\n|\s+(?=--)")
 """Bounds of what a job file says at a time: lines, and flags."""
 
+LONG = 40
+"""Letters of a flag's meaning that a first screen has no room for."""
 MEANS = re.compile(r" [^ ]*: it means ")
 """Pattern of that between a flag and the value that a file gives it."""
 
@@ -163,7 +165,9 @@ def told(whose: str, before: Written, after: Written, *, lacking: int = 0) -> st
     none = [line.partition(":")[0] for line in lost if line not in means]
     if not added or len(none) > lacking:
         return ""
-    there = [MEANS.sub(" ", line) for line in means]
+    there = [
+        line if len(line) < LONG else f"another {line.split()[0]}" for line in (MEANS.sub(" ", each) for each in means)
+    ]
     notes = [f"there it is {', '.join(there)}"] * bool(there) + [f"no key for {', '.join(none)}"] * bool(none)
     remarks = f" ({'; '.join(notes)})" if notes else ""
     return f"{whose}: {'; '.join(added)}{remarks}"

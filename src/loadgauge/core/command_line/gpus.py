@@ -89,7 +89,7 @@ def meant(name: str) -> tuple[Gpu, ...]:
     """Return the GPUs that a name may mean. Raises `ConfigError` for none.
 
     >>> [card.id for card in meant("RTX 3080")]
-    ['rtx3080-10gb', 'rtx3080-12gb', 'rtx3080ti']
+    ['rtx3080-10gb', 'rtx3080-12gb', 'rtx3080laptop', 'rtx3080ti', 'rtx3080tilaptop']
     """
     ids = gpu_ids()
     ids_meant = {id for id in ids if plain(name) and plain(name) in id.replace("-", "")}

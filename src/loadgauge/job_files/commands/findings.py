@@ -313,8 +313,8 @@ def _comes_to(memory: Needs) -> str:
 def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
     run = Run.of_setup(setup)
     for change in changes(run, RULES):
-        if change.kind is Kind.ZERO and setup.training.framework.name == "megatron" and change.fields["zero"] > 1:
-            continue  # by Megatron-FSDP, whose checkpoints are others
+        if change.kind is Kind.ZERO and setup.training.framework.fsdp_apart and change.fields["zero"] > 1:
+            continue
         if change.kind is Kind.LESS_TP and setup.layout.tp > (setup.job.gpus_per_node or run.node):
             continue  # a rule of its own
         yield from (

@@ -68,9 +68,11 @@ def parts(text: str, file: str) -> list[Part]:
 
 FENCE = re.compile(r"(?ms)^[ \t]{0,20}(```|~~~)`{0,9}[ \t]{0,9}\{?[ \t]{0,9}(\w*)[^\n]*\n(.*?)^[ \t]{0,20}\1")
 LANGUAGES = {
-    **dict.fromkeys(("bash", "sh", "shell", "console", "zsh", ""), "argv"), "python": "python", "py": "python",
-    "yaml": "yaml", "yml": "yaml", "json": "yaml", "toml": "toml",
-}  # fmt: skip
+    **dict.fromkeys(("bash", "sh", "shell", "console", "zsh", ""), "argv"),
+    **dict.fromkeys(("python", "py"), "python"),
+    **dict.fromkeys(("yaml", "yml", "json"), "yaml"),
+    "toml": "toml",
+}
 
 
 def _blocks(text: str) -> Iterator[Part]:

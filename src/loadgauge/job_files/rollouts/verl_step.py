@@ -335,9 +335,12 @@ def _megatron(keys: Keys) -> bool:
 def _moved_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     which, out = int(_megatron(keys)), facts.get("rollout_offload") or "none"
     loaded = {"float32": "fp32", "bfloat16": "bf16"}.get(facts.get("frozen_weights") or "")
+    moves = {"param": out in ("weights", "all", "idle"), "optimizer": out in ("optimizer", "states", "all", "idle")}
     return {
-        MOVED_INNER["param"][which]: out in ("weights", "all", "idle"),
-        MOVED_INNER["optimizer"][which]: out in ("optimizer", "states", "all", "idle"),
+        **{
+            key: on or (False if keys.has(key) else None)
+            for on, key in ((moves[w], MOVED_INNER[w][which]) for w in moves)
+        },
         at.frozen[which]: bool(facts["frozen_offload"]) if facts.get("frozen_offload") is not None else None,
         at.dtype: loaded if not which else None,
     }

@@ -104,6 +104,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     splits_model: whether it runs tensor, pipeline, context and expert parallelism
     hybrid_shards: whether ZeRO shards may have replicas
     zero_stages, schedules: those it runs
+    fsdp_apart: whether ZeRO 2 and 3 are another engine's, whose checkpoints are others (Megatron-FSDP)
     only_own_schedules: whether its pipeline is its own, so that no schedule can be added to it
     recomputes_parts: whether parts of a layer can be recomputed, or only whole layers
     selective: its own meaning of `--recompute selective`; Megatron's is the core of attention (korthikanti2022)
@@ -159,6 +160,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     hybrid_shards: bool = True
     zero_stages: tuple[int, ...] | None = None
     schedules: tuple[Schedule, ...] = SCHEDULES
+    fsdp_apart: bool = False
     only_own_schedules: bool = False
     recomputes_parts: bool = True
     selective: str = "selective"
@@ -245,7 +247,7 @@ FRAMEWORKS: dict[str, Framework] = {
             # Float32 weights and gradients are page-locked (optimizer/cpu_offloading/hybrid_optimizer.py).
             host=HostBuffers(copies=4, pinned_below=4, parts=True),
             # ZeRO 2 and 3 are Megatron-FSDP's.
-            schedules=("1f1b", "interleaved"), only_own_schedules=True,
+            schedules=("1f1b", "interleaved"), only_own_schedules=True, fsdp_apart=True,
             source="megatron-lm",
         ),
         Framework(

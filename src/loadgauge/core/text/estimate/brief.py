@@ -89,11 +89,14 @@ def short(
 
 
 def height(lines: Iterable[str]) -> int:
-    """Lines of the terminal that some lines of text take."""
+    """Lines of the terminal that some lines of text take, wrapped at words."""
+    from textwrap import wrap
+
     from rich.cells import cell_len
 
     width = room() or DEFAULT
-    return sum(max(1, -(-cell_len(line) // width)) for text in lines for line in text.split("\n"))
+    each = [line for text in lines for line in text.split("\n")]
+    return sum(max(1, -(-cell_len(line) // width), len(wrap(line, width, break_on_hyphens=False))) for line in each)
 
 
 def _run(setup: Setup, result: Estimate) -> str:
