@@ -1,6 +1,6 @@
 """Takes the page's pictures for these pages (`page-*.png`), of the page as it is in this checkout: `make pictures`.
 
-Each holds what the page said when it was taken; a test (tests/page/test_docs_pictures.py) compares that with what the page says now.
+Each holds what the page said when it was taken; a test (tests/page/test_docs_pictures.py) compares that with the page now.
 """
 
 from __future__ import annotations

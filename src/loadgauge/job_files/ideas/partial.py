@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.lenses import Named, reads
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
 
@@ -67,11 +68,11 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
     return Idea(keys=(tunes, joins, pixels, *others), facts=("tower", "max_pixels"), read=read, write=write)
 
 
-BOUNDS = frozenset(
+BOUNDS = words(
     """
     VIDEO_MAX_PIXELS VIDEO_TOTAL_PIXELS FPS FPS_MAX_FRAMES NFRAMES IMAGE_MAX_TOKEN_NUM VIDEO_MAX_TOKEN_NUM VIDEO_FPS
     VIDEO_MAXLEN MAX_NUM VIDEO_MAX_NUM MAX_SLICE_NUMS VIDEO_MAX_SLICE_NUMS VIDEO_SEGMENTS MAX_NUM_FRAMES
-    """.split()
+    """
 )
 """Other variables that `qwen_vl_utils` and ms-swift's templates read, of videos and of a picture's tiles; and, in small letters,
 keys of other tools."""
