@@ -113,13 +113,9 @@ def products() -> Iterator[Measured]:
         if min(float(row[side]) for side in "mnk") < LEAST and row["kind"] == "dense":
             continue
         form = FORMATS[row["dtype"]]
-        timing = _measured(f"products {form}", row)
-        if row["kind"] == "grouped":
-            yield msgspec.structs.replace(timing, kind=f"grouped products {form}")
-        elif heat(timing) > WARM:
-            yield msgspec.structs.replace(timing, kind=f"products {form}, sustained")
-        else:
-            yield msgspec.structs.replace(timing, kind=f"products {form}, short")
+        timing = _measured(f"grouped products {form}", row)
+        how = "sustained" if heat(timing) > WARM else "short"
+        yield timing if row["kind"] == "grouped" else msgspec.structs.replace(timing, kind=f"products {form}, {how}")
 
 
 def machine(
@@ -329,8 +325,7 @@ def streams() -> Iterator[Measured]:
 def stream_seconds(timing: Measured, rates: Efficiencies) -> float:
     """Return the predicted time of a kernel that memory bounds [s]."""
     share = rates.memory[memory_family(timing.row) or "elementwise"]
-    back = timing["direction"] == "bwd"
-    rate = share.backward if back else share.forward
+    rate = share.backward if timing["direction"] == "bwd" else share.forward
     return (
         timing.number("bytes") / (card_named(timing.gpu).memory_bandwidth * rate)
         + (timing.number("kernels") or 1) * rates.launch

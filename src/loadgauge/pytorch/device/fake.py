@@ -7,6 +7,7 @@ else takes PyTorch's way.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -44,7 +45,6 @@ class FakeMode(FakeTensorMode):
     def __init__(self, env: Any = None) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
         self.plans: dict[Any, Any] = {}
-        self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] = {}
         self.read, self.facts = Read(), Facts()
         self.cuda: torch.device | None = None
@@ -118,14 +118,11 @@ class FakeMode(FakeTensorMode):
         if func in _SETTING:
             # PyTorch remembers what it was called with, and so would hold the storage.
             return self._uncached(func, types, args, kwargs)
-        suited = self._suits.get(func)
-        if suited is None:
-            suited = self._suits[func] = suits(func)
-        if not suited or torch._C.is_inference_mode_enabled():
+        if not suits(func) or torch._C.is_inference_mode_enabled():
             return super().dispatch(func, types, args, kwargs)
         tensors: list[Any] = []
         parts: list[Any] = [func, torch.get_default_dtype()]
-        if not self._describe(args, parts, tensors) or (kwargs and not self._describe_named(kwargs, parts, tensors)):
+        if not describe(self, (*args, *kwargs, *kwargs.values()), parts, tensors, _lies):
             return super().dispatch(func, types, args, kwargs)
         key = tuple(parts)
         plan = self.plans.get(key)
@@ -152,13 +149,6 @@ class FakeMode(FakeTensorMode):
         finally:
             self.cache_enabled = before
 
-    def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> bool:
-        return describe(self, values, parts, tensors, _lies)
-
-    def _describe_named(self, values: dict[str, Any], parts: list[Any], tensors: list[Any]) -> bool:
-        parts += values
-        return self._describe(values.values(), parts, tensors)
-
     def _of_columns(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The plan of an operation on lists of tensors, from one of each kind, as parameters have few; None if it has none."""
         lists = [argument for argument in args if type(argument) is list or type(argument) is tuple]
@@ -170,7 +160,7 @@ class FakeMode(FakeTensorMode):
         keys: list[Any] = []
         for column in zip(*lists, strict=True):
             parts: list[Any] = []
-            if not self._describe(column, parts, []):
+            if not describe(self, column, parts, [], _lies):
                 return None
             keys.append(tuple(parts))
         firsts = {kind: at for at, kind in reversed(list(enumerate(keys)))}
@@ -301,6 +291,7 @@ _as_strided = torch._C._VariableFunctions.as_strided
 _subclass: Any = torch.Tensor._make_subclass
 
 
+@functools.cache
 def suits(func: Any) -> bool:
     """Return whether the result depends on shapes and plain values only, and the arguments keep theirs."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):

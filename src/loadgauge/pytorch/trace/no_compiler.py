@@ -60,10 +60,6 @@ asked: set[str] = set()
 """Files of programs that asked for something to be compiled."""
 
 
-def _no(*_: Any, **__: Any) -> bool:
-    return False
-
-
 class _Given(Source):
     """Where a size comes from: it is given under a name."""
 
@@ -82,7 +78,7 @@ class _Random(Source):
 _ANSWERS: dict[str, dict[str, Any]] = {
     COMPILER: dict.fromkeys(("disable", "allow_in_graph", "assume_constant_result", "graph_break"), _as_it_is),
     f"{COMPILER}.source": {"ConstantSource": _Given, "RandomValueSource": _Random},
-    "torch.fx.experimental.validator": {"translation_validation_enabled": _no},
+    "torch.fx.experimental.validator": {"translation_validation_enabled": lambda *_, **__: False},
 }
 """What is asked of each module without a compiler."""
 
@@ -218,8 +214,4 @@ def last_lines(exported: Callable[[str], Any]) -> Callable[[str], Any]:
     >>> last_lines(len)("import this\\n__all__ = []")
     12
     """
-
-    def of(text: str) -> Any:
-        return exported(text[text.rfind("\n__all__") + 1 :])
-
-    return of
+    return lambda text: exported(text[text.rfind("\n__all__") + 1 :])

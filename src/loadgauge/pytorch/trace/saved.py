@@ -105,8 +105,7 @@ def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] |
     """
     with record_saved() as packed:
         result = function(*inputs, **keywords)
-    owners = find_owners(function, inputs, keywords, names or {})
-    return saved_by(result, owners, packed)
+    return saved_by(result, find_owners(function, inputs, keywords, names or {}), packed)
 
 
 @contextlib.contextmanager
@@ -176,20 +175,15 @@ def find_owners(
 
     for name, value in names.items():
         claim(value, name)
-    modules = {"": function, **names}
-    for prefix, module in modules.items():
+    for prefix, module in {"": function, **names}.items():
         if isinstance(module, nn.Module):
             before = f"{prefix}." if prefix else ""
-            for name, parameter in module.named_parameters():
-                claim(parameter, f"parameter {before}{name}")
-            for name, buffer in module.named_buffers():
-                claim(buffer, f"buffer {before}{name}")
-    for number, value in enumerate(inputs):
+            for kind, held in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+                for name, tensor in held:
+                    claim(tensor, f"{kind} {before}{name}")
+    for place, value in (*enumerate(inputs), *keywords.items()):
         for leaf in tree_leaves(value):
-            claim(leaf, f"input {number}")
-    for name, value in keywords.items():
-        for leaf in tree_leaves(value):
-            claim(leaf, f"input {name}")
+            claim(leaf, f"input {place}")
     return result
 
 
@@ -308,10 +302,8 @@ def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden
 
 def _region(hook: Any) -> Any:
     """Return what `torch.utils.checkpoint` keeps of a region; its hook closes over it (PyTorch 2.13)."""
-    for cell in getattr(inspect.unwrap(hook), "__closure__", None) or ():
-        if hasattr(cell.cell_contents, "get_inputs"):
-            return cell.cell_contents
-    return None
+    cells = getattr(inspect.unwrap(hook), "__closure__", None) or ()
+    return next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "get_inputs")), None)
 
 
 def _hooked(raw: Any) -> bool:

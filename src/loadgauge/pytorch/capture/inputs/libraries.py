@@ -306,7 +306,9 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
             builder = module.models.get_model_builder(name)
             taken = inspect.signature(builder).parameters
             if builder.__module__.startswith("torchvision.models.detection"):  # with and without weights they differ
-                with _no_weights():
+                from loadgauge.pytorch.capture.inputs.pretrained import unfetched
+
+                with unfetched("torchvision"):
                     return module.models.get_model(name, weights="DEFAULT"), {}
             none = dict.fromkeys({"weights", "weights_backbone"} & set(taken))  # a backbone's would be downloaded
             return module.models.get_model(name, **none), {}
@@ -316,22 +318,6 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
         return made, dict(made.config)
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"{target}: {first_line(error)[:200]}") from None
-
-
-@contextlib.contextmanager
-def _no_weights() -> Iterator[None]:
-    """Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them."""
-    import torch
-
-    kind: Any = import_module("torchvision.models._api").WeightsEnum
-
-    from loadgauge.pytorch.device.patches import replaced
-
-    def none(*_: Any, **__: Any) -> dict[str, Any]:
-        return {}
-
-    with replaced((kind, "get_state_dict", none), (torch.nn.Module, "load_state_dict", none)):
-        yield
 
 
 def _loss(kind: str, result: Any) -> Any:

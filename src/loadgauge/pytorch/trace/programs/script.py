@@ -138,8 +138,8 @@ def _anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
 def cuda_is(device: str, maker: Any) -> Iterator[None]:
     """A context in which `cuda` is another device, where the file of what makes a module names it, with scalers that step."""
     file = str(maker) if isinstance(maker, Path) else _file_of(maker)
-    named = bool(file) and Path(file).is_file() and b"cuda" in Path(file).read_bytes()
-    named = named and device.partition(":")[0] != "cuda"
+    other = device.partition(":")[0] != "cuda"
+    named = other and bool(file) and Path(file).is_file() and b"cuda" in Path(file).read_bytes()
     with (
         redirect_cuda(device) if named else contextlib.nullcontext(),
         always_step() if named else contextlib.nullcontext(),
