@@ -157,10 +157,11 @@ def product_seconds(timing: Measured, rates: Efficiencies) -> float:
     m, n, k, groups = (int(timing.number(name)) for name in ("m", "n", "k", "groups"))
     weight = timing["pass"] == "wgrad"
     gemm, few = Gemm(m, n, k, groups), form != "bf16"
-    if timing["kind"] == "grouped":
-        time = float(grouped_seconds(gemm, card, fp8=few, weight=weight))
-    else:
-        time = float(gemm_seconds(gemm, card, fp8=few, slower=rates.weight_gradient if weight else 1.0))
+    time = float(
+        grouped_seconds(gemm, card, fp8=few, weight=weight)
+        if timing["kind"] == "grouped"
+        else gemm_seconds(gemm, card, fp8=few, slower=rates.weight_gradient if weight else 1.0)
+    )
     if "quantising" in timing["notes"]:
         element = 0.5 if form == "fp4" else 1
         time += m * k * groups * (2 + element) / card.memory(f"quantise-{form}").forward + card.quantise_launch

@@ -153,7 +153,8 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
     listed, kept = formula.saved(), saved_lines(traced)
     row = Row("saved for backward", "bytes", sum(line.nbytes for line in listed), sum(line.nbytes for line in kept))
     rows.append((row, lambda: match(listed, kept), None))
-    counted, done = formula.flops(), _flop_lines(traced)
+    counted, by_module = formula.flops(), trace.flops.by_module
+    done = [Line(*place_of(module), module, flops) for module, flops in by_module.items() if flops]
     row = Row(
         "FLOPs of a step",
         "FLOP",
@@ -226,10 +227,6 @@ def saved_lines(traced: Recorded) -> list[Line]:
         op = f"{tensor.node} keeps {tensor.field}{inside}"
         result.append(Line(*place_of(tensor.module), op, tensor.storage_nbytes))
     return result
-
-
-def _flop_lines(traced: Recorded) -> list[Line]:
-    return [Line(*place_of(module), module, flops) for module, flops in traced.trace.flops.by_module.items() if flops]
 
 
 # -- matching ----------------------------------------------------------------------------------------------------------

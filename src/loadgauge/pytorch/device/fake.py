@@ -87,8 +87,8 @@ class FakeMode(FakeTensorMode):
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
-        if adds_rows(func, args):
-            return args[0]
+        if func is _ADD_TO and getattr(args[1], "layout", None) is torch.sparse_coo:
+            return args[0]  # sparse rows are added to a table in place, for which PyTorch has no rule on fake tensors
         if func is GROUPED and args[0].dtype is not torch.bfloat16:
             return super().dispatch(
                 _EMPTY,
@@ -268,11 +268,6 @@ def channels_together(x: Any, weight: Any) -> bool:
     (False, True)
     """
     return x.dim() == 4 and torch.channels_last in map(suggest_memory_format, (x, weight))
-
-
-def adds_rows(func: Any, args: Any) -> bool:
-    """Return whether an operation adds sparse rows to a table in place, for which PyTorch has no rule on fake tensors."""
-    return func is _ADD_TO and getattr(args[1], "layout", None) is torch.sparse_coo
 
 
 def product_shape(a: Any, b: Any, ends: Any) -> list[int]:

@@ -60,6 +60,10 @@ asked: set[str] = set()
 """Files of programs that asked for something to be compiled."""
 
 
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
 class _Given(Source):
     """Where a size comes from: it is given under a name."""
 
@@ -78,7 +82,7 @@ class _Random(Source):
 _ANSWERS: dict[str, dict[str, Any]] = {
     COMPILER: dict.fromkeys(("disable", "allow_in_graph", "assume_constant_result", "graph_break"), _as_it_is),
     f"{COMPILER}.source": {"ConstantSource": _Given, "RandomValueSource": _Random},
-    "torch.fx.experimental.validator": {"translation_validation_enabled": lambda *_, **__: False},
+    "torch.fx.experimental.validator": {"translation_validation_enabled": _no},
 }
 """What is asked of each module without a compiler."""
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.record.allocations import dtype_name
 from loadgauge.pytorch.record.sizes import nbytes_of, whole
+from loadgauge.pytorch.record.tracker import node_key
 from loadgauge.pytorch.trace.result import SavedTensor
 
 
@@ -148,7 +149,7 @@ def saved_by(
         source = "" if saved.owner else (makers or {}).get(key(tensor), "")
         tensors.append(msgspec.structs.replace(saved, made_by=source) if source else saved)
 
-    for node in sorted(nodes(outputs), key=_order):
+    for node in sorted(nodes(outputs), key=node_key):
         for field in fields(node):
             if isinstance(field, Hidden):
                 again.append((field.node, field.field))
@@ -204,11 +205,6 @@ def _is_number(tensor: torch.Tensor) -> bool:
     """Return whether it is a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
     plain = (torch.int64, torch.float64, torch.complex128, torch.bool)
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in plain
-
-
-def _order(node: Any) -> int:
-    number: int = node._sequence_nr()
-    return number
 
 
 RAW = "_raw_saved_"

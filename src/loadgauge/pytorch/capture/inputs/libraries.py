@@ -192,29 +192,25 @@ def usual_fields(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, Any], ..
     >>> usual_fields(Job(model="sdxl", lora_rank=4), {"_class_name": "UNet2DConditionModel"})
     (('lora_targets', 'to_k,to_q,to_v,to_out.0'), ('lora_dtype', 'bfloat16'), ('weights', 'auto'))
     """
+    usual: dict[str, Any] = {}
     if keys.get("library") == OWN:
-        fields = {
+        usual = {
             "optimizer": "rowwise-adagrad",
             "precision": "fp32",
             "ep": job.gpus or 1,
             "seq_len": 200 if "layers" in keys else None,
         }
-        return tuple(
-            (name, value) for name, value in fields.items() if value is not None and getattr(job, name) is None
-        )
-    if keys.get("library", "diffusers") != "diffusers":
-        usual_precisions = {"precision": usual_precision(keys, "")}
-        return tuple((name, value) for name, value in usual_precisions.items() if value and job.precision is None)
-    if not job.adapts:
-        return ()
-    narrow = (job.precision or "bf16").startswith("bf16") and not job.qlora and job.weights != "float32"
-    usual = {
-        "lora_targets": keys.get("_targets") or _table()["usual"]["targets"],
-        "lora_dtype": "bfloat16" if narrow else "float32",
-        # Frozen weights are in the format of the products.
-        **({} if job.qlora or job.precision not in (None, "bf16", "fp16") else {"weights": "auto"}),
-    }
-    return tuple((name, value) for name, value in usual.items() if getattr(job, name) is None)
+    elif keys.get("library", "diffusers") != "diffusers":
+        usual = {"precision": usual_precision(keys, "")}
+    elif job.adapts:
+        narrow = (job.precision or "bf16").startswith("bf16") and not job.qlora and job.weights != "float32"
+        usual = {
+            "lora_targets": keys.get("_targets") or _table()["usual"]["targets"],
+            "lora_dtype": "bfloat16" if narrow else "float32",
+            # Frozen weights are in the format of the products.
+            **({} if job.qlora or job.precision not in (None, "bf16", "fp16") else {"weights": "auto"}),
+        }
+    return tuple((name, value) for name, value in usual.items() if value is not None and getattr(job, name) is None)
 
 
 def _table() -> dict[str, Any]:

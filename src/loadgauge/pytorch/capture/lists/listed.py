@@ -245,7 +245,7 @@ class Ragged(msgspec.Struct, frozen=True):
         powers = degrees(product)
         if powers is not None and self.single:
             powers = (1, powers[1]) if powers[1] else powers
-        values = {
+        values: dict[Any, Any] = {
             (0, 0): 1,
             (0, 1): self.longest,
             (0, 2): self.longest**2,

@@ -312,22 +312,19 @@ def cast_by_fsdp(job: Sized) -> Sized:
             part._buffers.update(buffers)
         units = (path for stack in blocks(module, getattr(module, "config", None)).stacks for path in stack.paths)
         for path in dict.fromkeys(("", *units)):
-            module.get_submodule(path).register_forward_pre_hook(_narrowed, with_kwargs=True)
+            module.get_submodule(path).register_forward_pre_hook(
+                lambda _, args, kwargs: tree_map(_to(torch.bfloat16), (args, kwargs)), with_kwargs=True
+            )
         return module
 
-    def inputs(device: str, module: Any, **sizes: Any) -> Any:
-        return tree_map(_to(torch.float32), job.inputs(device, module, **sizes))
-
-    return msgspec.structs.replace(job, build=build, inputs=inputs)
-
-
-def _narrowed(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    return tree_map(_to(torch.bfloat16), (args, kwargs))
+    wide = _to(torch.float32)
+    return msgspec.structs.replace(
+        job, build=build, inputs=lambda device, module, **sizes: tree_map(wide, job.inputs(device, module, **sizes))
+    )
 
 
 def _to(dtype: torch.dtype) -> Any:
     def cast(value: Any) -> Any:
-        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(dtype) if floats else value
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     return cast

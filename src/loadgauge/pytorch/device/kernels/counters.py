@@ -66,12 +66,9 @@ class Counters:
             self.allocated += round_up(after, SMALLEST) - round_up(before, SMALLEST)
             self.allocator.change(number, change, self.stream.records[number].stream)
             self.allocator.trace.clear()
-            self._note()
+            for name, value in self._now().items():
+                self.highest[name] = max(self.highest[name], value)
             self._at += 1
-
-    def _note(self) -> None:
-        for name, value in self._now().items():
-            self.highest[name] = max(self.highest[name], value)
 
     def _now(self) -> dict[str, int]:
         return {"allocated": self.allocated, "requested": self.requested, "reserved": self.allocator.reserved}
@@ -85,21 +82,15 @@ class Counters:
             return True
         return self.asked == {index}  # the code uses another than the current one
 
-    def now(self, name: str) -> Callable[..., int]:
-        """Return a function of a device that returns its current bytes. name: allocated, requested or reserved"""
+    def now(self, name: str, *, most: bool = False) -> Callable[..., int]:
+        """Return a function of a device that returns its bytes. name: allocated, requested or reserved
+
+        most: the maximum since the last reset, else what there is now
+        """
 
         def answer(device: Any = None) -> int:
             self.catch_up()
-            return self._now()[name] if self.is_here(device) else 0
-
-        return answer
-
-    def most(self, name: str) -> Callable[..., int]:
-        """Return a function of a device that returns its maximum since the last reset [bytes]. name: as in `now`"""
-
-        def answer(device: Any = None) -> int:
-            self.catch_up()
-            return self.highest[name] if self.is_here(device) else 0
+            return (self.highest if most else self._now())[name] if self.is_here(device) else 0
 
         return answer
 
@@ -164,7 +155,7 @@ class Counters:
             "is_bf16_supported": answering(True),
             "get_arch_list": answering(["sm_90"]),
             "memory_cached": self.now("reserved"),
-            "max_memory_cached": self.most("reserved"),
+            "max_memory_cached": self.now("reserved", most=True),
             "reset_max_memory_allocated": self.reset,
             "reset_max_memory_cached": self.reset,
             "mem_get_info": self.info,
@@ -211,9 +202,9 @@ class Counters:
             "synchronize": answering(None),
             "empty_cache": self.empty_cache,
             "memory_allocated": self.now("allocated"),
-            "max_memory_allocated": self.most("allocated"),
+            "max_memory_allocated": self.now("allocated", most=True),
             "memory_reserved": self.now("reserved"),
-            "max_memory_reserved": self.most("reserved"),
+            "max_memory_reserved": self.now("reserved", most=True),
             "memory_stats": self.statistics,
             "reset_peak_memory_stats": self.reset,
             "reset_accumulated_memory_stats": answering(None),

@@ -388,12 +388,9 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         real = None if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
         return real or torch.device("cuda")  # a library that was told that there is one asks for its name
 
-    def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
-        return to_empty(self, device=mode.renamed(device), recurse=recurse)
-
     changes: list[tuple[Any, str, Any]] = [
         (nn.Module, "to", moved),
-        (nn.Module, "to_empty", emptied),
+        (nn.Module, "to_empty", lambda module, *, device, **how: to_empty(module, device=mode.renamed(device), **how)),
         (nn.Module, "cuda", on_cuda),
         (torch.Tensor, "cuda", on_cuda),
         (torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor),  # of the host, whose memory is not counted
@@ -424,11 +421,8 @@ _CUDA, RAW_STREAM = torch.device("cuda", 0), "_cuda_getCurrentRawStream"
 @contextlib.contextmanager
 def always_step() -> Iterator[None]:
     """A context in which a gradient scaler always steps: asked whether gradients are infinite, fake tensors say they are."""
-
-    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    with replaced((torch.amp.GradScaler, "_maybe_opt_step", step)):
+    steps = "_maybe_opt_step", lambda _, optimizer, __, *args, **kwargs: optimizer.step(*args, **kwargs)
+    with replaced((torch.amp.GradScaler, *steps)):
         yield
 
 
