@@ -158,9 +158,9 @@ def _largest_batch(
 
 def _nic(run: SourceRow, flags: Flags) -> float | None:
     """Adapters of a node, shared by its GPUs: "inter-node 4x100Gb"."""
-    said = (re.search(r"inter-node (\d+)x(\d+) ?Gb", phrase) for phrase in flags.phrases)
+    phrases = (re.search(r"inter-node (\d+)x(\d+) ?Gb", phrase) for phrase in flags.phrases)
     named = (machine for name, machine in vocabulary.MACHINES.items() if name in run.notes)
-    each = [*((int(match[1]), int(match[2])) for match in said if match), *named]
+    each = [*((int(match[1]), int(match[2])) for match in phrases if match), *named]
     return each[0][0] * each[0][1] * 1e9 / 8 / (run.gpus_per_node or NODE) if each else None
 
 
@@ -408,8 +408,8 @@ def _replicas(run: SourceRow, flags: Flags, dp: int, zero: int) -> int:
 def _schedule(run: SourceRow, flags: Flags) -> Any:
     if (run.pp or 1) == 1:
         return "1f1b"
-    said = (name for phrase, name in vocabulary.SCHEDULES if flags.says(phrase))
-    return next(said, "interleaved" if (run.vpp or 1) > 1 else "1f1b")
+    schedules = (name for phrase, name in vocabulary.SCHEDULES if flags.says(phrase))
+    return next(schedules, "interleaved" if (run.vpp or 1) > 1 else "1f1b")
 
 
 def _recompute(word: str, facts: assumptions.Facts, model: ModelSpec, training: Training) -> RecomputePolicy:

@@ -108,8 +108,8 @@ class MeasureCallback(TrainerCallback):
         if measured.step is None:
             return
         rate = (measured.flops_per_second or 0) / 1e12
-        known = {"step_seconds": measured.step, "tflops": rate, "mfu": measured.mfu}
-        more = {name: value for name, value in known.items() if value}
+        figures = {"step_seconds": measured.step, "tflops": rate, "mfu": measured.mfu}
+        more = {name: value for name, value in figures.items() if value}
         for log in (logs, state.log_history[-1] if state.log_history else None):
             if log is not None:
                 log.update(more)

@@ -223,8 +223,8 @@ class Observer:
 
     def finish(self) -> None:
         """Attributes what backward allocated to the module of the node that asked for it."""
-        found: list[Any] = [*self.stream.records, *self.work]
-        for record in found:
+        entries: list[Any] = [*self.stream.records, *self.work]
+        for record in entries:
             if record.node >= 0 and not record.module:
                 record.module = self.module_of(record.node)
 

@@ -182,9 +182,9 @@ def find_owners(
             for kind, held in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
                 for name, tensor in held:
                     claim(tensor, f"{kind} {before}{name}")
-    for place, value in (*enumerate(inputs), *keywords.items()):
+    for label, value in (*enumerate(inputs), *keywords.items()):
         for leaf in tree_leaves(value):
-            claim(leaf, f"input {place}")
+            claim(leaf, f"input {label}")
     return result
 
 

@@ -355,9 +355,9 @@ def place(text: str) -> Place | None:
 
 def _made(inward: Sequence[Frame]) -> tuple[Frame, Rule | None]:
     """The innermost frame that a rule of `TENSORS` holds for, with the rule; else the innermost that is no wrapper."""
-    made = ((frame, rule) for frame in inward for rule in TENSORS if rule.tensor and rule.holds(frame))
+    ruled = ((frame, rule) for frame in inward for rule in TENSORS if rule.tensor and rule.holds(frame))
     plain_call = next((frame for frame in inward if not WRAPPER.search(frame.file)), inward[0])
-    return next(made, (plain_call, None))
+    return next(ruled, (plain_call, None))
 
 
 WRAPPER = re.compile("torch/(nn/modules/module|nn/functional|_tensor|autograd|utils/_contextlib|_ops)")

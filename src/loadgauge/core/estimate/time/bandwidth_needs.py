@@ -220,10 +220,10 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if servers and layout.zero:
             raise ConfigError("hold the optimizer states themselves: with --zero 0", key="parameter_servers")
         layout.check(model)
-        said = {"oversubscription": oversubscription, "pod": pod}
+        stated = {"oversubscription": oversubscription, "pod": pod}
         fabric = msgspec.structs.replace(
             Fabric.of(cluster, efficiencies, rails=rails),
-            **{name: value for name, value in said.items() if value is not None},
+            **{name: value for name, value in stated.items() if value is not None},
         )
         machine = Machine.of(cluster.gpu, efficiencies, training, experts=model.has_experts)
         return cls(

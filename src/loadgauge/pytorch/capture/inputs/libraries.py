@@ -302,9 +302,15 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
             builder = module.models.get_model_builder(name)
             taken = inspect.signature(builder).parameters
             if builder.__module__.startswith("torchvision.models.detection"):  # with and without weights they differ
-                from loadgauge.pytorch.capture.inputs.pretrained import unfetched
+                import torch
 
-                with unfetched("torchvision"):
+                from loadgauge.pytorch.device.kernels.streams import answering
+                from loadgauge.pytorch.device.patches import replaced
+
+                # Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them.
+                weights: Any = module.models._api.WeightsEnum
+                empty = answering({})
+                with replaced((weights, "get_state_dict", empty), (torch.nn.Module, "load_state_dict", empty)):
                     return module.models.get_model(name, weights="DEFAULT"), {}
             none = dict.fromkeys({"weights", "weights_backbone"} & set(taken))  # a backbone's would be downloaded
             return module.models.get_model(name, **none), {}

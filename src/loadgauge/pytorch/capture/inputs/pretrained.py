@@ -26,18 +26,14 @@ def _unfetched(*_: Any, **__: Any) -> Unfetched:
     return Unfetched()
 
 
-def without_weights(file: str) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def without_weights(file: str) -> Iterator[None]:
     """Weights of torchvision, timm, transformers and diffusers are neither fetched nor loaded in the body.
 
     file: the script, whose text says which of these are imported
     """
     text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
-    return unfetched(*(name for name in LIBRARIES if re.search(rf"\b{name}\b", text) and find_spec(name) is not None))
-
-
-@contextlib.contextmanager
-def unfetched(*named: str) -> Iterator[None]:
-    """Weights of these libraries are neither fetched nor loaded in the body: models are built as they are for them."""
+    named = [name for name in LIBRARIES if re.search(rf"\b{name}\b", text) and find_spec(name) is not None]
     if {"torchvision", "timm"} & set(named):
         from loadgauge.pytorch.device.kernels.vision_ops import torchvision
 

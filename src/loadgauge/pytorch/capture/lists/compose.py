@@ -18,8 +18,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, lists
 from loadgauge.pytorch.capture.inputs.small import DEPTHS
 from loadgauge.pytorch.capture.lists.blocks import Blocks, Stack, Unordered, blocks
 from loadgauge.pytorch.capture.lists.listed import Listing
