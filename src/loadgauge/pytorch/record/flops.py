@@ -88,7 +88,7 @@ _WANTED: dict[str, Formula] = {
 }
 """Operations that the registry of PyTorch counts as nothing, or refuses in some release."""
 _SHAPED = {getattr(aten, name): formula for name, formula in _WANTED.items() if hasattr(aten, name)}
-"""What of these this release has."""
+"""Formulas of the operations that this release has."""
 _NAMED: dict[str, Formula] = {
     "torchvision::deform_conv2d": _deformed,
     "torchvision::_deform_conv2d_backward": _deformed_backward,

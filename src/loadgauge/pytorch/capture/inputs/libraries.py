@@ -308,7 +308,7 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
                 from loadgauge.pytorch.device.patches import replaced
 
                 # Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them.
-                weights: Any = module.models._api.WeightsEnum
+                weights: Any = import_module("torchvision.models._api").WeightsEnum
                 empty = answering({})
                 with replaced((weights, "get_state_dict", empty), (torch.nn.Module, "load_state_dict", empty)):
                     return module.models.get_model(name, weights="DEFAULT"), {}
