@@ -299,8 +299,7 @@ def estimated_gib(**job: Any) -> Size:
 
 def estimated_step(**job: Any) -> Size:
     """Return what `loadgauge estimate` has a step of a job take [s]."""
-    time = resolve_job(Job(**job)).estimate().timing
-    return time.step
+    return resolve_job(Job(**job)).estimate().timing.step
 
 
 def ratio(by: str, of: dict[str, Any], to: dict[str, Any], **both: Any) -> Size:

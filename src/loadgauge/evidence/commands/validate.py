@@ -16,7 +16,7 @@ from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.text.show import BLOCKS
 
 if TYPE_CHECKING:
-    from loadgauge.evidence.validate.runs import Run, Runs
+    from loadgauge.evidence.validate.runs import Runs
 
 
 @click.command("validate")
@@ -106,15 +106,14 @@ def _chosen(runs: Runs, sources: tuple[str, ...], quality: str) -> Runs:
         raise ConfigError(f"must be letters of A, B and C, got {quality[:20]!r}", key="quality")
     every = letters == "ABC" or set(letters) == set("ABC")
     wanted = {name.upper() for name in sources}
-
-    def keep(run: Run) -> bool:
-        return (every or run.quality in letters) and (not wanted or run.series.upper() in wanted)
-
     series = {run.series for run in runs.runs}
     for name in wanted - {name.upper() for name in series}:
         raise ConfigError(f"no row has the source {name!r} (there are: {', '.join(sorted(series))})", key="source")
     rejected = () if wanted or not every else runs.rejected
-    return msgspec.structs.replace(runs, runs=tuple(run for run in runs.runs if keep(run)), rejected=rejected)
+    kept = tuple(
+        run for run in runs.runs if (every or run.quality in letters) and (not wanted or run.series.upper() in wanted)
+    )
+    return msgspec.structs.replace(runs, runs=kept, rejected=rejected)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Counters of memory in sources' words."""
 
+from typing import Any
+
 from loadgauge.evidence.published.models import Inexpressible
 from loadgauge.evidence.published.source_rows import SourceRow
 from loadgauge.evidence.validate.counters import Counter
@@ -16,13 +18,10 @@ def counter(run: SourceRow) -> Counter:
     text = run.memory_kind.lower()
     if "not per gpu" in text:
         raise Inexpressible(f"memory_kind: {run.memory_kind!r} is not the memory of one GPU")
-    last = "last rank" in text
-    if text.startswith(("allocated", "active")):
-        return Counter("active" if text.startswith("active") else "allocated", last)
-    if "default metric is peak active" in text:
-        return Counter("active", last)  # what the tool prints where nothing else is asked for
-    if text.startswith("reserved"):
-        return Counter("reserved", last)
-    if text.startswith("nvidia-smi"):
-        return Counter("device", last)
-    return Counter("unknown", last)
+    words = {"allocated": "allocated", "active": "active", "reserved": "reserved", "nvidia-smi": "device"}
+    kind: Any = next((kind for word, kind in words.items() if text.startswith(word)), "unknown")
+    if (
+        "default metric is peak active" in text and kind != "allocated"
+    ):  # what the tool prints where nothing else is asked for
+        kind = "active"
+    return Counter(kind, "last rank" in text)

@@ -158,14 +158,10 @@ def _largest_batch(
 
 def _nic(run: SourceRow, flags: Flags) -> float | None:
     """Adapters of a node, shared by its GPUs: "inter-node 4x100Gb"."""
-    for phrase in flags.phrases:
-        match = re.search(r"inter-node (\d+)x(\d+) ?Gb", phrase)
-        if match:
-            return int(match[1]) * int(match[2]) * 1e9 / 8 / (run.gpus_per_node or NODE)
-    for machine, (adapters, gigabits) in vocabulary.MACHINES.items():
-        if machine in run.notes:
-            return adapters * gigabits * 1e9 / 8 / (run.gpus_per_node or NODE)
-    return None
+    phrases = (re.search(r"inter-node (\d+)x(\d+) ?Gb", phrase) for phrase in flags.phrases)
+    named = (machine for name, machine in vocabulary.MACHINES.items() if name in run.notes)
+    each = [*((int(match[1]), int(match[2])) for match in phrases if match), *named]
+    return each[0][0] * each[0][1] * 1e9 / 8 / (run.gpus_per_node or NODE) if each else None
 
 
 def _gpu(run: SourceRow) -> tuple[Gpu | None, str]:
@@ -339,10 +335,12 @@ def _layout(facts: assumptions.Facts, values: dict[str, Any], model: ModelSpec, 
     else:
         total = dp * micro * int(values["micro_batches"])
     schedule = _schedule(run, flags)
-    looped = schedule == "interleaved" and named(run.framework, "torchtitan")
-    vpp = run.vpp or (2 if looped else 1)  # its own default
-    if schedule in TWO_CHUNKS:
-        vpp = 1  # two chunks are part of the schedule
+    # Two chunks are part of some schedules, and torchtitan's own default for others.
+    vpp = (
+        1
+        if schedule in TWO_CHUNKS
+        else run.vpp or 1 + (schedule == "interleaved" and named(run.framework, "torchtitan"))
+    )
     if schedule not in SCHEDULES:
         raise Inexpressible(f"schedule: {schedule!r} is not modelled")
     if schedule == "interleaved" and (pp == 1 or vpp == 1):
@@ -410,16 +408,13 @@ def _replicas(run: SourceRow, flags: Flags, dp: int, zero: int) -> int:
 def _schedule(run: SourceRow, flags: Flags) -> Any:
     if (run.pp or 1) == 1:
         return "1f1b"
-    for phrase, name in vocabulary.SCHEDULES:
-        if flags.says(phrase):
-            return name
-    return "interleaved" if (run.vpp or 1) > 1 else "1f1b"
+    schedules = (name for phrase, name in vocabulary.SCHEDULES if flags.says(phrase))
+    return next(schedules, "interleaved" if (run.vpp or 1) > 1 else "1f1b")
 
 
 def _recompute(word: str, facts: assumptions.Facts, model: ModelSpec, training: Training) -> RecomputePolicy:
     if word.startswith("selective:"):
-        modules = re.findall(r"[a-z_]+", word.partition(":")[2])
-        return _modules(modules, model, training)
+        return _modules(re.findall(r"[a-z_]+", word.partition(":")[2]), model, training)
     if word.startswith("remat_policy "):
         policy = word.removeprefix("remat_policy ")
         if policy not in REMAT:

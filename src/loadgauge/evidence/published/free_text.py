@@ -37,17 +37,12 @@ class Flags(msgspec.Struct, frozen=True):
 
     def has(self, name: str) -> bool:
         """Return whether there is a switch or a key of exactly that name; dashes and underscores are the same."""
-        wanted = _key(name)
-        return any(_key(phrase.partition("=")[0]) == wanted for phrase in self.phrases)
+        return any(_key(phrase.partition("=")[0]) == _key(name) for phrase in self.phrases)
 
     def value(self, name: str) -> str | None:
         """Return what follows `name=`."""
-        wanted = _key(name)
-        for phrase in self.phrases:
-            key, equals, value = phrase.partition("=")
-            if equals and _key(key) == wanted:
-                return value.strip()
-        return None
+        pairs = (phrase.partition("=") for phrase in self.phrases)
+        return next((value.strip() for key, equals, value in pairs if equals and _key(key) == _key(name)), None)
 
     def number(self, name: str) -> int | None:
         """Return what follows `name=`, where it is a whole number."""
@@ -56,11 +51,8 @@ class Flags(msgspec.Struct, frozen=True):
 
     def after(self, pattern: str) -> int | None:
         """The whole number in the first group of a pattern, in any phrase."""
-        for phrase in self.phrases:
-            match = re.search(pattern, phrase)
-            if match:
-                return int(match[1])
-        return None
+        matches = (re.search(pattern, phrase) for phrase in self.phrases)
+        return next((int(match[1]) for match in matches if match), None)
 
 
 def _key(text: str) -> str:

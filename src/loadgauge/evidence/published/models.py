@@ -150,10 +150,8 @@ def named(name: str) -> ModelSpec | None:
     while SUFFIXES.search(text):
         text = SUFFIXES.sub("", text)
     plain = text.replace("-", "")
-    for listed in catalogue.models():
-        if listed.replace("-", "") == plain:
-            return catalogue.model(listed)
-    return None
+    listed = next((listed for listed in catalogue.models() if listed.replace("-", "") == plain), None)
+    return None if listed is None else catalogue.model(listed)
 
 
 def family(run: SourceRow) -> tuple[ModelSpec, str]:
@@ -201,11 +199,9 @@ def _vocabulary(run: SourceRow, spec: ModelSpec | None, assumed: list[str]) -> t
 
 def _paper(run: SourceRow) -> ModelSpec | None:
     """The published GPT of the catalogue that has these very sizes."""
-    for name in ("megatron-gpt-22b", "megatron-gpt-175b", "megatron-gpt-530b", "megatron-gpt-1t"):
-        model = catalogue.model(name)
-        if (model.hidden_size, model.num_hidden_layers) == (run.hidden, run.layers):
-            return model
-    return None
+    models = (catalogue.model(f"megatron-gpt-{size}") for size in ("22b", "175b", "530b", "1t"))
+    sizes = run.hidden, run.layers
+    return next((model for model in models if (model.hidden_size, model.num_hidden_layers) == sizes), None)
 
 
 def _spec(

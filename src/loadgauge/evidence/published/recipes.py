@@ -38,10 +38,8 @@ def recipe(run: SourceRow, flags: Flags, optimizer: str) -> Recipe:
             optimizer = f"{optimizer}:in-backward"
     elif (run.gpus or 1) == 1 and optimizer == "adamw":
         optimizer = "paged-adamw-8bit:in-backward"
-    elif flags.says("fused optimizer"):
-        optimizer = "adamw-fused"
     else:
-        optimizer = "adamw-loop"
+        optimizer = "adamw-fused" if flags.says("fused optimizer") else "adamw-loop"
     return Recipe(
         optimizer=optimizer,
         loss="float32:1" if named and not flags.says("chunked cross entropy") else "auto",

@@ -1,6 +1,7 @@
 """The row of the package for what a source's row means: fields of a `Job`, and what no field says as overrides."""
 
 import re
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -243,7 +244,7 @@ def difference(old: msgspec.Struct, new: msgspec.Struct, without: tuple[str, ...
                 difference(before[min(index, len(before) - 1)], block) for index, block in enumerate(after)
             ]
         elif name == "pattern":
-            changes[name] = _run_lengths(after)
+            changes[name] = run_lengths(after)
         elif isinstance(after, msgspec.Struct) and type(before) is type(after):
             changes[name] = difference(before, after)
         elif isinstance(after, msgspec.Struct):
@@ -253,19 +254,13 @@ def difference(old: msgspec.Struct, new: msgspec.Struct, without: tuple[str, ...
     return changes
 
 
-def _run_lengths(pattern: tuple[int, ...]) -> list[list[int]]:
-    """Blocks in order, each with how many layers in a row it is.
+def run_lengths(pattern: tuple[int, ...]) -> list[list[int]]:
+    """Return blocks in order, each with how many layers in a row it is.
 
-    >>> _run_lengths((0, 0, 1, 0))
+    >>> run_lengths((0, 0, 1, 0))
     [[0, 2], [1, 1], [0, 1]]
     """
-    runs: list[list[int]] = []
-    for block in pattern:
-        if runs and runs[-1][0] == block:
-            runs[-1][1] += 1
-        else:
-            runs.append([block, 1])
-    return runs
+    return [[block, len(list(layers))] for block, layers in groupby(pattern)]
 
 
 def _stated(record: msgspec.Struct) -> Changes:

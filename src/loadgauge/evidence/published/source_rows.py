@@ -109,9 +109,8 @@ def _row(name: str, cells: dict[str, str]) -> SourceRow:
     values: dict[str, Any] = {"id": name}
     for key, kind in KINDS.items():
         cell = cells.get(key)
-        if key == "id" or not cell:
-            continue
-        values[key] = cell if kind is str else _number(key, cell, whole=kind == int | None)
+        if key != "id" and cell:
+            values[key] = cell if kind is str else _number(key, cell, whole=kind == int | None)
     return SourceRow(**values)
 
 

@@ -78,14 +78,12 @@ def _balanced(run: SourceRow, model: ModelSpec, pp: int, training: Training) -> 
     head = float(head_layer(model, view).forward_flops)
     layer = float(block_layer(model.blocks[0], model.hidden_size, view).forward_flops)
     layers = model.num_hidden_layers
-    best: tuple[float, int] | None = None
-    for last in range(layers // pp, -1, -1):
-        rest = layers - last
-        slowest = max(last + head / layer, float(-(-rest // (pp - 1))))
-        if best is None or slowest < best[0]:
-            best = (slowest, last)
-    assert best is not None
-    rest = layers - best[1]
+
+    def slowest(last: int) -> float:
+        return max(last + head / layer, float(-(-(layers - last) // (pp - 1))))
+
+    best = min(range(layers // pp, -1, -1), key=slowest)
+    rest = layers - best
     # The first stages hold the most micro-batches, so they get no layer more than they must.
     others = [rest // (pp - 1) + (pp - 2 - index < rest % (pp - 1)) for index in range(pp - 1)]
-    return (*others, best[1])
+    return (*others, best)

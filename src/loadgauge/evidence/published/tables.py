@@ -1,7 +1,6 @@
 """Files with measured runs: one's own table, one in the words of its sources, the JSON of `make gpu`, or rows in JSON."""
 
 import csv
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,8 @@ def _rows(name: str, anchor: Anchor) -> list[Run]:
     if anchor.run is None:
         return []
     job, run = anchor.job(), anchor.run
-    pattern = groupby(find_model(job.model).pattern[: run.layers])
-    changes = {"model": {"pattern": [[kind, len(list(layers))] for kind, layers in pattern]}} if run.layers else {}
+    pattern = rows.run_lengths(find_model(job.model).pattern[: run.layers])
+    changes = {"model": {"pattern": pattern}} if run.layers else {}
     same: dict[str, Any] = {
         "source": name,
         "quality": "A",

@@ -46,10 +46,12 @@ def reading(counter: Counter, estimate: Estimate, *, calibrated: bool = True) ->
     """
     memory, margins = estimate.memory, estimate.memory.margins
     if not calibrated:
-        exact = (
-            msgspec.structs.replace(each, low=1.0, high=1.0, floor=1.0) for each in (margins.spread, margins.inside)
+        exact = {"low": 1.0, "high": 1.0, "floor": 1.0}
+        margins = msgspec.structs.replace(
+            margins,
+            spread=msgspec.structs.replace(margins.spread, **exact),
+            inside=msgspec.structs.replace(margins.inside, **exact),
         )
-        margins = msgspec.structs.replace(margins, **dict(zip(("spread", "inside"), exact, strict=True)))
     outside = memory.parts["outside"] - memory.workspaces
     allocated = (memory.stages[-1] if counter.last_stage else memory.total) - outside
     if counter.kind != "unknown":

@@ -43,14 +43,14 @@ def _printed(run: Run, setup: Setup) -> float:
     if measured.tokens_per_s_per_gpu is not None:
         return float(layout.global_batch * layout.seq_len / (layout.gpus * measured.tokens_per_s_per_gpu))
     flops = counted_flops(run, setup)
-    if measured.model_tflops_per_gpu is not None:
-        return float(flops.model / (layout.gpus * measured.model_tflops_per_gpu * TERA))
-    if measured.mfu is not None:
-        return float(flops.model / (layout.gpus * measured.mfu * _peak(setup)))
-    if measured.hw_tflops_per_gpu is not None:
-        return float(flops.hardware / (layout.gpus * measured.hw_tflops_per_gpu * TERA))
-    if measured.hfu is not None:
-        return float(flops.hardware / (layout.gpus * measured.hfu * _peak(setup)))
+    for rate, counted, share in (
+        (measured.model_tflops_per_gpu, flops.model, False),
+        (measured.mfu, flops.model, True),
+        (measured.hw_tflops_per_gpu, flops.hardware, False),
+        (measured.hfu, flops.hardware, True),
+    ):
+        if rate is not None:
+            return float(counted / (layout.gpus * rate * (_peak(setup) if share else TERA)))
     raise NotModelled("measured: the row prints no time, rate or utilisation")
 
 

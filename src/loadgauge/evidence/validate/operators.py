@@ -113,13 +113,9 @@ def products() -> Iterator[Measured]:
         if min(float(row[side]) for side in "mnk") < LEAST and row["kind"] == "dense":
             continue
         form = FORMATS[row["dtype"]]
-        timing = _measured(f"products {form}", row)
-        if row["kind"] == "grouped":
-            yield msgspec.structs.replace(timing, kind=f"grouped products {form}")
-        elif heat(timing) > WARM:
-            yield msgspec.structs.replace(timing, kind=f"products {form}, sustained")
-        else:
-            yield msgspec.structs.replace(timing, kind=f"products {form}, short")
+        timing = _measured(f"grouped products {form}", row)
+        how = "sustained" if heat(timing) > WARM else "short"
+        yield timing if row["kind"] == "grouped" else msgspec.structs.replace(timing, kind=f"products {form}, {how}")
 
 
 def machine(
@@ -161,10 +157,11 @@ def product_seconds(timing: Measured, rates: Efficiencies) -> float:
     m, n, k, groups = (int(timing.number(name)) for name in ("m", "n", "k", "groups"))
     weight = timing["pass"] == "wgrad"
     gemm, few = Gemm(m, n, k, groups), form != "bf16"
-    if timing["kind"] == "grouped":
-        time = float(grouped_seconds(gemm, card, fp8=few, weight=weight))
-    else:
-        time = float(gemm_seconds(gemm, card, fp8=few, slower=rates.weight_gradient if weight else 1.0))
+    time = float(
+        grouped_seconds(gemm, card, fp8=few, weight=weight)
+        if timing["kind"] == "grouped"
+        else gemm_seconds(gemm, card, fp8=few, slower=rates.weight_gradient if weight else 1.0)
+    )
     if "quantising" in timing["notes"]:
         element = 0.5 if form == "fp4" else 1
         time += m * k * groups * (2 + element) / card.memory(f"quantise-{form}").forward + card.quantise_launch
@@ -329,8 +326,7 @@ def streams() -> Iterator[Measured]:
 def stream_seconds(timing: Measured, rates: Efficiencies) -> float:
     """Return the predicted time of a kernel that memory bounds [s]."""
     share = rates.memory[memory_family(timing.row) or "elementwise"]
-    back = timing["direction"] == "bwd"
-    rate = share.backward if back else share.forward
+    rate = share.backward if timing["direction"] == "bwd" else share.forward
     return (
         timing.number("bytes") / (card_named(timing.gpu).memory_bandwidth * rate)
         + (timing.number("kernels") or 1) * rates.launch

@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -68,12 +69,9 @@ def quantile(values: Sequence[float], weights: Sequence[float], share: float) ->
         return None
     ordered = sorted(zip(values, weights, strict=True))
     wanted = share * math.fsum(weights)
-    reached = 0.0
-    for value, weight in ordered:
-        reached += weight
-        if reached >= wanted - 1e-9:
-            return value
-    return ordered[-1][0]
+    reached = accumulate(weight for _, weight in ordered)
+    values_reached = zip(ordered, reached, strict=True)
+    return next((value for (value, _), weight in values_reached if weight >= wanted - 1e-9), ordered[-1][0])
 
 
 def grouped(records: Iterable[Record], key: Callable[[Record], str]) -> dict[str, tuple[Record, ...]]:

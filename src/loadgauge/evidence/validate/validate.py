@@ -79,8 +79,9 @@ def validate(
         if progress is not None:
             progress()
     if isinstance(runs, Runs):
-        for bad in runs.rejected:
-            records.append(Record(id=bad.id, quantity=quantities[0], reason=f"line {bad.line}: {bad.reason}"))
+        records += (
+            Record(id=bad.id, quantity=quantities[0], reason=f"line {bad.line}: {bad.reason}") for bad in runs.rejected
+        )
     return tuple(records)
 
 

@@ -138,9 +138,10 @@ def others_of(sizes: Mapping[str, int], guards: Sequence[str] = ()) -> Iterator[
     moving = [name for name, value in sizes.items() if value != 1 and f"({name} == {value})" not in guards]
     for more in OTHERS:
         for sign, step in itertools.product((1, -1), (1, 2)):
-            changed = {name: sizes[name] + (sign * more if index else step) for index, name in enumerate(moving)}
-            if len(moving) == 1:
-                changed = {name: sizes[name] + sign * more for name in moving}
+            alone = len(moving) == 1
+            changed = {
+                name: sizes[name] + (sign * more if index or alone else step) for index, name in enumerate(moving)
+            }
             if all(value > 1 for value in changed.values()):
                 yield {**sizes, **changed}
 

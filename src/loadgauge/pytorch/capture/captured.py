@@ -131,10 +131,9 @@ class Captured(msgspec.Struct, frozen=True, dict=True):
         held = [0] * len(self.storages)
         for (number, _), change in zip(self.events, self.changes(**sizes), strict=True):
             before = held[number]
-            after = held[number] = before + change
-            live += before // -block - after // -block
-            if live > highest:
-                highest = live
+            held[number] += change
+            live += before // -block - held[number] // -block
+            highest = max(highest, live)
         return highest * block
 
     def live(self, **sizes: int) -> np.ndarray[Any, Any]:

@@ -27,20 +27,16 @@ OVER_KEYS = ("softmax", "safe_softmax")
 
 def recognised(lister: Any) -> dict[str, str]:
     """A plan, as transformers writes them, of the pairs of matrices in a recorded step. lister: `listing.Lister`"""
-    votes: Counter[tuple[str, str]] = Counter()
-    seen: Counter[str] = Counter()
     finder = _Finder(lister)
-    for at in finder.linear:
-        if lister.blocks.place(finder.path(at)) is not None:
-            seen[any_number(finder.path(at))] += 1
+    paths = map(finder.path, finder.linear)
+    seen = Counter(any_number(path) for path in paths if lister.blocks.place(path) is not None)
     styles: dict[int, str] = {}
     for at, columns in finder.pairs():
         if any(styles.get(column, "colwise") != "colwise" for column in columns):
             continue
         styles[at] = "rowwise"
         styles.update(dict.fromkeys(columns, "colwise"))
-    for at, style in styles.items():
-        votes[any_number(finder.path(at)), style] += 1
+    votes = Counter((any_number(finder.path(at)), style) for at, style in styles.items())
     return {path: style for (path, style), count in votes.items() if count == seen[path]}
 
 

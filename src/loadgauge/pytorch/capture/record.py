@@ -96,8 +96,7 @@ class Watched(Training):
     @contextlib.contextmanager
     def prepared(self, mode: Any, device: str) -> Iterator[Callable[[Any], None]]:
         """The context and the step of `Training`, with what is known of values."""
-        read = mode.read
-        arrays = replaced((FakeTensor, "numpy", lambda tensor, **how: read.array(tensor, **how)))
+        arrays = replaced((FakeTensor, "numpy", lambda tensor, **how: mode.read.array(tensor, **how)))
         with KeptValues(), assigned(), arrays, casting_on(device):
             stated = mode.facts.stated = StatedRows(self.job.rows, mode.facts.assumed)
             with super().prepared(mode, device) as train:

@@ -143,8 +143,8 @@ def command(
     if "s" in defaults:
         defaults["s"] = min(LENGTH, longest_of(keys) or LENGTH)
     if is_library(keys):
-        defaults = {"b": 1} | usual_sizes(keys, target)
-        defaults = {name: value for name, value in defaults.items() if name not in sizes}
+        usual = {"b": 1} | usual_sizes(keys, target)
+        defaults = {name: value for name, value in usual.items() if name not in sizes}
     captured, cached = _captured(job, inputs, step, layers, sizes, defaults, cache, picture or (), freeze, head, rows)
     whole = sized(captured.names, sizes, captured.sizes if is_script(job.model) else defaults)
     seconds = time.perf_counter() - begun

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.optional_deps import needs_torch
@@ -100,12 +101,6 @@ def command(
             "loadgauge: --zero is 0 (DDP) by default, as in `loadgauge estimate`; it was 3 here until 0.1", err=True
         )
     if not trace.events:
-        trace = trace_on_cpu(request, trace, not _is_given("device"))
+        typed = click.get_current_context().get_parameter_source("device") is ParameterSource.COMMANDLINE
+        trace = trace_on_cpu(request, trace, not typed)
     return answer_of(trace, viewer)
-
-
-def _is_given(name: str) -> bool:
-    """Return whether a flag was typed, rather than left at its default."""
-    from click.core import ParameterSource
-
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -106,8 +106,7 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
     traced = record(job, device)
     taken = measure_steps(job, measure, timed) if measure else None
     rows, differences = [], []
-
-    def add(row: Row, causes: Callable[[], list[Cause]], more: Callable[[], list[Cause]] | None = None) -> None:
+    for row, causes, more in _rows(formula, traced, taken):
         rows.append(row)
         for ways, first, second, why in (
             (("formula", "trace"), row.formula, row.trace, causes),
@@ -119,9 +118,6 @@ def compare(job: ConfigJob, device: str = "cuda", measure: str = "", timed: int 
             differences.append(
                 Difference(row.quantity, ways, second - first, (second - first) / max(1, first), explained)
             )
-
-    for row, causes, more in _rows(formula, traced, taken):
-        add(row, causes, more)
     return Comparison(
         target=job.target,
         device=device,
@@ -157,7 +153,8 @@ def _rows(formula: Formula, traced: Recorded, taken: MeasuredSteps | None) -> li
     listed, kept = formula.saved(), saved_lines(traced)
     row = Row("saved for backward", "bytes", sum(line.nbytes for line in listed), sum(line.nbytes for line in kept))
     rows.append((row, lambda: match(listed, kept), None))
-    counted, done = formula.flops(), _flop_lines(traced)
+    counted, by_module = formula.flops(), trace.flops.by_module
+    done = [Line(*place_of(module), module, flops) for module, flops in by_module.items() if flops]
     row = Row(
         "FLOPs of a step",
         "FLOP",
@@ -226,19 +223,10 @@ def saved_lines(traced: Recorded) -> list[Line]:
         if tensor.storage in seen or tensor.owner not in ("", "inputs"):
             continue
         seen.add(tensor.storage)
-        layer, part = place_of(tensor.module)
-        result.append(
-            Line(layer, part, f"{tensor.node} keeps {tensor.field}{_in(tensor.module)}", tensor.storage_nbytes)
-        )
+        inside = f" in {tensor.module}" if tensor.module else ""
+        op = f"{tensor.node} keeps {tensor.field}{inside}"
+        result.append(Line(*place_of(tensor.module), op, tensor.storage_nbytes))
     return result
-
-
-def _flop_lines(traced: Recorded) -> list[Line]:
-    return [Line(*place_of(module), module, flops) for module, flops in traced.trace.flops.by_module.items() if flops]
-
-
-def _in(module: str) -> str:
-    return f" in {module}" if module else ""
 
 
 # -- matching ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ else takes PyTorch's way.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -44,7 +45,6 @@ class FakeMode(FakeTensorMode):
     def __init__(self, env: Any = None) -> None:
         super().__init__(allow_non_fake_inputs=True, shape_env=env)
         self.plans: dict[Any, Any] = {}
-        self._suits: dict[Any, bool] = {}
         self._template: dict[str, Any] = {}
         self.read, self.facts = Read(), Facts()
         self.cuda: torch.device | None = None
@@ -87,8 +87,8 @@ class FakeMode(FakeTensorMode):
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.cuda is not None and kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
             kwargs = {**kwargs, "device": self.cuda}  # in backward no function mode could exchange it
-        if adds_rows(func, args):
-            return args[0]
+        if func is _ADD_TO and getattr(args[1], "layout", None) is torch.sparse_coo:
+            return args[0]  # sparse rows are added to a table in place, for which PyTorch has no rule on fake tensors
         if func is GROUPED and args[0].dtype is not torch.bfloat16:
             return super().dispatch(
                 _EMPTY,
@@ -118,14 +118,11 @@ class FakeMode(FakeTensorMode):
         if func in _SETTING:
             # PyTorch remembers what it was called with, and so would hold the storage.
             return self._uncached(func, types, args, kwargs)
-        suited = self._suits.get(func)
-        if suited is None:
-            suited = self._suits[func] = suits(func)
-        if not suited or torch._C.is_inference_mode_enabled():
+        if not suits(func) or torch._C.is_inference_mode_enabled():
             return super().dispatch(func, types, args, kwargs)
         tensors: list[Any] = []
         parts: list[Any] = [func, torch.get_default_dtype()]
-        if not self._describe(args, parts, tensors) or (kwargs and not self._describe_named(kwargs, parts, tensors)):
+        if not describe(self, (*args, *kwargs, *kwargs.values()), parts, tensors, _lies):
             return super().dispatch(func, types, args, kwargs)
         key = tuple(parts)
         plan = self.plans.get(key)
@@ -152,13 +149,6 @@ class FakeMode(FakeTensorMode):
         finally:
             self.cache_enabled = before
 
-    def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> bool:
-        return describe(self, values, parts, tensors, _lies)
-
-    def _describe_named(self, values: dict[str, Any], parts: list[Any], tensors: list[Any]) -> bool:
-        parts += values
-        return self._describe(values.values(), parts, tensors)
-
     def _of_columns(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The plan of an operation on lists of tensors, from one of each kind, as parameters have few; None if it has none."""
         lists = [argument for argument in args if type(argument) is list or type(argument) is tuple]
@@ -170,7 +160,7 @@ class FakeMode(FakeTensorMode):
         keys: list[Any] = []
         for column in zip(*lists, strict=True):
             parts: list[Any] = []
-            if not self._describe(column, parts, []):
+            if not describe(self, column, parts, [], _lies):
                 return None
             keys.append(tuple(parts))
         firsts = {kind: at for at, kind in reversed(list(enumerate(keys)))}
@@ -280,11 +270,6 @@ def channels_together(x: Any, weight: Any) -> bool:
     return x.dim() == 4 and torch.channels_last in map(suggest_memory_format, (x, weight))
 
 
-def adds_rows(func: Any, args: Any) -> bool:
-    """Return whether an operation adds sparse rows to a table in place, for which PyTorch has no rule on fake tensors."""
-    return func is _ADD_TO and getattr(args[1], "layout", None) is torch.sparse_coo
-
-
 def product_shape(a: Any, b: Any, ends: Any) -> list[int]:
     """Of a grouped matrix product: PyTorch's own rule refuses what is not bfloat16, its kernels do not."""
     if a.dim() == 3:
@@ -301,6 +286,7 @@ _as_strided = torch._C._VariableFunctions.as_strided
 _subclass: Any = torch.Tensor._make_subclass
 
 
+@functools.cache
 def suits(func: Any) -> bool:
     """Return whether the result depends on shapes and plain values only, and the arguments keep theirs."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):

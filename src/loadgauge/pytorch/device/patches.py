@@ -60,9 +60,6 @@ def no_packed_sequences() -> Iterator[None]:
     patched = False
     waiting: list[Any] = []
 
-    def none(position_ids: Any) -> None:
-        return None
-
     def replace(*_: Any) -> None:
         nonlocal patched
         masking: Any = sys.modules.get("transformers.masking_utils")
@@ -71,7 +68,7 @@ def no_packed_sequences() -> Iterator[None]:
             with _disable_current_modes(), torch.device("cpu"):
                 looks = masking.find_packed_sequence_indices(torch.arange(2)[None]) is None
             if looks:
-                patches.enter_context(replaced((masking, "find_packed_sequence_indices", none)))
+                patches.enter_context(replaced((masking, "find_packed_sequence_indices", lambda position_ids: None)))
         if patched and waiting:
             waiting.pop().remove()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from loadgauge.core.base.errors import NotModelled
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.cuda_kernels import fall_through, register_cuda_kernels
 from loadgauge.pytorch.device.kernels.cuda_packed import padded_to_symbols
-from loadgauge.pytorch.device.kernels.streams import DEFAULT, Event, Stream, current, set_current, within
+from loadgauge.pytorch.device.kernels.streams import DEFAULT, Event, Stream, answering, current, set_current, within
 from loadgauge.pytorch.device.patches import modules_that_move, no_packed_sequences, no_random_values, numbers_as_text
 
 NAME = "simulated"
@@ -30,56 +31,30 @@ TESTED = ("2.4", "2.6", "2.13")
 
 
 def _backend() -> Any:
-    class Backend:
-        """Functions that PyTorch expects of a device's module."""
-
-        Stream, Event = Stream, Event
-
-        def is_initialized(self) -> bool:
-            return True
-
-        def is_available(self) -> bool:
-            return True
-
-        def _is_in_bad_fork(self) -> bool:
-            return False
-
-        def current_device(self) -> int:
-            return 0
-
-        def device_count(self) -> int:
-            return 1
-
-        def manual_seed_all(self, seed: int) -> None: ...
-        def get_amp_supported_dtype(self) -> list[torch.dtype]:
-            return [torch.bfloat16, torch.float16, torch.float32]  # CUDA's refuses none (torchtitan's router)
-
-        def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-            return True
-
-        def get_rng_state(self, device: Any = None) -> torch.Tensor:
-            return torch.empty(0)
-
-        def set_rng_state(self, state: Any, device: Any = None) -> None: ...
-        def synchronize(self, device: Any = None) -> None: ...
-        def set_device(self, device: Any) -> None: ...
-        def empty_cache(self) -> None: ...
-        def set_stream(self, stream: Any) -> None:
-            set_current(stream)
-
-        def current_stream(self, device: Any = None) -> Any:
-            return current()
-
-        def default_stream(self, device: Any = None) -> Any:
-            return DEFAULT
-
-        def stream(self, stream: Any) -> Any:
-            return within(stream)
-
-        def device(self, device: Any) -> Any:
-            return contextlib.nullcontext()
-
-    return Backend()
+    """Functions that PyTorch expects of a device's module."""
+    return types.SimpleNamespace(
+        Stream=Stream,
+        Event=Event,
+        is_initialized=answering(True),
+        is_available=answering(True),
+        _is_in_bad_fork=answering(False),
+        current_device=answering(0),
+        device_count=answering(1),
+        manual_seed_all=answering(None),
+        # CUDA's refuses none (torchtitan's router).
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16, torch.float32],
+        is_bf16_supported=answering(True),
+        get_rng_state=lambda *_, **__: torch.empty(0),
+        set_rng_state=answering(None),
+        synchronize=answering(None),
+        set_device=answering(None),
+        empty_cache=answering(None),
+        set_stream=set_current,
+        current_stream=lambda *_, **__: current(),
+        default_stream=answering(DEFAULT),
+        stream=within,
+        device=lambda _: contextlib.nullcontext(),
+    )
 
 
 def _register(module: Any) -> str:

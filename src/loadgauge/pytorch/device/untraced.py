@@ -44,11 +44,9 @@ def hidden(records: Iterable[Record], groups: int = 0) -> tuple[Hidden, ...]:
         ),
     ]
     if groups:
-        figures = (int(part * groups) for part in (COMMUNICATOR.value, COMMUNICATOR.low, COMMUNICATOR.high))
-        value, low, high = figures
+        value, low, high = (int(part * groups) for part in (COMMUNICATOR.value, COMMUNICATOR.low, COMMUNICATOR.high))
         lines.append(Hidden(f"NCCL buffers of {groups} groups", value, low, high, "beside", "assumed"))
-    flash = _flash_backward(records)
-    if flash:
+    if flash := _flash_backward(records):
         lines.append(
             Hidden(
                 "FlashAttention backward: float32 gradient of the queries, row sums, unshared keys and values",

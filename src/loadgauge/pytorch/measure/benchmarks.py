@@ -232,10 +232,7 @@ def _fp8(sizes: Sizes) -> Iterator[Timing]:
         a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
         a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
         del a, b
-
-        def call(a8: Any = a8, b8: Any = b8) -> Any:
-            return scaled(a8, b8, scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)
-
+        call = functools.partial(scaled, a8, b8, scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)
         try:
             yield Timing("matmul-fp8", {"m": m, "n": n, "k": k}, seconds(call, "cuda"), flops=2 * m * n * k)
         except RuntimeError:
@@ -254,10 +251,7 @@ def _attention(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Timing
             q, k, v = (torch.randn(b, a, s, d, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
             pairs = b * a * s * (s + 1) // 2
             sized = {"b": b, "s": s, "a": a, "d": d}
-
-            def forward(q: Any = q, k: Any = k, v: Any = v) -> Any:
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
+            forward = functools.partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
             try:
                 with sdpa_kernel(kernel):
                     ahead = seconds(forward, device)
@@ -265,10 +259,7 @@ def _attention(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Timing
             except RuntimeError:  # this GPU or release has no such kernel
                 break
             gradient = torch.randn_like(out)
-
-            def backward(out: Any = out, inputs: Any = (q, k, v), gradient: Any = gradient) -> Any:
-                return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
-
+            backward = functools.partial(torch.autograd.grad, out, (q, k, v), gradient, retain_graph=True)
             yield Timing(name, sized, ahead, flops=4 * pairs * d)
             # Five products, one of them the scores again.
             yield Timing(f"{name}_backward", sized, seconds(backward, device), flops=10 * pairs * d)
@@ -309,8 +300,8 @@ def _norm(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Timing]:
 
 def _launch(device: str) -> Iterator[Timing]:
     """One element: nothing but the launch."""
-    x = torch.ones(1, device=device)
-    yield Timing("launch", {"elements": 1}, seconds(lambda: x.add_(1), device))
+    call = functools.partial(torch.ones(1, device=device).add_, 1)
+    yield Timing("launch", {"elements": 1}, seconds(call, device))
 
 
 def _optimizer(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Timing]:

@@ -6,7 +6,7 @@ where there are none) keeps what is known of the card, and is listed.
 
 import datetime
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import torch
@@ -93,7 +93,7 @@ def fit_efficiencies(
     rates = msgspec.structs.replace(
         efficiencies(gpu),
         multiprocessors=multiprocessors,
-        launch=_of(taken, "launch", lambda timing: timing.seconds),
+        launch=median([timing.seconds for timing in taken if timing.kind == "launch"]),
         throttle=1.0,
         nvls=0.0,
     )
@@ -149,10 +149,6 @@ def fit_efficiencies(
         kept=tuple(name for name in Efficiencies.__struct_fields__ if name not in beside),
         error=error,
     )
-
-
-def _of(taken: Sequence[Timing], kind: str, value: Callable[[Timing], float]) -> float:
-    return median([value(timing) for timing in taken if timing.kind == kind])
 
 
 def _products(

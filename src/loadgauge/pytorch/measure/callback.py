@@ -107,11 +107,9 @@ class MeasureCallback(TrainerCallback):
         measured = self.result
         if measured.step is None:
             return
-        more = {"step_seconds": measured.step}
-        if measured.flops_per_second:
-            more["tflops"] = measured.flops_per_second / 1e12
-        if measured.mfu is not None:
-            more["mfu"] = measured.mfu
+        rate = (measured.flops_per_second or 0) / 1e12
+        figures = {"step_seconds": measured.step, "tflops": rate, "mfu": measured.mfu}
+        more = {name: value for name, value in figures.items() if value}
         for log in (logs, state.log_history[-1] if state.log_history else None):
             if log is not None:
                 log.update(more)

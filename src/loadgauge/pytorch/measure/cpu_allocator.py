@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -194,10 +195,8 @@ def uses(stream: Sequence[Event], stretches: Sequence[Range]) -> dict[str, Modul
     stream, stretches: in order of time, from `events` and `ranges`
     """
     times = [event.time for event in stream]
-    levels = [0]
     allocated: dict[int, Event] = {}
-    for event in stream:
-        levels.append(levels[-1] + _counted(event, allocated))
+    levels = list(itertools.accumulate((_counted(event, allocated) for event in stream), initial=0))
     result: dict[str, ModuleUse] = {}
     for stretch in stretches:
         first, last = bisect.bisect_left(times, stretch.begin), bisect.bisect_right(times, stretch.end)

@@ -214,7 +214,11 @@ class _OnCpu:
         highest = max(backward, step, key=lambda moment: moment.peak)
         module_uses = uses(stream, [stretch for stretch in stretches if stretch.name.startswith(MODULE)])
         named = {name.removeprefix(MODULE): use for name, use in module_uses.items()}
-        held = tuple(_held(block) for block in highest.held if block.time >= trained[0].begin)
+        held = tuple(
+            Held(block.op or "outside any operation", block.module, block.change)
+            for block in highest.held
+            if block.time >= trained[0].begin
+        )
         whole = _highest(everything, trained)
         ops = tuple(dict.fromkeys(block.op for block in whole.held if block.scratch))
         return _Result(backward.peak, step.peak, named, held, scratch=whole.peak - highest.peak, scratch_ops=ops)
@@ -224,10 +228,6 @@ def _highest(stream: Sequence[Event], stretches: Iterable[Range]) -> Live:
     """The allocations at the highest peak of several stretches of time."""
     peaks = (live(stream, stretch.begin, stretch.end) for stretch in stretches)
     return max(peaks, key=lambda moment: moment.peak, default=Live(0, 0, ()))
-
-
-def _held(event: Event) -> Held:
-    return Held(event.op or "outside any operation", event.module, event.change)
 
 
 def _between(whole: list[Range], holes: list[Range]) -> Iterator[Range]:

@@ -76,11 +76,8 @@ class ParallelJob:
         self._device = device
         self._built = build_model(self.config, self.run, device, values=mode is None)
 
-        def step(_: Any) -> None:
-            self._step()
-
         with self._loss_parallel():
-            yield step
+            yield lambda _: self._step()
 
     def _loss_parallel(self) -> Any:
         if self.layout.tp == 1:
@@ -314,20 +311,18 @@ def pipeline(
     from torch.distributed.pipelining import schedules
 
     chunks = run.layout.pp * run.layout.chunks
-    stages = []
-    for number, model in zip(run.chunks, models, strict=True):
-        stage_input = hidden.detach().requires_grad_() if number else ids[: hidden.shape[0]]
-        stages.append(
-            pipelining.PipelineStage(
-                model,
-                number,
-                chunks,
-                ids.device,
-                input_args=(stage_input,),
-                output_args=(hidden.detach().requires_grad_(),),
-                group=group,
-            )
+    stages = [
+        pipelining.PipelineStage(
+            model,
+            number,
+            chunks,
+            ids.device,
+            input_args=(hidden.detach().requires_grad_() if number else ids[: hidden.shape[0]],),
+            output_args=(hidden.detach().requires_grad_(),),
+            group=group,
         )
+        for number, model in zip(run.chunks, models, strict=True)
+    ]
     name = SCHEDULES[run.layout.schedule]
     try:
         schedule = getattr(schedules, name)(
@@ -349,11 +344,8 @@ def pipeline(
 def _loss(model: Any) -> Callable[[Any, Any], Any]:
     while hasattr(model, "module") or isinstance(model, Chunk):
         model = model.model if isinstance(model, Chunk) else model.module
-
-    def loss(logits: Any, labels: Any) -> Any:
-        return model.loss_function(logits=logits, labels=labels, vocab_size=text_config(model.config).vocab_size)
-
-    return loss
+    size = text_config(model.config).vocab_size
+    return lambda logits, labels: model.loss_function(logits=logits, labels=labels, vocab_size=size)
 
 
 def _hidden(base: Any, **keywords: Any) -> Any:

@@ -176,11 +176,9 @@ class Allocator:
         if index == len(pool):
             return None
         block = pool[index][2]
-        if not self.expandable:
-            if size < self.max_split <= block.size:
-                return None
-            if size >= self.max_split and block.size >= size + LARGE_SEGMENT:
-                return None
+        most = self.max_split if size < self.max_split else size + LARGE_SEGMENT
+        if not self.expandable and block.size >= most:
+            return None
         del pool[index]
         return block
 

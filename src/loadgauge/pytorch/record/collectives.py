@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import torch
 
+from loadgauge.core.base.by_key import lists
 from loadgauge.pytorch.trace.result import Sum
 
 _QUIET = ("wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_")
@@ -25,12 +26,8 @@ class Collective(msgspec.Struct, frozen=True):
 
 def sum_by_kind(calls: Iterable[Collective]) -> tuple[Sum, ...]:
     """Sums calls and bytes by kind and group size, most bytes first."""
-    totals: dict[tuple[str, int], list[int]] = {}
-    for call in calls:
-        entry = totals.setdefault((call.kind, call.ranks), [0, 0])
-        entry[0] += 1
-        entry[1] += call.payload
-    sums = [Sum(kind, ranks, calls, payload) for (kind, ranks), (calls, payload) in totals.items()]
+    payloads = lists(((call.kind, call.ranks), call.payload) for call in calls)
+    sums = [Sum(kind, ranks, len(sizes), sum(sizes)) for (kind, ranks), sizes in payloads.items()]
     return tuple(sorted(sums, key=lambda total: (-total.payload, total.kind)))
 
 

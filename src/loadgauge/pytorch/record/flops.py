@@ -75,23 +75,20 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any, **__: Any)
     return whole(2 * batch * math.prod(pixels) * math.prod(weight) * sum(mask[:2]))
 
 
-def _more() -> dict[Any, Formula]:
-    """Return what the registry of PyTorch counts as nothing, or refuses in some release, where this release has it."""
-    wanted: dict[str, Formula] = {
-        "_grouped_mm": _grouped_mm,
-        **{f"_scaled_dot_product_{kernel}": _attention for kernel in FUSED},
-        **{f"_scaled_dot_product_{kernel}_backward": _attention_backward for kernel in FUSED},
-        "convolution_backward": _convolution_backward,
-        "mv": _mv,
-        "dot": _dot,
-        "vdot": _dot,
-        "_cudnn_rnn": _recurrent,
-        "_cudnn_rnn_backward": _recurrent_backward,
-    }
-    return {getattr(aten, name): formula for name, formula in wanted.items() if hasattr(aten, name)}
-
-
-_SHAPED = _more()
+_WANTED: dict[str, Formula] = {
+    "_grouped_mm": _grouped_mm,
+    **{f"_scaled_dot_product_{kernel}": _attention for kernel in FUSED},
+    **{f"_scaled_dot_product_{kernel}_backward": _attention_backward for kernel in FUSED},
+    "convolution_backward": _convolution_backward,
+    "mv": _mv,
+    "dot": _dot,
+    "vdot": _dot,
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": _recurrent_backward,
+}
+"""Operations that the registry of PyTorch counts as nothing, or refuses in some release."""
+_SHAPED = {getattr(aten, name): formula for name, formula in _WANTED.items() if hasattr(aten, name)}
+"""Formulas of the operations that this release has."""
 _NAMED: dict[str, Formula] = {
     "torchvision::deform_conv2d": _deformed,
     "torchvision::_deform_conv2d_backward": _deformed_backward,
@@ -106,7 +103,9 @@ def formula(func: Any) -> Callable[[Any, Any, Any], Any] | str | None:
     packet = getattr(func, "_overloadpacket", None)
     own = _SHAPED.get(packet) or _NAMED.get(str(getattr(packet, "_qualified_op_name", "")))
     if own is not None:
-        return lambda args, kwargs, out: own(*(_shape(arg) for arg in args), **(kwargs or {}))
+        return lambda args, kwargs, out: own(
+            *(tuple(arg.shape) if isinstance(arg, torch.Tensor) else arg for arg in args), **(kwargs or {})
+        )
     if packet in flop_registry:
         counted: Any = flop_registry[packet]
         return lambda args, kwargs, out: whole(counted(*args, **(kwargs or {}), out_val=out))
@@ -120,7 +119,3 @@ def formula(func: Any) -> Callable[[Any, Any, Any], Any] | str | None:
 _FREE = {"_to_copy", "commit", "_fused_sdp_choice"} | {
     f"_thnn_fused_{cell}_cell{way}" for cell in ("lstm", "gru") for way in ("", "_backward", "_backward_impl")
 }
-
-
-def _shape(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else value

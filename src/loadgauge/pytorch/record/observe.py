@@ -55,18 +55,14 @@ class Observer:
         self.steps = 0
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.kinds: dict[str, str] = {}
-        self._phase = FORWARD
+        self.phase = FORWARD
+        """The name of the phase that runs."""
         self._stack: list[str] = []
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # a deleted model is gone
         self._roots: Counter[str] = Counter()
         self._switches: list[tuple[int, str]] = []
         self._within = 0
         self._noted = -1
-
-    @property
-    def phase(self) -> str:
-        """The name of the phase that runs."""
-        return self._phase
 
     @property
     def stream(self) -> Stream:
@@ -121,17 +117,13 @@ class Observer:
 
     def _saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         count = formula(func)
-        if count is not None:
-            if isinstance(count, str):
-                self.uncounted[count] += 1
-            else:
-                node = node_key(torch._C._current_autograd_node())
-                flops = count(args, kwargs, out)
-                self.work.append(
-                    Work(flops, str(func._overloadpacket), self.tracker.module, node, self._phase, self.steps)
-                )
+        if isinstance(count, str):
+            self.uncounted[count] += 1
+        elif count is not None:
+            node, flops = node_key(torch._C._current_autograd_node()), count(args, kwargs, out)
+            self.work.append(Work(flops, str(func._overloadpacket), self.tracker.module, node, self.phase, self.steps))
         elif func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
-            sent = collective(func, args, kwargs, out, self._phase, self.tracker.module, self.steps)
+            sent = collective(func, args, kwargs, out, self.phase, self.tracker.module, self.steps)
             if sent is not None:
                 self.collectives.append(sent)
                 if sent.kind == "all_gather":
@@ -147,13 +139,13 @@ class Observer:
 
     def sent(self, kind: str, ranks: int, payload: int) -> None:
         """Record a collective that PyTorch does not dispatch. ranks: size of its group; payload: bytes on this rank"""
-        self.collectives.append(Collective(kind, ranks, payload, self._phase, self.tracker.module, self.steps))
+        self.collectives.append(Collective(kind, ranks, payload, self.phase, self.tracker.module, self.steps))
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def begin(self, phase: str) -> None:
         """Begin a phase of the step, by its name: forward, backward or step."""
-        self._phase = phase
+        self.phase = phase
         self.tracker.begin(phase)
 
     def _backward(self, original: Any) -> Any:
@@ -162,8 +154,7 @@ class Observer:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self._within:
                 return original(tensors, *args, **kwargs)
-            roots = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
-            self._note_saved(roots)
+            self._note_saved([leaf for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)])
             before, self._stack, self._within = self._stack, [], 1
             self._switch()
             self.begin(BACKWARD)
@@ -232,12 +223,10 @@ class Observer:
 
     def finish(self) -> None:
         """Attributes what backward allocated to the module of the node that asked for it."""
-        for record in self.stream.records:
+        entries: list[Any] = [*self.stream.records, *self.work]
+        for record in entries:
             if record.node >= 0 and not record.module:
                 record.module = self.module_of(record.node)
-        for work in self.work:
-            if work.node >= 0 and not work.module:
-                work.module = self.module_of(work.node)
 
 
 def kept_bytes(saved: Iterable[SavedTensor]) -> int:

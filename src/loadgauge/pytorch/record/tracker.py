@@ -96,8 +96,7 @@ class Tracker(TorchDispatchMode):
             self.claim(group["params"], WEIGHTS)
             self.claim((parameter.grad for parameter in group["params"]), GRADIENTS)
         for state in optimizer.state.values():
-            values = state.values() if isinstance(state, Mapping) else ()
-            self.claim(values, OPTIMIZER)
+            self.claim(state.values() if isinstance(state, Mapping) else (), OPTIMIZER)
 
     def live(self) -> int:
         """Return the bytes that are live now."""
@@ -137,10 +136,7 @@ class Tracker(TorchDispatchMode):
         if self.suspended or torch._C._get_dispatch_mode(_FAKE) is not self._fake:
             return out
         self.operations += 1
-        if isinstance(out, torch.Tensor):
-            self.take(out, func)
-        elif out is not None:
-            self._take_all(out, func)
+        self._take_all(out, func)
         for watcher in self.watchers:
             watcher(func, args, kwargs, out)
         return out
@@ -169,12 +165,11 @@ class Tracker(TorchDispatchMode):
         return None if entry is None else entry[0]
 
     def _take_all(self, out: Any, func: Any) -> None:
-        if isinstance(out, tuple | list):
+        if isinstance(out, torch.Tensor):
+            self.take(out, func)
+        elif isinstance(out, tuple | list):
             for item in out:
-                if isinstance(item, torch.Tensor):
-                    self.take(item, func)
-                elif isinstance(item, tuple | list):
-                    self._take_all(item, func)
+                self._take_all(item, func)
 
     def take(self, tensor: torch.Tensor, op: Any) -> int | None:
         """The number of a tensor's storage; a new storage is recorded as an allocation by `op`. None off the device.
@@ -262,7 +257,7 @@ class Tracker(TorchDispatchMode):
 
     def __enter__(self) -> Tracker:
         self._fake = torch._C._get_dispatch_mode(_FAKE)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, _same)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
         self._hooks.__enter__()
         resize = torch.UntypedStorage.resize_
         self._resize = resize
@@ -332,10 +327,6 @@ def node_key(node: Any) -> int:
 
 next_node: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 """The sequence number that the next node of the graph will have."""
-
-
-def _same(tensor: Any) -> Any:
-    return tensor
 
 
 class Engine:

@@ -218,8 +218,4 @@ def last_lines(exported: Callable[[str], Any]) -> Callable[[str], Any]:
     >>> last_lines(len)("import this\\n__all__ = []")
     12
     """
-
-    def of(text: str) -> Any:
-        return exported(text[text.rfind("\n__all__") + 1 :])
-
-    return of
+    return lambda text: exported(text[text.rfind("\n__all__") + 1 :])

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.record.allocations import dtype_name
 from loadgauge.pytorch.record.sizes import nbytes_of, whole
+from loadgauge.pytorch.record.tracker import node_key
 from loadgauge.pytorch.trace.result import SavedTensor
 
 
@@ -105,8 +106,7 @@ def saved(function: Callable[..., Any], *inputs: Any, names: Mapping[str, Any] |
     """
     with record_saved() as packed:
         result = function(*inputs, **keywords)
-    owners = find_owners(function, inputs, keywords, names or {})
-    return saved_by(result, owners, packed)
+    return saved_by(result, find_owners(function, inputs, keywords, names or {}), packed)
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def saved_by(
         source = "" if saved.owner else (makers or {}).get(key(tensor), "")
         tensors.append(msgspec.structs.replace(saved, made_by=source) if source else saved)
 
-    for node in sorted(nodes(outputs), key=_order):
+    for node in sorted(nodes(outputs), key=node_key):
         for field in fields(node):
             if isinstance(field, Hidden):
                 again.append((field.node, field.field))
@@ -176,20 +176,15 @@ def find_owners(
 
     for name, value in names.items():
         claim(value, name)
-    modules = {"": function, **names}
-    for prefix, module in modules.items():
+    for prefix, module in {"": function, **names}.items():
         if isinstance(module, nn.Module):
             before = f"{prefix}." if prefix else ""
-            for name, parameter in module.named_parameters():
-                claim(parameter, f"parameter {before}{name}")
-            for name, buffer in module.named_buffers():
-                claim(buffer, f"buffer {before}{name}")
-    for number, value in enumerate(inputs):
+            for kind, held in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+                for name, tensor in held:
+                    claim(tensor, f"{kind} {before}{name}")
+    for label, value in (*enumerate(inputs), *keywords.items()):
         for leaf in tree_leaves(value):
-            claim(leaf, f"input {number}")
-    for name, value in keywords.items():
-        for leaf in tree_leaves(value):
-            claim(leaf, f"input {name}")
+            claim(leaf, f"input {label}")
     return result
 
 
@@ -210,11 +205,6 @@ def _is_number(tensor: torch.Tensor) -> bool:
     """Return whether it is a Python number, as in `2 * x`: such tensors have a Python number's type and no hooks."""
     plain = (torch.int64, torch.float64, torch.complex128, torch.bool)
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in plain
-
-
-def _order(node: Any) -> int:
-    number: int = node._sequence_nr()
-    return number
 
 
 RAW = "_raw_saved_"
@@ -308,10 +298,8 @@ def _each(node: str, field: str, raw: Any, read: Any) -> Iterator[Field | Hidden
 
 def _region(hook: Any) -> Any:
     """Return what `torch.utils.checkpoint` keeps of a region; its hook closes over it (PyTorch 2.13)."""
-    for cell in getattr(inspect.unwrap(hook), "__closure__", None) or ():
-        if hasattr(cell.cell_contents, "get_inputs"):
-            return cell.cell_contents
-    return None
+    cells = getattr(inspect.unwrap(hook), "__closure__", None) or ()
+    return next((cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "get_inputs")), None)
 
 
 def _hooked(raw: Any) -> bool:

@@ -154,17 +154,17 @@ def advise(stream: Stream, classes: Mapping[str, str], live: Sequence[int], mult
     live: numbers of the storages that are live at the peak. `kinds`: class of each module; `multiplied`: storages
     that a multiplication keeps."""
     kept = [stream.records[number] for number in live if stream.category(number) == SAVED]
-    result = []
     norms = [record for record in kept if "rmsnorm" in classes.get(record.module, "").lower()]
-    result.append(_of_norms([norm for norm in norms if op_name(norm.op) != "external"]))
     factors = (stream.records[number] for number in live if number in multiplied)
     gates = [record for record in factors if op_name(record.op) == "aten::silu"]
-    result.append(_advice("swiglu", gates, "silu(gate), which is cheap to work out again"))
     losses = [record for record in kept if op_name(record.op) in ("aten::_log_softmax", "aten::log_softmax")]
-    result.append(_advice("linear_cross_entropy", losses, "log-softmax of all logits"))
     sigmoids = [record for record in kept if op_name(record.op) == "aten::sigmoid"]
-    if len(sigmoids) > 1:
-        result.append(_advice("sigmoid_chain", sigmoids[:-1], "every output but the last"))
+    result = (
+        _of_norms([norm for norm in norms if op_name(norm.op) != "external"]),
+        _advice("swiglu", gates, "silu(gate), which is cheap to work out again"),
+        _advice("linear_cross_entropy", losses, "log-softmax of all logits"),
+        _advice("sigmoid_chain", sigmoids[:-1], "every output but the last"),
+    )
     return tuple(sorted((advice for advice in result if advice is not None), key=lambda advice: -advice.saves))
 
 

@@ -307,8 +307,7 @@ def _passes(events: Sequence[Any]) -> list[int]:
     result, count, forward = [], 0, True
     for event in events:
         if event["action"] == "alloc":
-            lines = [line_of(frame) for frame in event.get("frames") or ()]
-            kind = _kind(lines)
+            kind = _kind([line_of(frame) for frame in event.get("frames") or ()])
             if kind in ("backward", "step") and forward:
                 forward = False
             elif kind == "forward" and not forward:
@@ -365,10 +364,8 @@ def purpose_of(block: Block, age: int, recorded: bool) -> str:
 
 def _evaluates(lines: Sequence[str]) -> bool:
     """Return whether the innermost of the program's functions that is named after training or evaluation evaluates."""
-    for line in lines:
-        if not PYTORCH.search(line) and (EVALUATION.search(line) or TRAINING.search(line)):
-            return bool(EVALUATION.search(line))
-    return False
+    named = (line for line in lines if not PYTORCH.search(line) and (EVALUATION.search(line) or TRAINING.search(line)))
+    return bool(EVALUATION.search(next(named, "")))
 
 
 # -- traces ------------------------------------------------------------------------------------------------------------

@@ -169,8 +169,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes that are neither free nor held by PyTorch, and whose owner the text does not name."""
         if self.process is not None or self.others or None in (self.capacity, self.free, self.allocated, self.idle):
             return None
-        rest = self.capacity - self.free - self.allocated - self.idle  # type: ignore[operator]
-        return max(0, rest)
+        return max(0, self.capacity - self.free - self.allocated - self.idle)  # type: ignore[operator]
 
 
 @functools.cache

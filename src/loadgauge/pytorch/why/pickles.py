@@ -109,5 +109,4 @@ def plain(data: bytes) -> Any:
     try:
         return _Plain(io.BytesIO(data)).load()
     except Exception as error:  # a broken pickle can fail in any way
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(message) from None
+        raise ConfigError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None

@@ -131,15 +131,14 @@ def _changes(job: Job) -> Iterable[tuple[dict[str, Any], str]]:
     """One change at a time, and at last those together that change no result."""
     harmless: dict[str, Any] = {}
     optimizer, micro_batch, seq_len = job.optimizer or "adamw", job.micro_batch or 1, job.seq_len or 4096
-    if job.recompute in (None, "none"):
-        harmless["recompute"] = "full"
-        yield {"recompute": "full"}, "layers run again in backward"
-    if job.attention == "eager":
-        harmless["attention"] = "flash"
-        yield {"attention": "flash"}, "never keeps the scores"
-    if optimizer == "adamw":
-        harmless["optimizer"] = "adamw-fused"
-        yield {"optimizer": "adamw-fused"}, "no temporaries in the step"
+    for helps, name, value, why in (
+        (job.recompute in (None, "none"), "recompute", "full", "layers run again in backward"),
+        (job.attention == "eager", "attention", "flash", "never keeps the scores"),
+        (optimizer == "adamw", "optimizer", "adamw-fused", "no temporaries in the step"),
+    ):
+        if helps:
+            harmless[name] = value
+            yield {name: value}, why
     if len(harmless) > 1:
         yield dict(harmless), "all of these together"
     if optimizer.startswith("adamw"):

@@ -300,8 +300,7 @@ def frames(text: str) -> list[Frame]:
     """
     end = re.search(r"[Tt]ried to allocate|cumem_allocator\.cpp", text)
     text = around(text, end.start())[0] if end else plain(text[-REACH:])
-    begun = text.rfind("Traceback (most recent call last)")
-    matches = FRAME.finditer(text, max(begun, 0))
+    matches = FRAME.finditer(text, max(text.rfind("Traceback (most recent call last)"), 0))
     # Carets under the code; where a program's source is not at hand, the next frame follows at once.
     return [
         Frame(match["file"], int(match["line"]), match["function"].strip(), _code(match["code"]))
@@ -356,11 +355,9 @@ def place(text: str) -> Place | None:
 
 def _made(inward: Sequence[Frame]) -> tuple[Frame, Rule | None]:
     """The innermost frame that a rule of `TENSORS` holds for, with the rule; else the innermost that is no wrapper."""
-    for frame in inward:
-        for rule in TENSORS:
-            if rule.tensor and rule.holds(frame):
-                return frame, rule
-    return next((frame for frame in inward if not WRAPPER.search(frame.file)), inward[0]), None
+    ruled = ((frame, rule) for frame in inward for rule in TENSORS if rule.tensor and rule.holds(frame))
+    plain_call = next((frame for frame in inward if not WRAPPER.search(frame.file)), inward[0])
+    return next(ruled, (plain_call, None))
 
 
 WRAPPER = re.compile("torch/(nn/modules/module|nn/functional|_tensor|autograd|utils/_contextlib|_ops)")

@@ -220,11 +220,11 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if servers and layout.zero:
             raise ConfigError("hold the optimizer states themselves: with --zero 0", key="parameter_servers")
         layout.check(model)
-        fabric = Fabric.of(cluster, efficiencies, rails=rails)
-        if oversubscription is not None:
-            fabric = msgspec.structs.replace(fabric, oversubscription=oversubscription)
-        if pod is not None:
-            fabric = msgspec.structs.replace(fabric, pod=pod)
+        stated = {"oversubscription": oversubscription, "pod": pod}
+        fabric = msgspec.structs.replace(
+            Fabric.of(cluster, efficiencies, rails=rails),
+            **{name: value for name, value in stated.items() if value is not None},
+        )
         machine = Machine.of(cluster.gpu, efficiencies, training, experts=model.has_experts)
         return cls(
             model=model,
@@ -498,8 +498,7 @@ def largest_tp(setup: NetworkCase) -> int | None:
         other = msgspec.structs.replace(layout, tp=tp, dp=ranks // tp, sequence_parallel=shared)
         if ranks % tp == 0 and not other.valid(model):
             answer = msgspec.structs.replace(setup, layout=other).answer()
-            fits = all(need.enough for need in answer.needs if need.axis == "tp")
-            best = tp if fits else best or 1
+            best = tp if all(need.enough for need in answer.needs if need.axis == "tp") else best or 1
         tp *= 2
     return best
 

@@ -107,8 +107,7 @@ class Group(msgspec.Struct, frozen=True):
             return where(self.domains(domain) > 1, 1, self.ranks)
         members: Size = 1
         for ranks, stride in self.levels:
-            room = common_divisor(ranks * stride, domain)
-            members = members * maximum(-ceil_div(-room, stride), 1)
+            members = members * maximum(-ceil_div(-common_divisor(ranks * stride, domain), stride), 1)
         return minimum(members, self.ranks)
 
     def domains(self, domain: int) -> Size:
@@ -122,8 +121,7 @@ class Group(msgspec.Struct, frozen=True):
         spanned: Size = 1
         for ranks, stride in self.levels:
             length = ranks * stride
-            inside = common_divisor(length, domain)
-            spanned = spanned * minimum(ranks, 1 + ceil_div(length - inside, domain))
+            spanned = spanned * minimum(ranks, 1 + ceil_div(length - common_divisor(length, domain), domain))
         return spanned
 
     def aligned(self, domain: int) -> Any:

@@ -338,7 +338,9 @@ def _seconds(operation: Operation, machine: Machine) -> OperationTime:
     if operation.kind == "quantise":
         copied = 0 if machine.low is None else _quantising(operation.inputs, machine, machine.low)
         return OperationTime(copied, 0, 0)
-    if operation.kind == "view" or (operation.kind == "collective" and not _permutes(operation)):
+    # Dispatch to the experts also reorders the tokens in memory.
+    permutes = any(collective.axis == "ep" for collective in operation.forward_comm)
+    if operation.kind == "view" or (operation.kind == "collective" and not permutes):
         return OperationTime(0, 0, 0)
     if operation.kind == "attention":
         return attention_seconds(operation, machine)
@@ -488,11 +490,6 @@ def _family(operation: Operation, machine: Machine) -> str:
     # Of a written-out norm, what it moves is listed; PyTorch's own kernel is what else such a module has.
     norm = f"norm-{'eager' if machine.norm == 'written' else machine.norm}"
     return {"norm": norm, "loss": machine.loss, "collective": "permute"}.get(operation.kind, "elementwise")
-
-
-def _permutes(operation: Operation) -> bool:
-    """Dispatch to the experts also reorders the tokens in memory."""
-    return any(collective.axis == "ep" for collective in operation.forward_comm)
 
 
 def _routing(operation: Operation, machine: Machine) -> Size:

@@ -246,18 +246,17 @@ class StepModel:
                 back["zero"] = self.shown(gather + scatter, sum(back.values()), 0, *others[2:])
             else:
                 ahead["zero"], back["zero"] = first, gather + scatter
+        carried: list[Size] = []
         if self.training.offload == "all":
             # Weights come from the host for each pass, overlapped with the compute of the previous layer.
-            fetched = self.read(
-                self.slower * self.training.precision.compute * facts.weights.all.total / self.training.host.link
-            )
-            ahead["zero"] = ahead.get("zero", 0) + self.shown(fetched, sum(ahead.values()))
-            back["zero"] = back.get("zero", 0) + self.shown(fetched, sum(back.values()))
+            carried.append(self.slower * self.training.precision.compute * facts.weights.all.total)
         if self.training.host.activations != "none":
             # Out in forward and back in backward, beside the computing.
-            carried = self.read(self.slower * facts.hosted / self.training.host.link)
-            ahead["zero"] = ahead.get("zero", 0) + self.shown(carried, sum(ahead.values()))
-            back["zero"] = back.get("zero", 0) + self.shown(carried, sum(back.values()))
+            carried.append(self.slower * facts.hosted)
+        for nbytes in carried:
+            whole = self.read(nbytes / self.training.host.link)
+            for side in (ahead, back):
+                side["zero"] = side.get("zero", 0) + self.shown(whole, sum(side.values()))
         return time
 
     def operation_times(self, layer: Layer) -> list[OperationTime]:

@@ -107,9 +107,8 @@ def path(tiers: Sequence[Tier], node: int, inner: float, group: Spread, way: Way
     near, apart = group.members(node), group.domains(node)
     below = node
     for number, tier in enumerate(tiers):
-        above = tiers[number + 1] if number + 1 < len(tiers) else None
         members, units = group.members(below), group.domains(below)
-        share = reached(tier, above, group, way, node, inner)
+        share = reached(tier, next(iter(tiers[number + 1 :]), None), group, way, node, inner)
         if way == "pairs":
             here = share * (group.ranks - near) / maximum(group.ranks - members, 1)
         else:

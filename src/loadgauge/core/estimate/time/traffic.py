@@ -271,17 +271,15 @@ def weight_traffic(
 def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str, Group]) -> Iterator[Traffic]:
     """Yield what the operations of the layers, of the embedding and of the head exchange."""
     batches = memory.layout.num_microbatches
-    overlap = memory.training.overlap
-    shown = {axis: not getattr(overlap, axis, False) for axis in BY_AXIS}
+    shown = {axis: not getattr(memory.training.overlap, axis, False) for axis in BY_AXIS}
     calls_of: dict[tuple[str, str, str, Size, Size, Size, tuple[int, int]], Size] = {}
 
     def add(collectives: Iterable[Collective], count: int, label: str) -> None:
         """Count the collectives of `count` layers. label: a text in which `{}` stands for what the axis carries."""
         for collective in collectives:
-            _, words = BY_AXIS[collective.axis]
             key = (
                 collective.axis,
-                label.format(words),
+                label.format(BY_AXIS[collective.axis][1]),
                 collective.kind,
                 collective.nbytes,
                 collective.copies,
@@ -300,9 +298,8 @@ def _operations(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict
     if stage.last:
         add(memory.head.comm, 1, "head")
     for (axis, label, kind, nbytes, copies, rows, limit), calls in calls_of.items():
-        carries, _ = BY_AXIS[axis]
         yield entry(
-            carries,
+            BY_AXIS[axis][0],
             label,
             kind,
             calls * batches,
@@ -389,8 +386,16 @@ def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str
             count = count + layers * _replicated(memory.facts[key].layer)
         count = count + (_replicated(memory.embedding) if stage.first else 0)
         count = count + (_replicated(memory.head) if stage.last else 0)
-        kind = Carries.SHARED_GRADIENTS
-        yield entry(kind, "gradients of shared weights", "all_reduce", 1, gradient * count, "tp", by_axis, fabric)
+        yield entry(
+            Carries.SHARED_GRADIENTS,
+            "gradients of shared weights",
+            "all_reduce",
+            1,
+            gradient * count,
+            "tp",
+            by_axis,
+            fabric,
+        )
     tied = sum(weight.numel for weight in memory.head.weights if weight.name == "head.logits.weight")
     if (
         not layout.ends_together
@@ -398,8 +403,16 @@ def _shared(memory: MemoryModel, fabric: Fabric, stage: Stage, by_axis: dict[str
         and (stage.first or stage.last)
         and not same(tied, 0)
     ):
-        kind = Carries.TIED_GRADIENTS
-        yield entry(kind, "gradients of the tied table", "all_reduce", 1, gradient * tied, "ends", by_axis, fabric)
+        yield entry(
+            Carries.TIED_GRADIENTS,
+            "gradients of the tied table",
+            "all_reduce",
+            1,
+            gradient * tied,
+            "ends",
+            by_axis,
+            fabric,
+        )
 
 
 def _replicated(layer: Layer) -> Size:

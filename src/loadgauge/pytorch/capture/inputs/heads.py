@@ -109,12 +109,12 @@ def head_inputs(
                 f"{config.model_type}: takes neither input_values nor input_features: its sound is not known"
             )
         rows[name] = own.get(name, sounds[name])
-    given: dict[str, Any] = {}
-    for name, row in rows.items():
-        if name in taken:
-            one = row | {"dtype": ""} if row.get("regression") and getattr(config, "num_labels", 2) == 1 else row
-            given[name] = tree(one, config, device, dtype, sizes)
-    return given
+    number = {"dtype": ""} if getattr(config, "num_labels", 2) == 1 else {}
+    return {
+        name: tree(row | number if row.get("regression") else row, config, device, dtype, sizes)
+        for name, row in rows.items()
+        if name in taken
+    }
 
 
 class Towers(nn.Module):

@@ -147,8 +147,7 @@ def _of_head(word: str, kind: Any, config: Any, run: TorchRun) -> Sized:
                 raise _too_long(name, sizes[name], longest)
         if contrasts(word):
             return (), two_texts(device, sizes["b"], sizes["s"], sizes["t"])
-        dtype = dtype_of(module)
-        given = head_inputs(word, config, taken, device, dtype, sizes)
+        given = head_inputs(word, config, taken, device, dtype_of(module), sizes)
         if "s" in sizes:
             given["input_ids"] = torch.empty((sizes["b"], sizes["s"]), dtype=torch.long, device=device)
         return (), given | ({"use_cache": False} if "use_cache" in taken else {})

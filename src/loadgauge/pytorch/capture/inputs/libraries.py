@@ -192,29 +192,25 @@ def usual_fields(job: Job, keys: Mapping[str, Any]) -> tuple[tuple[str, Any], ..
     >>> usual_fields(Job(model="sdxl", lora_rank=4), {"_class_name": "UNet2DConditionModel"})
     (('lora_targets', 'to_k,to_q,to_v,to_out.0'), ('lora_dtype', 'bfloat16'), ('weights', 'auto'))
     """
+    usual: dict[str, Any] = {}
     if keys.get("library") == OWN:
-        fields = {
+        usual = {
             "optimizer": "rowwise-adagrad",
             "precision": "fp32",
             "ep": job.gpus or 1,
             "seq_len": 200 if "layers" in keys else None,
         }
-        return tuple(
-            (name, value) for name, value in fields.items() if value is not None and getattr(job, name) is None
-        )
-    if keys.get("library", "diffusers") != "diffusers":
-        usual_precisions = {"precision": usual_precision(keys, "")}
-        return tuple((name, value) for name, value in usual_precisions.items() if value and job.precision is None)
-    if not job.adapts:
-        return ()
-    narrow = (job.precision or "bf16").startswith("bf16") and not job.qlora and job.weights != "float32"
-    usual = {
-        "lora_targets": keys.get("_targets") or _table()["usual"]["targets"],
-        "lora_dtype": "bfloat16" if narrow else "float32",
-        # Frozen weights are in the format of the products.
-        **({} if job.qlora or job.precision not in (None, "bf16", "fp16") else {"weights": "auto"}),
-    }
-    return tuple((name, value) for name, value in usual.items() if getattr(job, name) is None)
+    elif keys.get("library", "diffusers") != "diffusers":
+        usual = {"precision": usual_precision(keys, "")}
+    elif job.adapts:
+        narrow = (job.precision or "bf16").startswith("bf16") and not job.qlora and job.weights != "float32"
+        usual = {
+            "lora_targets": keys.get("_targets") or _table()["usual"]["targets"],
+            "lora_dtype": "bfloat16" if narrow else "float32",
+            # Frozen weights are in the format of the products.
+            **({} if job.qlora or job.precision not in (None, "bf16", "fp16") else {"weights": "auto"}),
+        }
+    return tuple((name, value) for name, value in usual.items() if value is not None and getattr(job, name) is None)
 
 
 def _table() -> dict[str, Any]:
@@ -306,7 +302,15 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
             builder = module.models.get_model_builder(name)
             taken = inspect.signature(builder).parameters
             if builder.__module__.startswith("torchvision.models.detection"):  # with and without weights they differ
-                with _no_weights():
+                import torch
+
+                from loadgauge.pytorch.device.kernels.streams import answering
+                from loadgauge.pytorch.device.patches import replaced
+
+                # Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them.
+                weights: Any = import_module("torchvision.models._api").WeightsEnum
+                empty = answering({})
+                with replaced((weights, "get_state_dict", empty), (torch.nn.Module, "load_state_dict", empty)):
                     return module.models.get_model(name, weights="DEFAULT"), {}
             none = dict.fromkeys({"weights", "weights_backbone"} & set(taken))  # a backbone's would be downloaded
             return module.models.get_model(name, **none), {}
@@ -316,22 +320,6 @@ def _made(library: str, keys: Mapping[str, Any], target: str) -> tuple[Any, dict
         return made, dict(made.config)
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"{target}: {first_line(error)[:200]}") from None
-
-
-@contextlib.contextmanager
-def _no_weights() -> Iterator[None]:
-    """Weights that torchvision would download are neither fetched nor put into a model: it is built as it is for them."""
-    import torch
-
-    kind: Any = import_module("torchvision.models._api").WeightsEnum
-
-    from loadgauge.pytorch.device.patches import replaced
-
-    def none(*_: Any, **__: Any) -> dict[str, Any]:
-        return {}
-
-    with replaced((kind, "get_state_dict", none), (torch.nn.Module, "load_state_dict", none)):
-        yield
 
 
 def _loss(kind: str, result: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.pytorch.capture.inputs.pictures import Pictures
-from loadgauge.pytorch.capture.inputs.sounds import Heard
+from loadgauge.pytorch.capture.inputs.sounds import Heard, keep
 from loadgauge.pytorch.capture.symbols.values import KeptValues
 from loadgauge.pytorch.device.facts.fact_kinds import Rows, Tokens
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
@@ -107,9 +107,12 @@ def watch(module: Any, s: Any, b: Any, stop: bool = False, heard: Heard | None =
 def _counting(method: Any, name: str, tally: Tally) -> Any:
     def counting(*args: Any, **keywords: Any) -> Any:
         if name == _PLACED:
-            named = [key for key in keywords if key.endswith("features")]
+            named, config = (
+                [key for key in keywords if key.endswith("features")],
+                getattr(method.__self__, "config", None),
+            )
             features = _tensors([keywords[key] for key in named] or list(args[2:]))
-            sounds = any("audio" in key for key in named) or getattr(_config(method), "audio_token_id", ()) in args[3:]
+            sounds = any("audio" in key for key in named) or getattr(config, "audio_token_id", ()) in args[3:]
             tally.add(SOUNDS if sounds else "pictures", features)
             if not features:
                 return method(*args, **keywords)
@@ -125,23 +128,17 @@ def _counting(method: Any, name: str, tally: Tally) -> Any:
     return counting
 
 
-def _config(method: Any) -> Any:
-    return getattr(method.__self__, "config", None)
-
-
 def _said(mask: Any, vectors: Any) -> Any:
     """Say of a mask of tokens that it is true for as many as there are vectors: layers may look there again."""
-    facts = getattr(getattr(mask, "fake_mode", None), "facts", None)
-    if facts is not None and mask.dtype is torch.bool and (mask.dim() == 2 or mask.shape[-1] == 1):
-        facts.keep(mask, Rows(vectors))
+    if mask.dtype is torch.bool and (mask.dim() == 2 or mask.shape[-1] == 1):
+        keep(mask, Rows(vectors))
     return mask
 
 
 def count_tokens(ids: Any, counts: tuple[tuple[int, Any], ...]) -> None:
     """Say of ids of tokens how often some of them are there. counts: (id, how many)"""
-    facts = getattr(getattr(ids, "fake_mode", None), "facts", None)
-    if facts is not None and counts:
-        facts.keep(ids, Tokens(counts))
+    if counts:
+        keep(ids, Tokens(counts))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

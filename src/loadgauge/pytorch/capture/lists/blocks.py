@@ -84,8 +84,7 @@ def blocks(root: nn.Module, config: Any = None) -> Blocks:
     >>> [(stack.path, stack.pattern) for stack in blocks(net).stacks]
     [('1', (0, 0, 1, 1))]
     """
-    entries = list(_lists_of(config))
-    return Blocks(tuple(_stacks(root, "", entries)))
+    return Blocks(tuple(_stacks(root, "", list(_lists_of(config)))))
 
 
 def signature(module: nn.Module, left_out: frozenset[str] = frozenset()) -> Hashable:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base import NotModelled, lists
 from loadgauge.pytorch.capture.inputs.small import DEPTHS
 from loadgauge.pytorch.capture.lists.blocks import Blocks, Stack, Unordered, blocks
 from loadgauge.pytorch.capture.lists.listed import Listing
@@ -229,12 +229,11 @@ def _same_blocks(
     """Raise Uncomposed unless every block does, operation for operation, what one of its kind does in the symbolic run."""
 
     def done(of: Recorded, keys: list[Any], naming: _Kinds) -> dict[tuple[int, int], list[Any]]:
-        by_block: dict[tuple[int, int], list[Any]] = {}
-        for key, op in zip(keys, of.ops, strict=True):
-            block = naming.of(op.module)[1]
-            if block is not None:
-                by_block.setdefault(block, []).append((key, None if op.flops is None else value(op.flops)))
-        return by_block
+        return lists(
+            (block, (key, None if op.flops is None else value(op.flops)))
+            for key, op in zip(keys, of.ops, strict=True)
+            if (block := naming.of(op.module)[1]) is not None
+        )
 
     examples = {
         (stack, small.blocks.stacks[stack].pattern[child], tuple(ops))

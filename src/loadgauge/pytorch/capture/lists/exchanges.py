@@ -6,6 +6,7 @@ They move nothing: on tensors without values only their sizes count. `<axis>_all
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,19 +27,15 @@ def exchange_of(name: str) -> tuple[str, str] | None:
 
 
 def _define() -> None:
-    def gathered(x: torch.Tensor, ranks: int) -> torch.Tensor:
-        return x.new_empty((*x.shape[:-1], x.shape[-1] * ranks))
-
-    def scattered(x: torch.Tensor, ranks: int) -> torch.Tensor:
-        return x.new_empty((*x.shape[:-1], x.shape[-1] // ranks))
-
-    def alike(x: torch.Tensor, ranks: int) -> torch.Tensor:
-        return x.new_empty(x.shape)
-
+    shapes: dict[str, Callable[..., torch.Tensor]] = {
+        "all_gather": lambda x, ranks: x.new_empty((*x.shape[:-1], x.shape[-1] * ranks)),
+        "reduce_scatter": lambda x, ranks: x.new_empty((*x.shape[:-1], x.shape[-1] // ranks)),
+        "all_to_all": lambda x, ranks: x.new_empty(x.shape),
+    }
     for axis in AXES:
         torch.library.define(f"loadgauge::{axis}_all_reduce", "(Tensor(a!) x) -> ()")
         torch.library.register_fake(f"loadgauge::{axis}_all_reduce", lambda x: None)
-        for kind, shape_rule in (("all_gather", gathered), ("reduce_scatter", scattered), ("all_to_all", alike)):
+        for kind, shape_rule in shapes.items():
             torch.library.define(f"loadgauge::{axis}_{kind}", "(Tensor x, int ranks) -> Tensor")
             torch.library.register_fake(f"loadgauge::{axis}_{kind}", shape_rule)
 

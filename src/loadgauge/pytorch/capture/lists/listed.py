@@ -245,16 +245,16 @@ class Ragged(msgspec.Struct, frozen=True):
         powers = degrees(product)
         if powers is not None and self.single:
             powers = (1, powers[1]) if powers[1] else powers
-        if powers == (0, 0):
-            return 1
-        if powers == (1, 0):
-            return self.sequences
-        if powers == (1, 1):
-            return self.tokens
-        if powers == (1, 2):
-            return self.pairs
-        if powers is not None and not powers[0] and powers[1] <= 2:
-            return self.longest ** powers[1]
+        values: dict[Any, Any] = {
+            (0, 0): 1,
+            (0, 1): self.longest,
+            (0, 2): self.longest**2,
+            (1, 0): self.sequences,
+            (1, 1): self.tokens,
+            (1, 2): self.pairs,
+        }
+        if powers in values:
+            return values[powers]
         raise NotModelled(
             f"sequences of unequal lengths where a size is {product}: it is linear neither in tokens nor in query-key pairs"
         )

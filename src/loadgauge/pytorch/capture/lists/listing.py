@@ -23,6 +23,7 @@ from loadgauge.pytorch.capture.lists.segment_writer import (
     size_of,
     summed,
     terms_of,
+    total_of,
 )
 from loadgauge.pytorch.capture.record import Recorded
 from loadgauge.pytorch.capture.symbols.sizes import Formula, written
@@ -163,11 +164,8 @@ class Lister:
         self._unpack()
         self.alive = self._alive_at_backward()
         self.held = self._held()
-        keepers: dict[int, set[int]] = {}
-        for number, order in run.keepers:
-            if number in self.alive:
-                keepers.setdefault(number, set()).add(self.maker_of(order))
-        self.keepers = {number: sorted(keepers.get(number) or self._holders(number)) for number in self.alive}
+        keepers = lists((number, self.maker_of(order)) for number, order in run.keepers if number in self.alive)
+        self.keepers = {number: sorted(set(keepers.get(number) or self._holders(number))) for number in self.alive}
         self.keeping = {at for places in keepers.values() for at in places}
         self.owner: dict[int, int] = {}
         self.inputs: dict[int, list[int]] = {}
@@ -212,11 +210,9 @@ class Lister:
     def _alive_at_backward(self) -> set[int]:
         """Storages of the forward that are alive when backward begins."""
         end = [event for event, name in self.run.stream.phases if name == BACKWARD][-1]
-        sizes: dict[int, bool] = {}
-        for number, change in zip(self.run.ids[:end], self.run.changes[:end], strict=True):
-            if number in self.made:
-                sizes[number] = self.grows(self.size(change))
-        return {number for number, there in sizes.items() if there and number not in self.casts}
+        changes = zip(self.run.ids[:end], self.run.changes[:end], strict=True)
+        last = {number: change for number, change in changes if number in self.made and number not in self.casts}
+        return {number for number, change in last.items() if self.grows(self.size(change))}
 
     def _held(self) -> set[int]:
         """Storages that the module put aside in one step, which lie there until the next puts its own in its place."""
@@ -230,10 +226,8 @@ class Lister:
 
     def _there(self, event: int) -> set[int]:
         """Storages that are alive at an event."""
-        there: set[int] = set()
-        for number in self.run.ids[:event]:  # made, then let go: a formula such as b*s - b has no sign of its own
-            there ^= {number}
-        return there
+        # Made, then let go: a formula such as b*s - b has no sign of its own.
+        return {number for number, times in Counter(self.run.ids[:event]).items() if times % 2}
 
     # -- what is alive -------------------------------------------------------------------------------------------------
 
@@ -245,12 +239,7 @@ class Lister:
         kept: list[Terms] = [{} for _ in range(self.count + 1)]
         for number in self.alive:
             add(kept[self.owner[number]], self.nbytes[number])
-        before: list[Terms] = []
-        total: Terms = {}
-        for sizes in kept:
-            before.append(dict(total))
-            for product, factor in sizes.items():
-                total[product] = total.get(product, 0) + factor
+        before = list(itertools.accumulate(kept, summed, initial=Terms()))
         gone_after: dict[int, list[int]] = {}
         """Of each operation of the forward, what no later one of its block reads."""
         for number in self.alive:
@@ -265,7 +254,16 @@ class Lister:
         gradients: Counter[int] = Counter()
         pending = self._pending()
         droppable: dict[int, Terms] = {}
-        at_work = self.segment[0]
+
+        def note(ahead: bool, at_work: int, index: int, latest: int, scratch: Terms | None = None) -> None:
+            """Write down what is alive now. scratch: bytes beside"""
+            now = summed(summed(live, lying) if ahead else live, scratch or {})
+            row = Row(index, less(now, before[at_work]), gradients[at_work], latest)
+            (forward if ahead else backward).setdefault(at_work, []).append(row)
+            if ahead:
+                own = Row(index, less(terms_of(row.live), droppable.get(at_work, {})))
+                bare.setdefault(at_work, []).append(own)
+
         begin = self.run.ops[self.forward[0][0] - 1].events if self.forward[0][0] else 0
         steps = [(at, op, True) for at, (_, op) in enumerate(self.forward)]
         steps += [(self.maker_of(op.order), op, False) for _, op in self.backward]
@@ -296,9 +294,7 @@ class Lister:
                 self.run.ids[event : op.events], self.run.changes[event : op.events], strict=True
             ):
                 terms = self.size(change)
-                if not terms.terms:
-                    continue
-                if self._given(number) or number in self.casts:
+                if not terms.terms or self._given(number) or number in self.casts:
                     continue
                 grows = self.grows(terms)
                 if begins and grows:
@@ -326,34 +322,14 @@ class Lister:
                         continue  # of an earlier step
                     there ^= {number}
                 add(live, terms)
-                if not grows:
-                    continue
-                row = Row(
-                    index, less(summed(live, lying) if ahead else live, before[at_work]), gradients[at_work], latest
-                )
-                if ahead:
-                    forward.setdefault(at_work, []).append(row)
-                    gone = droppable.setdefault(at_work, {})
-                    bare.setdefault(at_work, []).append(Row(index, less(terms_of(row.live), gone)))
-                else:
-                    backward.setdefault(at_work, []).append(row)
+                if grows:
+                    note(ahead, at_work, index, latest)
             if scratch := self._scratch(at, op):
-                row = Row(
-                    index,
-                    less(summed(summed(live, lying) if ahead else live, scratch), before[at_work]),
-                    gradients[at_work],
-                    latest,
-                )
-                (forward if ahead else backward).setdefault(at_work, []).append(row)
-                if ahead:
-                    bare.setdefault(at_work, []).append(
-                        Row(index, less(terms_of(row.live), droppable.get(at_work, {})))
-                    )
+                note(ahead, at_work, index, latest, scratch)
             if begins:
                 self.first_backward[at_work] = dict(live)
             if not ahead and latest:
-                row = Row(index, less(live, before[at_work]), gradients[at_work], latest)
-                backward.setdefault(at_work, []).append(row)
+                note(ahead, at_work, index, latest)
             event = op.events
             if ahead:
                 # Where nothing is kept, what a later operation of the same block does not read is gone.
@@ -368,11 +344,9 @@ class Lister:
 
         Tensor cores read such alone (source: NVIDIA, cuDNN developer guide). A filter of one channel is PyTorch's own.
         """
-        ahead, total = self.forward[at][1], Terms()
-        if ahead.strided and "convolution" in op.name and int(ahead.shapes[1][1]) > 1:
-            for number in dict.fromkeys((*ahead.reads, *ahead.makes)):
-                add(total, self.nbytes[number])
-        return total
+        ahead = self.forward[at][1]
+        copies = ahead.strided and "convolution" in op.name and int(ahead.shapes[1][1]) > 1
+        return total_of(self.nbytes[number] for number in {*ahead.reads, *ahead.makes} if copies)
 
     def _elements(self, number: int) -> int:
         record = self.run.stream.records[number]
@@ -407,10 +381,9 @@ class Lister:
         """Put everything together."""
         forward, bare, backward = self.rows()
         owned: dict[int, int] = {}
-        segments = []
-        behind = self._behind()
-        for number in range(self.count):
-            segments.append(self._segment(number, forward, bare, backward, behind, owned))
+        # The operations of backward, by the place of the operation of the forward.
+        behind = lists((self.maker_of(op.order), op) for _, op in self.backward)
+        segments = [self._segment(number, forward, bare, backward, behind, owned) for number in range(self.count)]
         held: Terms = {}
         for number, at in self.made.items():
             others = {self.segment[node] for node in self.readers.get(number, ())} - {self.segment[at]}
@@ -433,10 +406,6 @@ class Lister:
             assumed=self.run.assumed,
         )
 
-    def _behind(self) -> dict[int, list[Op]]:
-        """The operations of backward, by the place of the operation of the forward."""
-        return lists((self.maker_of(op.order), op) for _, op in self.backward)
-
     def _segment(
         self, number: int, forward: Any, bare: Any, backward: Any, behind: dict[int, list[Op]], owned: dict[int, int]
     ) -> Segment:
@@ -456,10 +425,11 @@ class Lister:
                     for row in rows.get(0, [])
                 ]
         entering = self.inputs.get(number, [])
-        extra: Terms = {}
-        for storage in entering:
-            if self.owner.get(storage) != number or storage not in self.alive:
-                add(extra, self.nbytes[storage])
+        extra = total_of(
+            self.nbytes[storage]
+            for storage in entering
+            if self.owner.get(storage) != number or storage not in self.alive
+        )
         first = self.first_backward.get(number)
         rerun: list[Row] = []
         keeping = [

@@ -88,8 +88,7 @@ class SegmentWriter:
             role: Any = "activation"
             category = lister.run.stream.category(storage)
             if category in (INPUTS, WEIGHTS):
-                role, name = "index", f"given.{storage}"
-                name = f"given.{len(self._tensor)}"
+                role, name = "index", f"given.{len(self._tensor)}"
                 self.outside.add(name)
             elif storage == self.main:
                 name = "input"
@@ -114,11 +113,9 @@ class SegmentWriter:
                 if self.base and tensor.name.startswith(f"{self.base}.")
                 else tensor.name
             )
-            numel = math.prod(tensor.shape)
-            copies = math.prod(tensor.shape[:-2]) if len(tensor.shape) > 2 else 1
             self._weight[storage] = Weight(
                 name or own,
-                numel,
+                math.prod(tensor.shape),
                 tensor.shards,
                 kind if shape else "vector",
                 tensor.trained and not tensor.rows,
@@ -126,7 +123,7 @@ class SegmentWriter:
                 tensor.expert,
                 cast=storage in lister.casts.values(),
                 shape=shape,
-                copies=copies,
+                copies=math.prod(tensor.shape[:-2]),
                 wide=storage in lister.wide,
                 rows=tensor.rows,
             )
@@ -138,13 +135,8 @@ class SegmentWriter:
         op = lister.forward[at][1]
         name = self.name(op)
         short = op.name.rpartition("::")[2]
-        kind = kind_of(short)
-        exchange = exchange_of(op.name)
-        if exchange is not None:
-            kind = "collective"
-        product = short in PRODUCTS
-        if product:
-            kind = "gemm"
+        exchange, product = exchange_of(op.name), short in PRODUCTS
+        kind = "gemm" if product else "collective" if exchange is not None else kind_of(short)
         read = [lister.source(number) for number in op.reads]
         used = [number for number in read if number in lister.run.weights]
         head = product and self.word == EXIT and bool(used)
@@ -153,15 +145,7 @@ class SegmentWriter:
         # The time of making 16 bits of 4 is that of the product that reads them (`roofline.dequantising`).
         casting = (bool(op.makes) and op.makes[0] in lister.casts) or at in lister.making
         for number in () if casting else used:
-            label = (
-                "head"
-                if head
-                else "matrix"
-                if product or kind == "convolution"
-                else "table"
-                if kind == "lookup"
-                else "matrix"
-            )
+            label = "head" if head else "table" if kind == "lookup" else "matrix"
             owner = lister.run.weights[number]
             text = "head.logits.weight" if head and len(owner.shape) == 2 else ""
             weight = self.weight(number, label, text)
@@ -211,10 +195,11 @@ class SegmentWriter:
             again, inner = terms_of(less(inner, doubled)), doubled
         moves = None
         if not gemms:
-            ahead: Terms = {}
-            for number in (*op.reads * passes, *(number for number in op.makes if number not in lister.casts)):
-                if not (kind == "lookup" and number in lister.run.weights):
-                    add(ahead, lister.nbytes[number])
+            ahead = total_of(
+                lister.nbytes[number]
+                for number in (*op.reads * passes, *(number for number in op.makes if number not in lister.casts))
+                if not (kind == "lookup" and number in lister.run.weights)
+            )
             for number in looked_up:  # rows are read, and where they are updated read and written
                 for terms in (ahead, moved, moved):
                     add(terms, self._rows(op, lister.run.weights[number]))
@@ -261,12 +246,10 @@ class SegmentWriter:
         )
 
     def _exchange(self, kind: str, axis: str, op: Op) -> Collective:
-        return Collective(kind, axis, self._sent(op), RANKS[axis])
-
-    def _sent(self, op: Op) -> Formula:
-        """Bytes of the whole tensor that an exchange is about: the larger of what goes in and what comes out."""
+        """An exchange; its bytes are those of the whole tensor: the larger of what goes in and what comes out."""
         sizes: list[Formula] = [self.lister.nbytes[number] for number in dict.fromkeys((*op.reads, *op.makes))]
-        return max(sizes, key=lambda size: sum(factor for _, factor in size.terms))
+        sent = max(sizes, key=lambda size: sum(factor for _, factor in size.terms))
+        return Collective(kind, axis, sent, RANKS[axis])
 
     def _tensorial(self, number: int) -> bool:
         return (
@@ -312,10 +295,11 @@ class SegmentWriter:
         lister = self.lister
         total: Terms = {}
         # bitsandbytes' layers exchange a bias for one in another dtype when they first run.
-        exchanged = set(lister.run.weights)
-        for number, change in zip(lister.run.ids, lister.run.changes, strict=True):
-            if (size := lister.size(change)).terms and not lister.grows(size):
-                exchanged.add(number)
+        exchanged = lister.run.weights.keys() | {
+            number
+            for number, change in zip(lister.run.ids, lister.run.changes, strict=True)
+            if (size := lister.size(change)).terms and not lister.grows(size)
+        }
         stream = lister.run.stream
         there = {
             name: [
@@ -327,21 +311,15 @@ class SegmentWriter:
         }
         there[LYING[2]] = sorted(lister.held)
         for name, numbers in there.items():
-            own: Terms = {}
-            for number in numbers:
-                add(own, lister.nbytes[number])
-            if own:
+            if own := total_of(lister.nbytes[number] for number in numbers):
                 lying = tensor_of(name.removeprefix("entry."), size_of(own), "index", 1)
                 self.operations.insert(0, self._nothing(name, keeps=(lying,)))
                 total = summed(total, own)
-        rows: Terms = {}
         sizes = [
             lister.nbytes[number]
             for number in {number for _, op in lister.backward for number in op.makes} & lister.run.rows
         ]
-        for size in sizes:
-            add(rows, size)
-        if rows:
+        if rows := total_of(sizes):
             largest = max(sizes, key=lambda size: size.at(lister.hints))
             more = {"workspace": largest, "backward_workspace": size_of(rows)}
             self.operations.insert(0, self._nothing(LYING[3], **more))
@@ -412,6 +390,14 @@ def add(total: Terms, size: Formula) -> None:
             total[product] = value
         else:
             total.pop(product, None)
+
+
+def total_of(sizes: Iterable[Formula]) -> Terms:
+    """The sum of formulas, as terms."""
+    total: Terms = {}
+    for size in sizes:
+        add(total, size)
+    return total
 
 
 def terms_of(size: Formula) -> Terms:

@@ -172,19 +172,21 @@ def _given(job: Sized, model: Any, sizes: Mapping[str, int]) -> str:
     shown: list[dict[str, str]] = []
     named = [name for name in PATCHED if not {LENGTH, SOUND} <= set(job.names) or name.startswith("pixel")]
     for less in (1, 2):  # a sound of half the length, a text that is a little shorter
-        lengths = {"t": sizes["s"], **sizes}
         lengths = {
-            name: max(1, size // less if name == SOUND else size - 16 * (less - 1)) for name, size in lengths.items()
+            name: 1 if name == ONE else max(1, size // less if name == SOUND else size - 16 * (less - 1))
+            for name, size in {"t": sizes["s"], **sizes}.items()
         }
-        lengths[ONE] = 1
         try:
             _, arguments = job.inputs("meta", model, **sized(job.names, {}, lengths))
         except RuntimeError:  # values that are read, which a tensor without any cannot have
             return ""
-        tensors = {
-            name: tensor for name, tensor in arguments.items() if isinstance(tensor, torch.Tensor) and name in named
-        }
-        shown.append({name: f"{name} {' x '.join(map(str, tensor.shape[1:]))}" for name, tensor in tensors.items()})
+        shown.append(
+            {
+                name: f"{name} {' x '.join(map(str, tensor.shape[1:]))}"
+                for name, tensor in arguments.items()
+                if isinstance(tensor, torch.Tensor) and name in named
+            }
+        )
     return ", ".join(text for name, text in shown[0].items() if text == shown[1].get(name))
 
 

@@ -91,7 +91,7 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
         if style not in (*COLUMNS, *ROWS, *WHOLE, TABLE):
             closed = f"the style {style} of {any_number(path)} in the plan of {kind} is not modelled"
             break
-        if style not in (*COLUMNS, *ROWS) or _is_head(model, module):
+        if style not in (*COLUMNS, *ROWS) or module is _output(model):
             continue
         shape = (
             [_shape(module, name)]
@@ -167,10 +167,6 @@ def _experts_of(model: Any, plan: dict[str, str]) -> tuple[int, str]:
     if len(counts) > 1:
         return min(counts), f"layers of {kind} have different numbers of experts: {', '.join(map(str, sorted(counts)))}"
     return counts.pop(), ""
-
-
-def _is_head(model: Any, module: nn.Module) -> bool:
-    return module is _output(model)
 
 
 def _output(model: Any) -> Any:
@@ -349,14 +345,14 @@ class _Tensor:
         if style in COLUMNS or style in ROWS:
             for name in list(module._parameters):
                 self._parameter(f"{path}.{name}", style, module, name)
-        if style in ("colwise", "packed_colwise"):
-            _around(module, entered)
-        elif style in COLUMNS:
-            _around(module, entered, lambda y: gather(y, ranks))
-        elif style in ("rowwise", "packed_rowwise"):
-            _around(module, None, leave)
-        elif style in ROWS:
-            _around(module, lambda x: part(x, ranks), leave)
+        around: dict[str, tuple[Any, Any]] = {
+            **dict.fromkeys(COLUMNS, (entered, lambda y: gather(y, ranks))),
+            **dict.fromkeys(("colwise", "packed_colwise"), (entered, None)),
+            **dict.fromkeys(ROWS, (lambda x: part(x, ranks), leave)),
+            **dict.fromkeys(("rowwise", "packed_rowwise", "all_reduce"), (None, leave)),
+        }
+        if style in around:
+            _around(module, *around[style])
         elif style == "moe_tp_experts":
             own = module.forward
 
@@ -367,8 +363,6 @@ class _Tensor:
             module.forward = forward
         elif style == TABLE:
             self._table(module)
-        elif style == "all_reduce":
-            _around(module, None, leave)
         elif style == "mla_kv_a_proj":
             width = _number(self.model, "qk_rope_head_dim")
             if not width:

@@ -130,7 +130,8 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
             )
         if not any(pattern.fullmatch(name) for name in possible):
             raise ConfigError(
-                f"{asked.targets!r} fits no whole name of a layer, such as {_example(possible)}", key="lora_targets"
+                f"{asked.targets!r} fits no whole name of a layer, such as {next(iter(possible), 'none')}",
+                key="lora_targets",
             )
         return asked.targets, []
     modules, parameters = [], []
@@ -193,10 +194,6 @@ def _ends(name: str, word: str) -> bool:
     return name == word or name.endswith(f".{word}")
 
 
-def _example(names: Any) -> str:
-    return next(iter(names), "none")
-
-
 def _layers(module: nn.Module, words: str) -> list[int] | None:
     """PEFT's `layers_to_transform`: numbers in the longest list of layers."""
     if not words:
@@ -219,11 +216,8 @@ class Named(msgspec.Struct, frozen=True):
 
 def _train(module: nn.Module, words: str) -> None:
     """Freeze all parameters but those that words name."""
-    parameters = dict(module.named_parameters())
-    every = _named(module)
-    stacks = blocks(module, getattr(module, "config", None)).stacks
-    chosen = chosen_of(every, stacks, words)
-    for index, parameter in enumerate(parameters.values()):
+    chosen = chosen_of(_named(module), blocks(module, getattr(module, "config", None)).stacks, words)
+    for index, parameter in enumerate(module.parameters()):
         parameter.requires_grad_(index in chosen)
 
 
@@ -277,12 +271,12 @@ def _matches(word: str, parameters: Sequence[Named], stacks: Sequence[Stack]) ->
     return {
         index
         for index, parameter in enumerate(parameters)
-        if any(f".{path}." in f".{name}." and _under(start, name) for start, path in fits for name in parameter.names)
+        if any(
+            f".{path}." in f".{name}." and name.startswith(start and f"{start}.")
+            for start, path in fits
+            for name in parameter.names
+        )
     }
-
-
-def _under(start: str, name: str) -> bool:
-    return not start or name.startswith(f"{start}.")
 
 
 def _expanded(word: str, stacks: Sequence[Stack]) -> Iterator[tuple[str, str]]:
@@ -318,22 +312,19 @@ def cast_by_fsdp(job: Sized) -> Sized:
             part._buffers.update(buffers)
         units = (path for stack in blocks(module, getattr(module, "config", None)).stacks for path in stack.paths)
         for path in dict.fromkeys(("", *units)):
-            module.get_submodule(path).register_forward_pre_hook(_narrowed, with_kwargs=True)
+            module.get_submodule(path).register_forward_pre_hook(
+                lambda _, args, kwargs: tree_map(_to(torch.bfloat16), (args, kwargs)), with_kwargs=True
+            )
         return module
 
-    def inputs(device: str, module: Any, **sizes: Any) -> Any:
-        return tree_map(_to(torch.float32), job.inputs(device, module, **sizes))
-
-    return msgspec.structs.replace(job, build=build, inputs=inputs)
-
-
-def _narrowed(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    return tree_map(_to(torch.bfloat16), (args, kwargs))
+    wide = _to(torch.float32)
+    return msgspec.structs.replace(
+        job, build=build, inputs=lambda device, module, **sizes: tree_map(wide, job.inputs(device, module, **sizes))
+    )
 
 
 def _to(dtype: torch.dtype) -> Any:
     def cast(value: Any) -> Any:
-        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(dtype) if floats else value
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     return cast

@@ -25,20 +25,16 @@ class Repeats:
 
     def __init__(self, mode: FakeTensorMode, env: Env) -> None:
         self.mode, self.env = mode, env
-        self._suits: dict[Any, bool] = {}
         self._plans: dict[Any, Any] = {}
         self._template: dict[str, Any] = {}
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what the result of an operation depends on, and its tensors; None where that is more than can be compared."""
-        suitable = self._suits.get(func)
-        if suitable is None:
-            suitable = self._suits[func] = suits(func)
-        if not suitable or torch._C.is_inference_mode_enabled():
+        if not suits(func) or torch._C.is_inference_mode_enabled():
             return None
         tensors: list[Any] = []
         parts: list[Any] = [func, torch.get_default_dtype(), *kwargs]
-        if not self._describe(args, parts, tensors) or not self._describe(kwargs.values(), parts, tensors):
+        if not describe(self.mode, (*args, *kwargs.values()), parts, tensors, _note):
             return None
         return tuple(parts), tensors
 
@@ -60,9 +56,6 @@ class Repeats:
         apart = len({tensor.untyped_storage()._cdata for tensor in fresh}) == len(fresh)
         if results and None not in steps and apart:
             self._plans[key[0]] = ((list if isinstance(out, list) else tuple) if several else None), steps
-
-    def _describe(self, values: Any, parts: list[Any], tensors: list[Any]) -> bool:
-        return describe(self.mode, values, parts, tensors, _note)
 
     def _step(self, result: Any, tensors: list[Any]) -> Any:
         if not isinstance(result, FakeTensor) or result.constant is not None or result.layout is not torch.strided:

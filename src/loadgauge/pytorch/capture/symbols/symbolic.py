@@ -183,8 +183,7 @@ def as_eager() -> Iterator[None]:
         batch = torch.full([*sizes, *like.shape[1:]], padding_value, dtype=like.dtype, device=like.device)
         for index, sequence in enumerate(sequences):
             start = longest - sequence.shape[0] if padding_side == "left" else 0
-            row = batch.select(0 if batch_first else 1, index)
-            row.narrow(0, start, sequence.shape[0]).copy_(sequence)
+            batch.select(0 if batch_first else 1, index).narrow(0, start, sequence.shape[0]).copy_(sequence)
         return batch
 
     known_true = SymNode.statically_known_true

@@ -62,10 +62,6 @@ def with_values(real: torch.Tensor, device: Any) -> torch.Tensor:
     return tensor
 
 
-def _small(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.numel() <= MOST
-
-
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Say of a tensor that no value in it is 0, as of the pixels of a picture that is no padding; returns it."""
     setattr(tensor, _WHOLE, True)
@@ -93,20 +89,13 @@ class KeptValues(TorchDispatchMode):
 
     def __enter__(self) -> KeptValues:
         """Begin, so that what is known may also be read as an array of NumPy, which fake tensors refuse."""
-        fake: Any = FakeTensor
-        self._refusing, fake.numpy = fake.__dict__.get("numpy"), self._array
-        self._listed.enter_context(replaced((torch, "tensor", _of_items)))
+        self._listed.enter_context(replaced((torch, "tensor", _of_items), (FakeTensor, "numpy", self._array)))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """End."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._listed.close()
-        fake: Any = FakeTensor
-        if self._refusing is None:
-            del fake.numpy
-        else:
-            fake.numpy = self._refusing
 
     @property
     def _array(self) -> Any:
@@ -184,7 +173,8 @@ class KeptValues(TorchDispatchMode):
 
     def _value(self, tensor: Any) -> Any:
         value = getattr(tensor, _VALUE, None)
-        if value is None and not isinstance(tensor, FakeTensor) and _small(tensor):
+        small = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.numel() <= MOST
+        if value is None and small:
             return tensor  # just made of a list
         if value is None or value.untyped_storage()._cdata in self.changed:
             return None

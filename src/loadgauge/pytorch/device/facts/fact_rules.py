@@ -300,10 +300,9 @@ def _filled(facts: Facts, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         value: Any = 0
     elif "ones" in name:
         value = 1
-    elif name == "scalar_tensor":
-        value = args[0]
     else:
-        value = kwargs.get("fill_value", kwargs.get("value", args[-1] if len(args) > 1 else None))
+        last = args[-1] if len(args) > 1 or name == "scalar_tensor" else None
+        value = kwargs.get("fill_value", kwargs.get("value", last))
     if type(value) not in (int, float, bool):
         return None
     with _disable_current_modes():

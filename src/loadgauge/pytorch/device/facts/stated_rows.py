@@ -131,10 +131,9 @@ def most_at(line: str) -> tuple[int, str] | None:
     """
     file, _, number = line.rpartition(":")
     text = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
-    for bound in read_table("capture/bounds.toml")["bound"]:
-        if bound["line"] == text and PurePath(file).as_posix().endswith(bound["file"]):
-            return _product(bound["rows"], _running(file, int(number)))
-    return None
+    path, bounds = PurePath(file).as_posix(), read_table("capture/bounds.toml")["bound"]
+    rows = next((one["rows"] for one in bounds if one["line"] == text and path.endswith(one["file"])), None)
+    return None if rows is None else _product(rows, _running(file, int(number)))
 
 
 def _product(names: list[str], frame: Any) -> tuple[int, str] | None:

@@ -7,6 +7,7 @@ sequence, however many there are.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Protocol
 
 import torch
@@ -199,15 +200,7 @@ def _of_places(facts: Facts, fact: Placed | Run | Number | Edges, name: str, arg
         return Run(fact.tokens, 0) if name == "eq" and type(other) is int and other == fact.token else None
     if isinstance(fact, Number):
         if name in ("eq", "ne", "gt", "lt", "ge", "le") and type(other) is int:
-            compared = {
-                "eq": fact.value == other,
-                "ne": fact.value != other,
-                "gt": fact.value > other,
-                "lt": fact.value < other,
-                "ge": fact.value >= other,
-                "le": fact.value <= other,
-            }
-            return Number(bool(compared[name]))
+            return Number(bool(getattr(operator, name)(fact.value, other)))
         return None
     if isinstance(fact, Edges):
         return Rows(args[0].shape[0]) if name == "eq" and type(other) is int and abs(other) == 1 else None

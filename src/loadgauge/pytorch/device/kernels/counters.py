@@ -11,7 +11,7 @@ import torch
 
 from loadgauge.core.base.units import GIB, MIB
 from loadgauge.core.definitions.hardware.hardware import gpu
-from loadgauge.pytorch.device.kernels.streams import DEFAULT, Event, Stream, current, set_current, within
+from loadgauge.pytorch.device.kernels.streams import DEFAULT, Event, Stream, answering, current, set_current, within
 from loadgauge.pytorch.record.allocations import Stream as Allocations, round_up
 from loadgauge.pytorch.record.caching_allocator import SMALLEST, Allocator
 
@@ -66,12 +66,9 @@ class Counters:
             self.allocated += round_up(after, SMALLEST) - round_up(before, SMALLEST)
             self.allocator.change(number, change, self.stream.records[number].stream)
             self.allocator.trace.clear()
-            self._note()
+            for name, value in self._now().items():
+                self.highest[name] = max(self.highest[name], value)
             self._at += 1
-
-    def _note(self) -> None:
-        for name, value in self._now().items():
-            self.highest[name] = max(self.highest[name], value)
 
     def _now(self) -> dict[str, int]:
         return {"allocated": self.allocated, "requested": self.requested, "reserved": self.allocator.reserved}
@@ -85,21 +82,15 @@ class Counters:
             return True
         return self.asked == {index}  # the code uses another than the current one
 
-    def now(self, name: str) -> Callable[..., int]:
-        """Return a function of a device that returns its current bytes. name: allocated, requested or reserved"""
+    def now(self, name: str, *, most: bool = False) -> Callable[..., int]:
+        """Return a function of a device that returns its bytes. name: allocated, requested or reserved
+
+        most: the maximum since the last reset, else what there is now
+        """
 
         def answer(device: Any = None) -> int:
             self.catch_up()
-            return self._now()[name] if self.is_here(device) else 0
-
-        return answer
-
-    def most(self, name: str) -> Callable[..., int]:
-        """Return a function of a device that returns its maximum since the last reset [bytes]. name: as in `now`"""
-
-        def answer(device: Any = None) -> int:
-            self.catch_up()
-            return self.highest[name] if self.is_here(device) else 0
+            return (self.highest if most else self._now())[name] if self.is_here(device) else 0
 
         return answer
 
@@ -153,37 +144,37 @@ class Counters:
         """Return the functions that replace those of `torch.cuda`, by their names there."""
         return {
             **self._both(),
-            "is_available": _answer(True),
-            "is_initialized": _answer(True),
-            "init": _answer(None),
+            "is_available": answering(True),
+            "is_initialized": answering(True),
+            "init": answering(None),
             "current_device": lambda: self.device,
             "set_device": self.set_device,
-            "get_device_name": _answer(NAME),
+            "get_device_name": answering(NAME),
             "get_device_properties": lambda *_, **__: properties(),
-            "get_device_capability": _answer(CAPABILITY),
-            "is_bf16_supported": _answer(True),
-            "get_arch_list": _answer(["sm_90"]),
+            "get_device_capability": answering(CAPABILITY),
+            "is_bf16_supported": answering(True),
+            "get_arch_list": answering(["sm_90"]),
             "memory_cached": self.now("reserved"),
-            "max_memory_cached": self.most("reserved"),
+            "max_memory_cached": self.now("reserved", most=True),
             "reset_max_memory_allocated": self.reset,
             "reset_max_memory_cached": self.reset,
             "mem_get_info": self.info,
             "memory_summary": self.summary,
-            "ipc_collect": _answer(None),
-            "manual_seed": _answer(None),
-            "manual_seed_all": _answer(None),
-            "seed": _answer(None),
-            "seed_all": _answer(None),
-            "is_current_stream_capturing": _answer(False),
+            "ipc_collect": answering(None),
+            "manual_seed": answering(None),
+            "manual_seed_all": answering(None),
+            "seed": answering(None),
+            "seed_all": answering(None),
+            "is_current_stream_capturing": answering(False),
             "get_rng_state": lambda *_, **__: torch.empty(16, dtype=torch.uint8),
-            "set_rng_state": _answer(None),
+            "set_rng_state": answering(None),
             "get_rng_state_all": lambda: [torch.empty(16, dtype=torch.uint8)],
-            "set_rng_state_all": _answer(None),
-            "set_per_process_memory_fraction": _answer(None),
+            "set_rng_state_all": answering(None),
+            "set_per_process_memory_fraction": answering(None),
             "Event": Event,
             "Stream": Stream,
             "current_stream": lambda *_, **__: current(),
-            "default_stream": _answer(DEFAULT),
+            "default_stream": answering(DEFAULT),
             "set_stream": set_current,
             "stream": within,
             "device": self._within,
@@ -194,7 +185,7 @@ class Counters:
         set_device = self.set_device
         return {
             **self._both(),
-            "is_available": _answer(True),
+            "is_available": answering(True),
             "current_device_index": lambda: self.device,
             "current_device_idx": lambda: self.device,
             "set_device_index": set_device,
@@ -207,16 +198,16 @@ class Counters:
 
     def _both(self) -> dict[str, Any]:
         return {
-            "device_count": _answer(self.devices),
-            "synchronize": _answer(None),
+            "device_count": answering(self.devices),
+            "synchronize": answering(None),
             "empty_cache": self.empty_cache,
             "memory_allocated": self.now("allocated"),
-            "max_memory_allocated": self.most("allocated"),
+            "max_memory_allocated": self.now("allocated", most=True),
             "memory_reserved": self.now("reserved"),
-            "max_memory_reserved": self.most("reserved"),
+            "max_memory_reserved": self.now("reserved", most=True),
             "memory_stats": self.statistics,
             "reset_peak_memory_stats": self.reset,
-            "reset_accumulated_memory_stats": _answer(None),
+            "reset_accumulated_memory_stats": answering(None),
         }
 
     def _within(self, device: Any) -> _Device:
@@ -269,7 +260,3 @@ def properties() -> Any:
         is_multi_gpu_board=0,
         gcnArchName="",
     )
-
-
-def _answer(value: Any) -> Callable[..., Any]:
-    return lambda *_, **__: value

@@ -7,6 +7,7 @@ ATen/autocast_mode.h, both of PyTorch 2.13.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -186,7 +187,9 @@ def fall_through(key: str) -> None:
 
 def _register_autocast(library: torch.library.Library, device: str) -> None:
     fall_through("AutocastPrivateUse1")
-    for names, policy in ((LOWER, _lower), (SINGLE, _single), (SINGLE_UNLESS_TOLD, _single_unless_told)):
+    lower = functools.partial(_cast_all, dtype_now=lambda: torch.get_autocast_dtype(device))
+    single = functools.partial(_cast_all, dtype_now=lambda: torch.float32)
+    for names, policy in ((LOWER, lower), (SINGLE, single), (SINGLE_UNLESS_TOLD, _single_unless_told)):
         for name in names.split():
             packet, _, overload = name.partition(".")
             try:
@@ -230,14 +233,6 @@ def _excluded() -> Any:
     key: Any = torch._C._parse_dispatch_key("AutocastPrivateUse1")
     keys = torch._C.DispatchKeySet(key)
     return torch._C._ExcludeDispatchKeyGuard(keys)
-
-
-def _lower(op: Any, device: str) -> Any:
-    return _cast_all(op, device, lambda: torch.get_autocast_dtype(device))
-
-
-def _single(op: Any, device: str) -> Any:
-    return _cast_all(op, device, lambda: torch.float32)
 
 
 def _cast_all(op: Any, device: str, dtype_now: Callable[[], torch.dtype]) -> Any:

@@ -59,8 +59,7 @@ class Pack(torch.autograd.Function):
         """Return the gradient of x: 0 where a sequence has ended."""
         (grad,) = grads
         first, second, *rest = ctx.shape
-        shape = (second, first, *rest) if ctx.batch_first else tuple(ctx.shape)
-        gradient = grad.new_zeros(shape)
+        gradient = grad.new_zeros((second, first, *rest) if ctx.batch_first else tuple(ctx.shape))
         return _positions(gradient, ctx.batch_first), None, None
 
 
@@ -83,7 +82,9 @@ def pack(x: Any, lengths: Any, batch_first: bool) -> Any:
         longest = values[0]
         there = [sum(length > position for length in values) for position in range(longest)]
         runs = _runs(there)
-    sizes = _whole(there) if len(runs) > 1 else torch.full((longest,), batch, dtype=torch.int64)
+    sizes = (
+        torch.tensor(there, dtype=torch.int64) if len(runs) > 1 else torch.full((longest,), batch, dtype=torch.int64)
+    )
     if facts is not None and len(runs) == 1:
         facts.keep(sizes, Number(batch))
     return Pack.apply(x, runs, batch_first), sizes
@@ -113,10 +114,6 @@ def pad(data: Any, sizes: Any, batch_first: bool, value: float, total: int) -> A
 def _runs(there: list[int]) -> list[tuple[Any, Any]]:
     """Positions with equally many sequences, one after another. there: sequences at each position"""
     return [(len(list(group)), sequences) for sequences, group in groupby(there)]
-
-
-def _whole(values: list[int]) -> Any:
-    return torch.tensor(values, dtype=torch.int64)
 
 
 def _values(numbers: Any) -> list[int] | None:

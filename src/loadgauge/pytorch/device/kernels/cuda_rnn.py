@@ -9,6 +9,7 @@ Sources: ATen/native/RNN.cpp, ATen/native/cudnn/RNN.cpp, tools/autograd/derivati
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -95,30 +96,34 @@ def _gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
     return gates, hidden_gates, torch.empty_like(grad), *biases
 
 
-def _layers(name: str) -> Any:
-    def run(
-        x: Any, hx: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
-    ) -> Any:
-        return _run(name, x, hx, weights, biases, (layers, first, dropout, train, both, False))
+def _layers(
+    name: str,
+    x: Any,
+    hx: Any,
+    weights: Any,
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    first: bool,
+) -> Any:
+    return _run(name, x, hx, weights, biases, (layers, first, dropout, train, both, False))
 
-    return run
 
-
-def _packed(name: str) -> Any:
-    def run(
-        x: Any,
-        batch_sizes: Any,
-        hx: Any,
-        weights: Any,
-        biases: bool,
-        layers: int,
-        dropout: float,
-        train: bool,
-        both: bool,
-    ) -> Any:
-        return _run(name, x, hx, weights, biases, (layers, False, dropout, train, both, True))
-
-    return run
+def _packed(
+    name: str,
+    x: Any,
+    batch_sizes: Any,
+    hx: Any,
+    weights: Any,
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+) -> Any:
+    return _run(name, x, hx, weights, biases, (layers, False, dropout, train, both, True))
 
 
 def _run(name: str, x: Any, state: Any, weights: Any, biases: bool, rest: tuple[Any, ...]) -> Any:
@@ -150,8 +155,8 @@ def register_cuda_rnn(library: torch.library.Library) -> None:
     """Give the simulated device CUDA's recurrent layers and cells. library: of `aten`, which lives as long as the process"""
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         for name in RECURRENT:
-            library.impl(f"{name}.input", _layers(name), key)
-            library.impl(f"{name}.data", _packed(name), key)
+            library.impl(f"{name}.input", functools.partial(_layers, name), key)
+            library.impl(f"{name}.data", functools.partial(_packed, name), key)
         library.impl("lstm_cell", lstm_cell, key)
         library.impl("gru_cell", gru_cell, key)
     shapes = {

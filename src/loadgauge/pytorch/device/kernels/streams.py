@@ -5,11 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 _numbers = itertools.count()
+
+
+def answering(value: Any) -> Callable[..., Any]:
+    """Return a function that returns a value, whatever it is called with.
+
+    >>> answering(3)("cuda:0", index=1)
+    3
+    """
+    return lambda *_, **__: value
 
 
 class Stream:
@@ -26,26 +36,14 @@ class Stream:
         """The simulated device."""
         return torch.device(torch._C._get_privateuse1_backend_name(), 0)
 
-    def wait_stream(self, other: Any) -> None:
-        """Do nothing: nothing runs, so nothing is waited for."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing: nothing runs, so nothing is waited for."""
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing runs."""
+    wait_stream = wait_event = synchronize = answering(None)
+    """Do nothing: nothing runs, so nothing is waited for."""
+    query, is_capturing = answering(True), answering(False)
+    """All work is done; no CUDA graph is being captured."""
 
     def record_event(self, event: Any = None) -> Any:
         """Return the event, or a new one."""
         return event or Event()
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """False: no CUDA graph is being captured."""
-        return False
 
     def __enter__(self) -> Stream:
         _entered.append(self)
@@ -59,22 +57,11 @@ class Event:
     """An event of the simulated device; it is always complete."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
-    def record(self, stream: Any = None) -> None:
-        """Do nothing: nothing runs."""
 
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing: nothing runs."""
-
-    def synchronize(self) -> None:
-        """Do nothing: nothing runs."""
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
-
-    def elapsed_time(self, other: Any) -> float:
-        """Not a number [ms]: nothing runs, so nothing takes time."""
-        return math.nan
+    record = wait = synchronize = answering(None)
+    """Do nothing: nothing runs."""
+    query, elapsed_time = answering(True), answering(math.nan)
+    """All work is done; it takes no time that is a number [ms]."""
 
 
 DEFAULT = Stream()

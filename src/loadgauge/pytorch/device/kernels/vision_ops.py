@@ -71,12 +71,8 @@ def torchvision() -> ModuleType:
         _declare()
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "torchvision" and hasattr(module, "_has_ops"):
-                module._has_ops = _yes  # type: ignore[attr-defined]
+                module._has_ops = lambda: True  # type: ignore[attr-defined]
     return library
-
-
-def _yes() -> bool:
-    return True
 
 
 def operators() -> None:

@@ -134,12 +134,12 @@ def held_by_expression(text: str, inputs: Inputs | None = None) -> Call:
     program = _program(text)
     names = sorted(program.names)
     tensors = inputs_used.without_data(program.names)
-
-    def call(*values: Any) -> Any:
-        return program.run(dict(zip(names, values, strict=True)))
-
     with default_dtype(getattr(torch, inputs_used.dtype)):
-        return trace_call(call, *(tensors[name] for name in names), device=inputs_used.device)
+        return trace_call(
+            lambda *values: program.run(dict(zip(names, values, strict=True))),
+            *(tensors[name] for name in names),
+            device=inputs_used.device,
+        )
 
 
 class _Program:
@@ -195,8 +195,7 @@ def _program(text: str) -> _Program:
     if text.endswith(".py") and Path(text).is_file():
         raise no_function(text)
     modules = {"torch": torch, "nn": nn, "F": nn.functional}
-    tree = _parsed(text)
-    plain = compile(tree, "<expression>", "eval")
+    plain = compile(_parsed(text), "<expression>", "eval")
     noting = compile(ast.fix_missing_locations(_Noting().visit(_parsed(text))), "<expression>", "eval")
     names = {name for name in plain.co_names if name in NAMES}
     return _Program(

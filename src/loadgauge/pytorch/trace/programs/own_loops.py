@@ -267,10 +267,8 @@ def _used(function: Any, seen: set[Any]) -> dict[str, Any]:
         return used
     for name in code.co_names:
         value = plain.__globals__.get(name)
-        if inspect.isfunction(value) and value.__globals__ is plain.__globals__:
-            used |= _used(value, seen | {plain})
-        else:
-            used |= {name: value}
+        called = inspect.isfunction(value) and value.__globals__ is plain.__globals__
+        used |= _used(value, seen | {plain}) if called else {name: value}
     return used
 
 

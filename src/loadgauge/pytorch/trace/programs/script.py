@@ -138,8 +138,8 @@ def _anew(maker: Callable[..., Any]) -> Callable[..., Any] | None:
 def cuda_is(device: str, maker: Any) -> Iterator[None]:
     """A context in which `cuda` is another device, where the file of what makes a module names it, with scalers that step."""
     file = str(maker) if isinstance(maker, Path) else _file_of(maker)
-    named = bool(file) and Path(file).is_file() and b"cuda" in Path(file).read_bytes()
-    named = named and device.partition(":")[0] != "cuda"
+    other = device.partition(":")[0] != "cuda"
+    named = other and bool(file) and Path(file).is_file() and b"cuda" in Path(file).read_bytes()
     with (
         redirect_cuda(device) if named else contextlib.nullcontext(),
         always_step() if named else contextlib.nullcontext(),
@@ -388,12 +388,9 @@ def redirect_cuda(device: str, counters: Counters | None = None) -> Iterator[Non
         real = None if is_program(sys._getframe(1)) else real_accelerator(*args, **kwargs)
         return real or torch.device("cuda")  # a library that was told that there is one asks for its name
 
-    def emptied(self: nn.Module, *, device: Any, recurse: bool = True) -> nn.Module:
-        return to_empty(self, device=mode.renamed(device), recurse=recurse)
-
     changes: list[tuple[Any, str, Any]] = [
         (nn.Module, "to", moved),
-        (nn.Module, "to_empty", emptied),
+        (nn.Module, "to_empty", lambda module, *, device, **how: to_empty(module, device=mode.renamed(device), **how)),
         (nn.Module, "cuda", on_cuda),
         (torch.Tensor, "cuda", on_cuda),
         (torch.Tensor, "pin_memory", lambda tensor, *_, **__: tensor),  # of the host, whose memory is not counted
@@ -424,11 +421,8 @@ _CUDA, RAW_STREAM = torch.device("cuda", 0), "_cuda_getCurrentRawStream"
 @contextlib.contextmanager
 def always_step() -> Iterator[None]:
     """A context in which a gradient scaler always steps: asked whether gradients are infinite, fake tensors say they are."""
-
-    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    with replaced((torch.amp.GradScaler, "_maybe_opt_step", step)):
+    steps = "_maybe_opt_step", lambda _, optimizer, __, *args, **kwargs: optimizer.step(*args, **kwargs)
+    with replaced((torch.amp.GradScaler, *steps)):
         yield
 
 

@@ -91,11 +91,7 @@ class Training:
                 stack.enter_context(self.around(self.module))
             positional, keywords = self.given = self.job.inputs(device, self.module, **self.sizes)
             train = self._by_user(device, built) if self.job.step is not None else self._plainly(device, built)
-
-            def step(_: Any) -> None:
-                train(*positional, **keywords)
-
-            yield step
+            yield lambda _: train(*positional, **keywords)
 
     def introduce(self, observer: Observer) -> None:
         """Report the modules' names to the observer, and what they are called with as inputs."""
