@@ -71,6 +71,8 @@ def rewrapped(manifest: str, script: str, changed: str, file: str) -> str:
 
 
 PIECE = re.compile(r"""\s*(?:"(?:\\.|[^"\\])*"(?:\s*:)?|[^\s"{}\[\],]+|[{}\[\],"])|\s+\Z""")
+BARE = re.compile(r"^(\s*)(?!(?:true|false|null)$)([A-Za-z_][\w.-]*)(:?)$")
+"""A word that JSON, and YAML in its form, has within quotes."""
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 """Parts of a text within braces, each with the blanks before it, and of any other."""
 
@@ -106,6 +108,7 @@ def merged(source: str, plain: str, changed: str) -> str:
         if lines and lines[-1][-1] != "\n" and not flow:
             lines[-1] += "\n"
         rows = [*was[first + 1 : a], *now[c:d], *was[b:last]]  # what is wrapped otherwise is written anew
+        rows = [BARE.sub(r'\1"\2"\3', each) for each in rows] if flow and '"' in source else rows
         new = [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in rows]
         lines += [TRUTH.sub(lambda word: word[0].title(), line) for line in new] if titled else new
         end = own[last]

@@ -41,6 +41,13 @@ MOST_SHOWN = 6
 """Runs of a file that an error names."""
 SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
+WRITTEN_AS = {
+    "python": r"(?m)^(?:from|import) \w",
+    "json": r"\A\s*\{",
+    "toml": r"(?m)^\[\[?[\w.-]+\]\]?[ \t]*$",
+    "argv": r"\A\s*(?:#!|torchrun|python|accelerate |deepspeed )|(?:\A\s*|[\n ])--",
+}
+"""The first of these patterns that a text has says its syntax, where its name does not."""
 OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
 """Programs of the tools that have readers of their own for them."""
 SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
@@ -127,20 +134,7 @@ def syntax_of(text: str, file: str) -> str:
         return part[1]
     if (suffix := ending(file)) in SYNTAXES:
         return SYNTAXES[suffix]
-    start = text.lstrip()
-    if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
-        return "python"
-    if start.startswith("{"):
-        return "json"
-    if re.search(r"^\[\[?[\w.-]+\]\]?[ \t]*$", text, re.MULTILINE):
-        return "toml"
-    if (
-        start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
-        or "\n--" in text
-        or " --" in text
-    ):
-        return "argv"
-    return "yaml"
+    return next((syntax for syntax, pattern in WRITTEN_AS.items() if re.search(pattern, text)), "yaml")
 
 
 def document(
