@@ -118,21 +118,13 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
     step = "" if time is None else f", {seconds(time.step)} a step"
     verdict = "NEEDS" if memory.capacity is None else f"{memory.verdict.upper()},"
     count = sum(each.level != "note" for each in shown)
-    target.print(
-        f"{linted.file} ({linted.tool}): {count or 'nothing'} found; {verdict} {gib(memory.total, 1)}{has}{step}",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    rows = [f"{linted.file} ({linted.tool}): {count or 'nothing'} found; {verdict} {gib(memory.total, 1)}{has}{step}"]
     for each in shown:
-        gain = each.gain()
-        target.print(f"{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
-        if gain:
-            target.print(
-                f"        {'; '.join(filter(None, (gain, each.flags)))}", markup=False, highlight=False, soft_wrap=True
-            )
-        for row in shown_lines(each.patch):
-            target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
-        for line in each.left_out:
-            target.print(f"        no patch: {line}", markup=False, highlight=False, soft_wrap=True)
+        gains = ["; ".join(filter(None, (gain, each.flags))) for gain in [each.gain()] if gain]
+        inner = [*gains, *shown_lines(each.patch), *(f"no patch: {line}" for line in each.left_out)]
+        rows += [f"{each.level:<7} {each.rule}: {each.says}", *(f"        {row}" for row in inner)]
+    for row in rows:
+        target.print(row, markup=False, highlight=False, soft_wrap=True)
 
 
 def shown_lines(patch: str) -> list[str]:

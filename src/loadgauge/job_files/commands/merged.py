@@ -122,4 +122,3 @@ def _depth(line: str) -> int:
 def _bare(line: str) -> str:
     """Return a line without what a rewriting may spell otherwise: ``_bare("a: Null  # b") == _bare("a: # b")``."""
     return re.sub(r"\s|\bnull\b|~$|['\"]", "", line.lower())
-

@@ -14,8 +14,10 @@ from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple
 
 from loadgauge.core.base.by_key import lists
+from loadgauge.core.base.errors import ConfigError
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import MISSING
+from loadgauge.job_files.reading.nested import Nested, json_document
 from loadgauge.job_files.reading.shell import Shell
 from loadgauge.job_files.reading.shell_values import Word
 
@@ -101,7 +103,9 @@ class Argv:
                 if re.match(r"\s*--[A-Za-z]", text.text)
                 for index, word in enumerate(self.shell.words_in(text))
             ]
-            if lines or (held and sum(map(_begins, held)) > max(map(_count, commands), default=0)):
+            if lines or (
+                held and sum(map(_begins, held)) > max((sum(map(_begins, each)) for each in commands), default=0)
+            ):
                 return lines or held
         if not commands:
             return [word for command in self.shell.commands for word in command]
@@ -144,18 +148,16 @@ class Argv:
         names: list[str] = []
         for name in self.options:
             inner = self._object(name)
-            names += [name] if inner is None else [f"{name}.{key}" for key in _flat(inner)]
+            names += [name] if inner is None else [f"{name}.{key}" for key in inner.names()]
         return tuple(names)
 
-    def _object(self, name: str) -> dict[str, Any] | None:
+    def _object(self, name: str) -> Nested | None:
         options = self.options.get(name)
-        if not options or not options[-1].values or not options[-1].values[0].text.lstrip().startswith("{"):
-            return None
+        text = options[-1].values[0].text if options and options[-1].values else ""
         try:
-            value = json.loads(options[-1].values[0].text)
-        except (ValueError, RecursionError):
+            return json_document(text) if text.lstrip().startswith("{") else None
+        except ConfigError:
             return None
-        return value if isinstance(value, dict) else None
 
     def get(self, key: str) -> Any:
         """The value of an option: True for a switch, a word, a list of words, False for `--no-key`, or `MISSING`.
@@ -167,16 +169,14 @@ class Argv:
             if _negative(key) in self.options:
                 return False
             name, _, rest = key.partition(".")
-            node: Any = self._object(name) if rest else None
-            for part in rest.split("."):
-                node = node.get(part, MISSING) if isinstance(node, dict) else MISSING
-            return node
+            whole = self._object(name) if rest else None
+            return MISSING if whole is None else whole.raw(rest)
         values = [word.text for word in options[-1].values]
         if not values:
             return True
         inner = self._object(key)
         if inner is not None or len(values) > 1:
-            return values if inner is None else inner
+            return values if inner is None else inner.root
         if key == "nproc_per_node" and values[0] in ("gpu", "auto"):  # all of a machine, however many there are
             return MISSING
         listed = self.style == "hydra" and values[0][:1] == "[" and values[0][-1:] == "]"
@@ -186,13 +186,9 @@ class Argv:
         """Sets the value of an option in place, or adds the option after the last one of the tool."""
         name, _, rest = key.partition(".")
         if rest and name in self.objects:
-            inner = self._object(name) or {}
-            position = inner
-            *sections, last = rest.split(".")
-            for section in sections:
-                position = position.setdefault(section, {})
-            position[last] = value
-            key, value = name, inner
+            inner = self._object(name) or json_document("{}")
+            inner.put(rest, value)
+            key, value = name, inner.root
         if isinstance(value, bool) and self.style in (*SWITCHES, "tyro"):
             self.drop(key)
             if not value and self.style in SWITCHES:
@@ -202,7 +198,7 @@ class Argv:
         if self.style == "hydra" and isinstance(value, list):
             words = [f"'[{','.join(words)}]'"]
         options = [option for option in self.options.get(key, ()) if option.start >= 0]
-        for option in sorted(options, reverse=True, key=_start):
+        for option in sorted(options, reverse=True, key=lambda option: option.start):
             self._replace(option, words, isinstance(value, list))
         if not options:
             self._insert(key, words)
@@ -236,7 +232,7 @@ class Argv:
         indent = re.match(r"[ \t]*", self.source[line:])[0]  # type: ignore[index]
         before = self.source[line:anchor].strip()
         alone = before.startswith(("-", '"-', "'-")) or HYDRA.match(before.lstrip("\"'+"))
-        if self._in_array(anchor):
+        if self.source.rfind("=(", 0, anchor) > self.source.rfind(")", 0, anchor):  # in an array
             joint = f"\n{indent}" if alone else " "
         elif rest.strip() == "\\" or self.source[line - 2 : line].startswith("\\"):
             joint = f" \\\n{indent or '    '}"
@@ -270,26 +266,22 @@ class Argv:
         quoted = option.inline and before[-1:] in ("'", '"') and before[-2:-1].isspace()
         return end + len(re.match(r"['\"]*", self.source[end:])[0]) if quoted else end  # type: ignore[index]
 
-    def _in_array(self, offset: int) -> bool:
-        return self.source.rfind("=(", 0, offset) > self.source.rfind(")", 0, offset)
-
     def drop(self, key: str) -> None:
         """Removes an option if it is there, and its line if nothing else is on it."""
         name, _, rest = key.partition(".")
         inner = self._object(name) if name in self.objects and rest else None
-        if inner is not None and self.get(key) is not MISSING:
-            position = inner
-            for part in rest.split(".")[:-1]:
-                position = position[part]
-            del position[rest.rpartition(".")[2]]
-            if inner:
-                self._replace(self.options[name][-1], _spelled(inner), False)
+        if inner is not None and inner.raw(rest) is not MISSING:
+            inner.drop(rest)
+            if inner.root:
+                self._replace(self.options[name][-1], _spelled(inner.root), False)
             else:
                 self.drop(name)
             self._parse()
             return
         for option in sorted(
-            [*self.options.get(key, ()), *self.options.get(_negative(key), ())], reverse=True, key=_start
+            [*self.options.get(key, ()), *self.options.get(_negative(key), ())],
+            reverse=True,
+            key=lambda option: option.start,
         ):
             if option.start < 0:
                 continue
@@ -434,14 +426,6 @@ def _rank(command: list[Word]) -> int:
     return 1 + any(TRAINS.search(name) for name in names)
 
 
-def _count(command: list[Word]) -> int:
-    return sum(map(_begins, command))
-
-
-def _start(option: Option) -> int:
-    return option.start
-
-
 def _negative(key: str) -> str:
     """The name of the switch that turns another off: `no_bf16`, `training.no_compile`."""
     section, dot, name = key.rpartition(".")
@@ -454,14 +438,6 @@ def _spelled(value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [str(word) for word in value]
     return [f"'{value}'" if re.search(r"\s", str(value)) and str(value)[0] != "'" else str(value)]
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            yield from _flat(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _options(words: list[Word]) -> Iterator[Option]:

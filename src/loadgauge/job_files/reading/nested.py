@@ -123,17 +123,14 @@ def resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int = 0) -> A
     """A value with what it refers to in its place; what cannot be resolved keeps its dollar sign."""
     if not isinstance(value, str) or "${" not in value or depth > REFERRED or len(value) > 500:
         return value
-    whole = REFERENCE.fullmatch(value.strip())
-    if whole is not None:
-        name = _absolute(key, whole[1])
-        return resolved(name, flat[name], flat, depth + 1) if name in flat else value
 
-    def of_name(match: re.Match[str]) -> str:
+    def of_name(match: re.Match[str]) -> Any:
         name = _absolute(key, match[1])
-        value = resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
-        return str(value)
+        return resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
 
-    text = REFERENCE.sub(of_name, value)
+    if (whole := REFERENCE.fullmatch(value.strip())) is not None:
+        return of_name(whole)
+    text = REFERENCE.sub(lambda match: str(of_name(match)), value)
     for _ in range(REFERRED):
         product = PRODUCT.search(text)
         if product is None:
@@ -143,21 +140,16 @@ def resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int = 0) -> A
 
 
 def _multiplied(how: str, first: str, second: str) -> str:
-    words = [first.strip(), second.strip()]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+    numbers = [int(word) for word in (first, second) if re.fullmatch(r"[0-9]{1,9}", word.strip())]
+    if len(numbers) < 2 or (how == "div" and not numbers[1]):
         return "$(unknown)"
-    left, other = map(int, words)
-    if how == "div":
-        return str(left // other) if other else "$(unknown)"
-    return str(left * other)
+    return str(numbers[0] // numbers[1] if how == "div" else numbers[0] * numbers[1])
 
 
 def _absolute(key: str, name: str) -> str:
     """The key that a reference names: `.a` beside the key that has it, `..a` beside its section."""
     dots = len(name) - len(name.lstrip("."))
-    if not dots:
-        return name
-    return ".".join([*key.split(".")[:-dots], name.lstrip(".")])
+    return ".".join([*(key.split(".")[:-dots] if dots else ()), name.lstrip(".")])
 
 
 def leaves(root: Any) -> Iterator[tuple[str, ...]]:
