@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from loadgauge.core.base import ConfigError, read_table, read_text
@@ -256,6 +257,7 @@ BESIDE = ("accelerate", "deepspeed", "peft")
 """Dialects whose files stand beside another one."""
 LAST = re.compile(r"(?i)\.(?:md|markdown|qmd|rmd|log|out|err|txt)$|trainer_state\.json$")
 """Files that say a run where no other does."""
+MAY_SAY = "|".join([LAST.pattern, *BY_NAME])
 MODELS = ("config.json", "model_index.json", "params.json")
 
 
@@ -275,12 +277,8 @@ def _files(path: str) -> Iterator[str]:
                 continue
             if entry.is_dir():
                 waiting += [(entry.path, depth + 1)] if depth < DEEPEST else []
-            elif Path(entry.name).suffix.lower() in SYNTAXES or LAST.search(entry.name) or _named(entry.name):
+            elif ending(entry.name) in SYNTAXES or re.search(MAY_SAY, entry.name.lower()):
                 yield entry.path
-
-
-def _named(name: str) -> bool:
-    return any(re.search(test, name.lower()) for test in BY_NAME)
 
 
 def of_folder(path: str) -> tuple[str, list[str]]:
@@ -290,11 +288,8 @@ def of_folder(path: str) -> tuple[str, list[str]]:
     """
     runs: dict[str, str] = {}
     beside: dict[str, str] = {}
-    looked = 0
-    for file in _files(path):
-        looked += 1
-        if looked > MOST_FILES:
-            break
+    files = list(islice(_files(path), MOST_FILES))
+    for file in files:
         try:
             text = load(file)
             chosen = recognise_text(text, syntax_of(text, file), file)
@@ -307,16 +302,11 @@ def of_folder(path: str) -> tuple[str, list[str]]:
     first = [file for file in runs if not LAST.search(file) and file not in named] or [*runs] or [*beside][:1]
     if not first:
         raise ConfigError(
-            f"has neither a model's config.json nor a file that says a training run, among {looked} that may; give the file",
+            f"has neither a model's config.json nor a file that says a training run, among {len(files)} that may; give the file",
             file=path,
         )
     if len(first) > 1:
         raise several_runs("has {} files that say a run", first, path)
-    main = first[0]
-    text = runs.get(main, "")
-    configurations = [
-        file
-        for file in beside
-        if file != main and os.path.basename(file) not in text and Path(file).parent == Path(main).parent
-    ]
-    return main, configurations
+    folder, text = Path(first[0]).parent, runs.get(first[0], "")
+    others = [file for file in beside if os.path.basename(file) not in text and Path(file).parent == folder]
+    return first[0], [file for file in others if file != first[0]]

@@ -193,8 +193,7 @@ def _namespace(text: str) -> dict[str, Any]:
         call = ast.parse(text[:LONGEST_LINE].strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    words = call.keywords if isinstance(call, ast.Call) else []
-    return {str(word.arg): _value(ast.unparse(word.value)) for word in words}
+    return {str(word.arg): _value(ast.unparse(word.value)) for word in getattr(call, "keywords", ())}
 
 
 def _value(text: str) -> Any:
@@ -332,13 +331,7 @@ UNTRAINED = re.compile(r"(?i)(?:^|[._])(?:eval|val|valid|test|dev)")
 
 def flat(root: Any) -> dict[str, Any]:
     """Return the values of mappings within mappings by their paths. ``flat({"a": {"b": 1}}) == {"a.b": 1}``"""
-    values: dict[str, Any] = {}
-    for path in leaves(root):
-        value = root
-        for name in path:
-            value = next(inner for key, inner in value.items() if str(key) == name)
-        values[".".join(path)] = value
-    return values
+    return {".".join(path): value for path, value in leaves(root)}
 
 
 def own_words(root: Mapping[Any, Any]) -> str:
@@ -409,7 +402,6 @@ def _nodes(roots: Sequence[Any], begin: Mapping[str, Any]) -> Iterator[_Node]:
 
 def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
     """The commands of a manifest: of all its containers together, or each apart where they are alternatives."""
-    table = read_table("containers.toml")
     begin: dict[str, Any] = {}
     if (beside := file.with_name("params.yaml")).is_file() and any("stages" in root for root in roots):
         params = next(iter(plain_yaml(beside.read_text(encoding="utf-8", errors="replace")[:100_000])), None)
@@ -418,12 +410,12 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
     commands = [
         (node, command)
         for node in nodes
-        for command in filter(None, [_command(node.held), *_scripts(node.held)])
+        for command in [_command(node.held), *_scripts(node.held)]
         if " --" in command or "=" in command
-    ]
+    ][:MOST_PARTS]
     if not commands:
         return []
-    del commands[MOST_PARTS:]
+    table = read_table("containers.toml")
     cards, machines = _cards(nodes, table)
     told = {
         name: number
@@ -479,7 +471,7 @@ def _cards(nodes: Sequence[_Node], table: Mapping[str, Any]) -> tuple[int, int]:
         value: Any = held.get(key)
         if key == "driver":
             value = value == "nvidia" and (held.get("count") or len(held.get("device_ids") or ()))
-        if key in ("accelerators", "gpu"):
+        elif key in ("accelerators", "gpu"):
             value = next(iter(re.findall(r"[:\s'](\d{1,3})(?=\D|$)", f" {value}")), 0)
         return int(value) if str(value).isdecimal() and int(value) < 1000 else 0
 
@@ -499,14 +491,8 @@ def _variables(held: Any) -> dict[str, Any]:
     """Return the variables of a container: a mapping, a list of names with values, or of `NAME=value`."""
     pairs: list[Any] = list(held.items()) if isinstance(held, dict) else []
     for each in held if isinstance(held, list) else ():
-        pairs += [(each.get("name"), each.get("value"))] if isinstance(each, dict) and "name" in each else []
-        pairs += (
-            list(each.items())
-            if isinstance(each, dict) and "name" not in each
-            else []
-            if isinstance(each, dict)
-            else [str(each).split("=", 1)]
-        )
+        pair = [each.get("name"), each.get("value")] if isinstance(each, dict) else str(each).split("=", 1)
+        pairs += each.items() if isinstance(each, dict) and "name" not in each else [pair]
     return {str(pair[0]): pair[1] for pair in pairs if len(pair) == 2 and isinstance(pair[1], str | int | float)}
 
 
@@ -524,14 +510,11 @@ def _command(node: Mapping[str, Any]) -> str:
         return several[1].replace("$$", "$")
     if words and (len(words) > 1 or " " in words[0]):
         return (shlex.join(words) if script is None else script).replace("$$", "$")
-    for key in read_table("containers.toml")["commands"].split():
-        if text := node.get(key):
-            lines = [
-                each.get("cmd") if isinstance(each, dict) else each
-                for each in (text if isinstance(text, list) else [text])
-            ]
-            return "\n".join(str(line or "") for line in lines)
-    return ""
+    text: Any = next(filter(None, map(node.get, read_table("containers.toml")["commands"].split())), [])
+    lines = [
+        each.get("cmd") if isinstance(each, dict) else each for each in (text if isinstance(text, list) else [text])
+    ]
+    return "\n".join(str(line or "") for line in lines)
 
 
 def _scripts(node: Mapping[str, Any]) -> list[str]:

@@ -51,7 +51,7 @@ class Nested:
 
     def _find(self) -> None:
         """Finds the keys as a table names them, and their places."""
-        self.paths = {self._named(path): path for path in leaves(self.root)}
+        self.paths = {self._named(path): path for path, _ in leaves(self.root)}
 
     def _named(self, path: tuple[str, ...]) -> str:
         if self.sections and (len(path) == 1 or path[0] in self.sections.values()):
@@ -152,8 +152,8 @@ def _absolute(key: str, name: str) -> str:
     return ".".join([*(key.split(".")[:-dots] if dots else ()), name.lstrip(".")])
 
 
-def leaves(root: Any) -> Iterator[tuple[str, ...]]:
-    """The path of every value that is not a mapping. An explicit stack: a hostile file may nest without end."""
+def leaves(root: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The path of every value that is not a mapping, and the value. An explicit stack: a hostile file may nest without end."""
     stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
     count = 0
     while stack:
@@ -164,7 +164,7 @@ def leaves(root: Any) -> Iterator[tuple[str, ...]]:
             stack += [((*path, str(key)), inner) for key, inner in reversed(list(value.items()))]
             count += len(value)
         elif path:
-            yield path
+            yield path, value
         if count > MOST_KEYS:
             raise ConfigError(f"has more than {MOST_KEYS} keys")
 
