@@ -70,7 +70,8 @@ def rewrapped(manifest: str, script: str, changed: str, file: str) -> str:
     return text
 
 
-PIECE = re.compile(r"""\s*(?:"(?:\\.|[^"\\])*"(?:\s*:)?|[^\s"{}\[\],]+|[{}\[\],"])|\s+\Z""")
+BLANKS = re.compile(r"(?:\s|#[^\n]*\n)*")
+PIECE = re.compile(BLANKS.pattern + r"""(?:"(?:\\.|[^"\\])*"(?:\s*:)?|[^\s"{}\[\],]+|[{}\[\],"])|\s+\Z""")
 BARE = re.compile(r"^(\s*)(?!(?:true|false|null)$)([A-Za-z_][\w.-]*)(:?)$")
 """A word that JSON, and YAML in its form, has within quotes."""
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -89,7 +90,8 @@ def merged(source: str, plain: str, changed: str) -> str:
         return changed
     flow = re.match(r"(?:\s*#.*\n)*\s*\{", source) is not None
     mine, was, now = map((PIECE if flow else LINE).findall, (source, plain, changed))
-    alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
+    bare = ([_bare(BLANKS.sub("", each, count=1) if flow else each) for each in part] for part in (mine, was))
+    alike = SequenceMatcher(None, *bare, autojunk=False).get_matching_blocks()
     own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
     # Items of a list may stand further out than they are written.
     keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
@@ -109,10 +111,27 @@ def merged(source: str, plain: str, changed: str) -> str:
             lines[-1] += "\n"
         rows = [*was[first + 1 : a], *now[c:d], *was[b:last]]  # what is wrapped otherwise is written anew
         rows = [BARE.sub(r'\1"\2"\3', each) for each in rows] if flow and '"' in source else rows
+        for at, each in enumerate(rows if flow else ()):
+            if each[-1] == ":" and "\n" not in each and rows[at - 1 : at] in ([], [","]):
+                rows[at] = (_gap(lines) or each[: -len(each.lstrip())]) + each.lstrip()
         new = [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in rows]
         lines += [TRUTH.sub(lambda word: word[0].title(), line) for line in new] if titled else new
         end = own[last]
     return "".join([*lines, *mine[end:]])
+
+
+def _gap(pieces: list[str]) -> str:
+    """Return the blanks before the last key of the mapping that some pieces leave open, if it has one.
+
+    >>> _gap(["{", "\\n  'a':", " {", "'b':", " 1", "}", ","])
+    '\\n  '
+    """
+    level = 0
+    for piece in pieces[::-1]:
+        level += (piece[-1] in "}]") - (piece[-1] in "{[")
+        if not level and piece[-1] == ":":
+            return "".join(BLANKS.match(piece)[0].rpartition("\n")[1:])  # type: ignore[index]
+    return ""
 
 
 def _depth(line: str) -> int:

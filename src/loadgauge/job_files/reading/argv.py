@@ -206,29 +206,21 @@ class Argv:
 
     def _replace(self, option: Option, words: list[str], all_words: bool) -> None:
         values = option.values
-        if not values:
-            if words:
-                self.source = f"{self.source[: option.end]} {' '.join(words)}{self.source[option.end :]}"
-            return
         # A positional word after the value, such as the script's name, stays.
-        last = values[-1 if all_words else 0]
-        self.source = self.source[: values[0].start] + " ".join(words) + self.source[last.end :]
+        start, end = (values[0].start, values[-1 if all_words else 0].end) if values else (option.end, option.end)
+        gap = " " if words and not values else ""
+        self.source = self.source[:start] + gap + " ".join(words) + self.source[end:]
 
     def _insert(self, key: str, words: list[str]) -> None:
-        if ":" in key:
-            spelled = key.replace("_", "-")
-        elif self.style == "hydra" and key not in LAUNCHER:
-            spelled, words = f"{key}={words[0]}", []
-        else:
-            spelled = self.shown(key)
-        new = " ".join([spelled, *words])
+        spelled = key.replace("_", "-") if ":" in key else self.shown(key)
+        joined = self.style == "hydra" and key not in LAUNCHER and ":" not in key
+        new = f"{key}={words[0]}" if joined else " ".join([spelled, *words])
         anchor = self._anchor(key in LAUNCHER, key)
         if anchor is None:
             self.source = self.source.rstrip("\n") + (" " if self.source.strip() else "") + new + "\n"
             return
         line = self.source.rfind("\n", 0, anchor) + 1
-        end = self.source.find("\n", anchor)
-        rest = self.source[anchor : len(self.source) if end < 0 else end]
+        rest = self.source[anchor:].partition("\n")[0]
         indent = re.match(r"[ \t]*", self.source[line:])[0]  # type: ignore[index]
         before = self.source[line:anchor].strip()
         alone = before.startswith(("-", '"-', "'-")) or HYDRA.match(before.lstrip("\"'+"))
@@ -278,13 +270,9 @@ class Argv:
                 self.drop(name)
             self._parse()
             return
-        for option in sorted(
-            [*self.options.get(key, ()), *self.options.get(_negative(key), ())],
-            reverse=True,
-            key=lambda option: option.start,
-        ):
-            if option.start < 0:
-                continue
+        options = [*self.options.get(key, ()), *self.options.get(_negative(key), ())]
+        options = [option for option in options if option.start >= 0]
+        for option in sorted(options, reverse=True, key=lambda option: option.start):
             end = option.values[0].end if option.values and not option.inline else option.end
             start = option.start
             if (
@@ -294,8 +282,7 @@ class Argv:
             ):
                 start, end = start - 1, end + 1
             line = self.source.rfind("\n", 0, start) + 1
-            stop = self.source.find("\n", end)
-            stop = len(self.source) if stop < 0 else stop
+            stop = self.source.find("\n", end) % (len(self.source) + 1)
             if not self.source[line:start].strip() and self.source[end:stop].strip() in ("", "\\"):
                 if self.source[end:stop].strip() == "" and line >= 2 and self.source[line - 2] == "\\":
                     self.source = self.source[: line - 2].rstrip() + self.source[stop:]
@@ -393,20 +380,15 @@ def unread_program(line: Argv) -> str:
     if script and not line.options:
         return f"starts {script}, which is not there, and says no size of a run itself; give that script"
     program = next((word for word in words if word.endswith(".py")), "")
-    if not program:
-        return ""
-    return (
-        f"starts {program}, none of whose options is known here; give the run as flags (loadgauge estimate MODEL ...)"
-    )
+    why = "none of whose options is known here; give the run as flags (loadgauge estimate MODEL ...)"
+    return f"starts {program}, {why}" if program else ""
 
 
 def _program(command: list[Word]) -> list[Word]:
     """The words of a command from its program on, without those that only start it."""
     texts = [word.text for word in command]
-    if texts[0].rpartition("/")[2] not in WRAPPERS and not texts[0].startswith("$"):
-        start = 0
-    else:
-        start = next((index for index, text in enumerate(texts) if index and PROGRAM.fullmatch(text)), 0)
+    wraps = texts[0].rpartition("/")[2] in WRAPPERS or texts[0].startswith("$")
+    start = next((index for index, text in enumerate(texts) if wraps and index and PROGRAM.fullmatch(text)), 0)
     # The script or module that a launcher starts is no value of the launcher's option before it.
     script = next((index for index, text in enumerate(texts) if index > start and text.endswith(".py")), 0)
     starts = {script, *(index for index, text in enumerate(texts) if text == "-m")} - {0}

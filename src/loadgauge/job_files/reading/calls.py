@@ -62,9 +62,8 @@ class Calls:
         self._parse()
 
     def _parse(self) -> None:
-        code, self.skipped = _cells(self.source) if self.notebook else (self.source, [])
-        self.code = code
-        tree = _tree(code)
+        self.code, self.skipped = _cells(self.source) if self.notebook else (self.source, [])
+        tree = _tree(self.code)
         taken = _Taken(Names(tree), self.options)
         self.tree = tree = taken.visit(tree)
         self.guessed = taken.guessed
@@ -75,7 +74,7 @@ class Calls:
         """Repositories by the folders that the program downloads them to."""
         self.calls: dict[str, ast.Call] = {}
         self.programs: list[str] = []
-        doubtful: set[str] = set()
+        self.doubtful: set[str] = set()
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = called(call.func)
             if name == "dict":  # mmengine's, whose class is one of its words
@@ -94,9 +93,8 @@ class Calls:
             for keyword, value in self._arguments(section, call, self.first):
                 key = f"{section}.{keyword}"
                 if key in self.values and ast.dump(self.values[key]) != ast.dump(value):
-                    doubtful.add(key)
+                    self.doubtful.add(key)
                 self.values.setdefault(key, value)
-        self.doubtful = doubtful
 
     def _arguments(self, section: str, call: ast.Call, first: Mapping[str, str]) -> Iterator[tuple[str, ast.expr]]:
         if call.args and section in first:
@@ -217,8 +215,7 @@ class Calls:
         end = code.find("\n", span[1]) % (len(code) + 1) if self.notebook else len(code)
         lines = [code[start:end], code[start : span[0]] + text + code[span[1] : end]]
         if self.notebook:
-            ascii_only = self.source.isascii()
-            lines = [json.dumps(line, ensure_ascii=ascii_only)[1:-1] for line in lines]
+            lines = [json.dumps(line, ensure_ascii=self.source.isascii())[1:-1] for line in lines]
             if self.source.count(lines[0]) != 1:
                 raise ConfigError("a notebook has the line several times, or over several; export it as a script first")
         self.source = self.source.replace(lines[0], lines[1], 1)

@@ -186,9 +186,7 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     if not isinstance(root, dict):
         raise ConfigError("must be a JSON object")
     indent = re.search(r"\n([ \t]+)\S", text)
-    space = " " * INDENT if indent is None else indent[1]
-    if indent is None and root and "\n" not in text.strip():
-        space = None
+    space = indent[1] if indent else None if root and "\n" not in text.strip() else " " * INDENT
     end = "\n" if text.endswith("\n") else ""
 
     def dump(value: Any) -> str:
@@ -367,9 +365,7 @@ def _keep_comments(mapping: Any, key: str) -> None:
     """Hands the comment lines after a key to the key before it; ruamel.yaml would take them out with the key."""
     comments: Any = getattr(mapping, "ca", None)
     tokens = None if comments is None else comments.items.get(key)
-    if not tokens or tokens[2] is None:
-        return
-    _, newline, rest = tokens[2].value.partition("\n")
+    _, newline, rest = tokens[2].value.partition("\n") if tokens and tokens[2] else ("", "", "")
     if not rest.strip():
         return
     names = list(mapping)
@@ -378,18 +374,13 @@ def _keep_comments(mapping: Any, key: str) -> None:
     from ruamel.yaml.tokens import CommentToken
 
     if index == 0:
-        after = names[1] if len(names) > 1 else None
-        if after is not None:
+        for after in names[1:2]:
             lines = [line.strip().removeprefix("#").removeprefix(" ") for line in rest.splitlines() if line.strip()]
-            mapping.yaml_set_comment_before_after_key(
-                after, before="\n".join(lines), indent=tokens[2].start_mark.column * 0
-            )
+            mapping.yaml_set_comment_before_after_key(after, before="\n".join(lines), indent=0)
         return
     before = comments.items.setdefault(names[index - 1], [None, None, None, None])
-    if before[2] is None:
-        before[2] = CommentToken(newline + rest, CommentMark(0), None)
-    else:
-        before[2].value = before[2].value.rstrip("\n") + newline + rest
+    before[2] = before[2] or CommentToken("", CommentMark(0), None)
+    before[2].value = before[2].value.rstrip("\n") + newline + rest
 
 
 def parsed(text: str, syntax: str, sections: tuple[tuple[str, str], ...] = (), fills: str = "") -> Nested:
