@@ -193,11 +193,11 @@ def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, 
     kept: list[Finding] = []
     for each in sorted((_with_patch(finding, job, source) for finding in findings), key=_gravest):
         fails = next((other for other in kept if other.level == "fails"), None)
-        said = fails is not None and set(each.fields) <= {
+        told = fails is not None and set(each.fields) <= {
             "global_batch",
             *fails.fields,
         }  # what makes it fit says the rest
-        wanted = {"fails": fails is None, "note": True}.get(each.level, each.mends and not said)
+        wanted = {"fails": fails is None, "note": True}.get(each.level, each.mends and not told)
         kept += [each] if wanted else []
     return tuple(kept)
 

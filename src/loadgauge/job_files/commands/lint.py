@@ -158,13 +158,11 @@ def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:
         "tool": linted.tool,
         "verdict": linted.result.memory.verdict,
         "findings": [
-            {
-                "rule": each.rule, "level": each.level, "says": each.says, "line": each.line, "memory_bytes": each.memory,
-                "step_seconds": each.step, "cost": each.cost, "flags": each.flags, "patch": each.patch,
-            }
+            {name: getattr(each, name) for name in ("rule", "level", "says", "line", "cost", "flags", "patch")}
+            | {"memory_bytes": each.memory, "step_seconds": each.step}
             for each in shown
         ],
-    }  # fmt: skip
+    }
 
 
 def uri(file: str) -> str:

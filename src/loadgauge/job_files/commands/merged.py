@@ -90,8 +90,10 @@ def merged(source: str, plain: str, changed: str) -> str:
         return changed
     flow = re.match(r"(?:\s*#.*\n)*\s*\{", source) is not None
     mine, was, now = map((PIECE if flow else LINE).findall, (source, plain, changed))
-    bare = ([_bare(BLANKS.sub("", each, count=1) if flow else each) for each in part] for part in (mine, was))
-    alike = SequenceMatcher(None, *bare, autojunk=False).get_matching_blocks()
+    of_mine, of_was = (
+        [_bare(BLANKS.sub("", each, count=1) if flow else each) for each in part] for part in (mine, was)
+    )
+    alike = SequenceMatcher(None, of_mine, of_was, autojunk=False).get_matching_blocks()
     own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
     # Items of a list may stand further out than they are written.
     keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]

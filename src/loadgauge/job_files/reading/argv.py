@@ -13,8 +13,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple
 
-from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import ConfigError, lists
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.nested import Nested, json_document
@@ -86,6 +85,8 @@ class Argv:
         self.skipped = tuple(dict.fromkeys(self.shell.notes))
         self.guessed = self.shell.guessed
         self.options = lists((option.name, option) for option in _options(self.words))
+        self.program = tuple(word.text for word in self.words if not word.text.startswith("-"))
+        """The words that are not options, such as the launcher, the script and its subcommand."""
 
     def _chosen(self) -> list[Word]:
         """The words of the command that trains: a program's with its launcher, without the words that start those."""
@@ -300,11 +301,6 @@ class Argv:
         if ":" in key or (self.style == "hydra" and key not in LAUNCHER):
             return key
         return f"--{key.replace('_', '-') if self.style == 'switch' else key}"
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The words that are not options, such as the launcher, the script and its subcommand."""
-        return tuple(word.text for word in self.words if not word.text.startswith("-"))
 
     def text(self) -> str:
         """The script with all changes."""

@@ -73,13 +73,14 @@ class Calls:
         self.folders: dict[str, str] = {}
         """Repositories by the folders that the program downloads them to."""
         self.calls: dict[str, ast.Call] = {}
-        self.programs: list[str] = []
+        self.program: tuple[str, ...] = ()
+        """The names of all that is called, in order."""
         self.doubtful: set[str] = set()
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = called(call.func)
             if name == "dict":  # mmengine's, whose class is one of its words
                 name = next((called(word.value) for word in call.keywords if word.arg == "type"), name)
-            self.programs.append(name)
+            self.program += (name,)
             if name.endswith("snapshot_download"):
                 words = dict(self._arguments("", call, {"": "repo_id"}))
                 repository, folder = (
@@ -123,11 +124,6 @@ class Calls:
         """Variables of the environment that it sets, by their names."""
         lines = "\n".join(_sources(self.source).values()) if self.notebook else self.source
         return {match[1] or match[2]: match[3] for match in SET.finditer(lines)}
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The names of all that is called, in order."""
-        return tuple(self.programs)
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, in order."""

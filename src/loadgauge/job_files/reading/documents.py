@@ -40,8 +40,14 @@ LIGHTNINGS = ("trainer.devices", "trainer.accumulate_grad", "trainer.num_nodes")
 LOGS = (".log", ".out", ".err", ".txt")
 MOST_SHOWN = 6
 """Runs of a file that an error names."""
-SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
-SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
+SYNTAXES = {
+    ".env": "json",
+    ".json": "json",
+    ".toml": "toml",
+    **dict.fromkeys((".yaml", ".yml"), "yaml"),
+    **dict.fromkeys((".py", ".ipynb"), "python"),
+    **dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv"),
+}
 WRITTEN_AS = {
     "python": r"(?m)^(?:from|import) \w",
     "json": r"\A\s*\{",
@@ -51,7 +57,6 @@ WRITTEN_AS = {
 """The first of these patterns that a text has says its syntax, where its name does not."""
 OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
 """Programs of the tools that have readers of their own for them."""
-SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 
 
 def load(path: str | Path, dialect: str | None = None) -> str:
