@@ -39,7 +39,7 @@ class Configured(Outer):
     syntax = "argv"
 
     def __init__(self, line: Argv, named: Document, path: str) -> None:
-        self.own, self.named, self.path = line, named, path
+        self.within, self.named, self.path = line, named, path
         self.inner = named.syntax
         for name in self.names() if hasattr(named, "layers") else ():
             if line.get(name) is not MISSING:
@@ -48,16 +48,18 @@ class Configured(Outer):
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, those of the command line first."""
-        return tuple(dict.fromkeys((*[name for name in self.own.names() if name not in OPTIONS], *self.named.names())))
+        return tuple(
+            dict.fromkeys((*[name for name in self.within.names() if name not in OPTIONS], *self.named.names()))
+        )
 
     def get(self, key: str) -> Any:
         """The value of a key on the command line, else in the file, or `MISSING`."""
-        value = self.own.get(key)
+        value = self.within.get(key)
         return self.named.get(key) if value is MISSING else value
 
     def shown(self, key: str) -> str:
         """The key as its file spells it."""
-        return str((self.named if self.own.get(key) is MISSING else self.own).shown(key))
+        return str((self.named if self.within.get(key) is MISSING else self.within).shown(key))
 
 
 def configured(line: Argv, file: str, read: Callable[[Path, str | None], Document]) -> Document:
@@ -96,11 +98,12 @@ class Over(Outer):
     """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
 
     def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
-        self.own, self.beneath = own, beneath
+        self.own = self.within = own
+        self.beneath = beneath
 
     def get(self, key: str) -> Any:
         """The value of a key here, else beneath."""
-        value = self.own.get(key)
+        value = self.within.get(key)
         return self.beneath.get(key, MISSING) if value is MISSING else value
 
 

@@ -26,12 +26,12 @@ Reader = Callable[[str], Nested]
 
 
 class Outer:
-    """A document in the place of another one (`own`), which has what is not said here."""
+    """A document in the place of another one (`within`), which has what is not said here."""
 
-    own: Any
+    within: Any
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        return getattr(self.within, name)
 
 
 class Layered(Outer):
@@ -43,13 +43,14 @@ class Layered(Outer):
     syntax = "yaml"
 
     def __init__(self, own: Nested, layers: list[Mapping[str, Any]], key: str, absent: Mapping[str, str]) -> None:
-        self.own, self.layers, self.key, self.absent = own, layers, key, absent
+        self.own = self.within = own
+        self.layers, self.key, self.absent = layers, key, absent
         self.known: dict[str, Any] | None = None
 
     def _flat(self) -> dict[str, Any]:
         if self.known is None:
             flat: dict[str, Any] = {}
-            for layer in [*self.layers, _flat(self.own)]:
+            for layer in [*self.layers, _flat(self.within)]:
                 flat = _over(flat, layer)
             self.known = {name: value for name, value in flat.items() if name.split(".")[0] != self.key}
         return self.known
@@ -68,12 +69,12 @@ class Layered(Outer):
 
     def put(self, key: str, value: Any) -> None:
         """Sets the value of a key in the file itself."""
-        self.own.put(key, value)
+        self.within.put(key, value)
         self.known = None
 
     def drop(self, key: str) -> None:
         """Removes a key; one of a layer beneath is set to nothing."""
-        self.own.drop(key)
+        self.within.drop(key)
         self.known = None
         if self._flat().get(key) not in (None, ""):
             self.put(key, None)
@@ -190,13 +191,13 @@ class Renamed(Outer):
     """
 
     def __init__(self, own: Document, choose: Callable[[Document], tuple[str, Names]]) -> None:
-        self.own, self.choose = own, choose
+        self.within, self.choose = own, choose
         self._find()
 
     def _find(self) -> None:
-        self.variant, self.pairs = self.choose(self.own)
+        self.variant, self.pairs = self.choose(self.within)
         self.theirs: dict[str, str] = {}
-        for name in self.own.names():
+        for name in self.within.names():
             ours = renamed(name, self.pairs)
             self.theirs[name if ours in self.theirs else ours] = name
 
@@ -209,21 +210,21 @@ class Renamed(Outer):
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""
-        return self.own.get(self._own(key))
+        return self.within.get(self._own(key))
 
     def put(self, key: str, value: Any) -> None:
         """Sets the value of a key under the file's own name."""
-        self.own.put(self._own(key), value)
+        self.within.put(self._own(key), value)
         self._find()
 
     def drop(self, key: str) -> None:
         """Removes a key if it is there."""
-        self.own.drop(self._own(key))
+        self.within.drop(self._own(key))
         self._find()
 
     def shown(self, key: str) -> str:
         """The key as the file spells it."""
-        return str(self.own.shown(self._own(key)))
+        return str(self.within.shown(self._own(key)))
 
 
 class Without(Outer):
@@ -236,7 +237,7 @@ class Without(Outer):
     """
 
     def __init__(self, own: Document, ignored: Iterable[str]) -> None:
-        self.own = own
+        self.within = own
         wanted = {key.strip().lstrip("-").replace("-", "_") for key in ignored}
         shown = {name: own.shown(name).lstrip("-").replace("-", "_") for name in own.names()}
         self.dropped = tuple(
@@ -247,8 +248,8 @@ class Without(Outer):
 
     def names(self) -> tuple[str, ...]:
         """Every other key that has a value, in order."""
-        return tuple(name for name in self.own.names() if name not in self.dropped)
+        return tuple(name for name in self.within.names() if name not in self.dropped)
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""
-        return MISSING if key in self.dropped else self.own.get(key)
+        return MISSING if key in self.dropped else self.within.get(key)
