@@ -178,7 +178,7 @@ def read(
     release = _version(version, chosen)
     world = next((value for key in WORLD if isinstance(value := read_as.get(key), int)), None)
     whole = Without(read_as if world is None else Without(read_as, WORLD), ignore)
-    keys = Keys(whole if whole.dropped else whole.whole, file, chosen.auto, release, given)
+    keys = Keys(whole if whole.dropped else whole.within, file, chosen.auto, release, given)
     keys.alone = alone
     older = chosen.last(keys) if release is None else None
     if older is not None:

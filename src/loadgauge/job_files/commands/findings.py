@@ -20,11 +20,13 @@ from loadgauge.core.command_line.options.options import parse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
 from loadgauge.core.definitions.training.tasks import TASKS
+from loadgauge.core.estimate.memory.peak import Memory
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.plan.advise.advice import advice
 from loadgauge.core.plan.advise.budget import Figures
 from loadgauge.core.plan.advise.changes import Change, Kind, Run, changes
 from loadgauge.core.plan.advise.try_ import Tried, flags, try_change
+from loadgauge.core.post_training.memory import PostMemory
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -191,14 +193,12 @@ def _said(findings: Iterable[Finding], job: Job, source: str) -> tuple[Finding, 
     kept: list[Finding] = []
     for each in sorted((_with_patch(finding, job, source) for finding in findings), key=_gravest):
         fails = next((other for other in kept if other.level == "fails"), None)
-        if each.level == "fails":
-            wanted = fails is None
-        elif each.level == "note":
-            wanted = True
-        else:  # what makes it fit says the rest
-            wanted = each.mends and not (fails is not None and set(each.fields) <= {"global_batch", *fails.fields})
-        if wanted:
-            kept.append(each)
+        told = fails is not None and set(each.fields) <= {
+            "global_batch",
+            *fails.fields,
+        }  # what makes it fit says the rest
+        wanted = {"fails": fails is None, "note": True}.get(each.level, each.mends and not told)
+        kept += [each] if wanted else []
     return tuple(kept)
 
 
@@ -211,10 +211,8 @@ def _gravest(finding: Finding) -> tuple[int, int, float]:
 def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
     """Yield what changes of a run save. job: as it is asked for, whose model is the file"""
     memory = result.memory
-    if memory.verdict == "depends":
-        question = "" if memory.question is None else memory.question.words()
-        yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
-    elif memory.verdict != "fits" and memory.capacity is not None:
+    yield from _depends(memory)
+    if memory.verdict not in ("fits", "depends") and memory.capacity is not None:
         trials = (_as_read(job, each, setup) for each in advice(setup) if _runs(setup, each.fields))
         tried = [own for own in trials if own is not None and _helps(own[0].result)]
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity, 1)}"
@@ -237,6 +235,11 @@ def _findings(setup: Setup, result: Estimate, job: Job) -> Iterator[Finding]:
             best[rule.name] = finding
     yield from best.values()
     yield from _unread(setup, result)
+
+
+def _depends(memory: Memory | PostMemory) -> Iterator[Finding]:
+    if memory.verdict == "depends" and memory.question is not None:
+        yield Finding(rule="depends", level="note", says=f"the verdict depends: {memory.question.words()}")
 
 
 def _unread(setup: Setup, result: Estimate) -> Iterator[Finding]:
@@ -289,9 +292,7 @@ def _as_read(job: Job, trial: Tried, setup: Setup) -> tuple[Tried, Setup] | None
 def _of_task(run: RunOfTask) -> Iterator[Finding]:
     """Yield what fails in a run after pre-training, with what makes it fit; its other rules are those of training alone."""
     memory = run.memory
-    if memory.verdict == "depends":
-        question = "" if memory.question is None else memory.question.words()
-        yield Finding(rule="depends", level="note", says=f"the verdict depends: {question}")
+    yield from _depends(memory)
     for words, after in run.alternatives() or ([("", memory)] if memory.verdict in ("tight", "does not fit") else []):
         says = f"{memory.verdict}: {gib(memory.total, 1)} of {gib(memory.capacity or 0, 1)}"
         changed = flags_given(parse([run.job.model, *shlex.split(words)]))
@@ -422,8 +423,8 @@ def _with_patch(finding: Finding, job: Job, source: str) -> Finding:
         left_out = ("the file has no words of its own for it that change nothing else",)
     diff = difference(own[0], own[1], job.model, 0)
     start = re.search(r"^@@ -(\d+)", diff, re.MULTILINE)
-    line = int(start[1]) if start else 1
-    return msgspec.structs.replace(finding, patch="" if left_out else diff, line=max(line, 1), left_out=left_out)
+    line = max(1, int(start[1]) if start else 1)
+    return msgspec.structs.replace(finding, patch="" if left_out else diff, line=line, left_out=left_out)
 
 
 def patched(
@@ -464,7 +465,7 @@ def patched(
         text = merged(text, was.plain if text == source else text, target.text())
     text = text if source.endswith("\n") else text.removesuffix("\n")
     mine = (name for name in fields if (name not in FIELDS and not keys) or (name == "gpus" and name in was.own))
-    beyond = tuple(f"--{name.replace('_', '-')}: has no place in it" for name in mine)
+    beyond = (f"--{name.replace('_', '-')}: has no place in it" for name in mine)
     flags_of = [f"--{name.replace('_', '-')}" for name in fields if name != "global_batch" or len(fields) == 1]
     if LAUNCHED.search(text) and not LAUNCHED.search(source):
         left_out = (*left_out, "its command has no launcher that takes GPUs too")
@@ -515,9 +516,8 @@ def fixed(linted: Linted, job: Job, text: str, rules: frozenset[str] = frozenset
     After each change the job is estimated again, since two may want the same memory. rules: those to follow; empty: all
     """
     fields: dict[str, Any] = {}
-    own = [each for each in linted.findings if each.mends and not each.fields and (not rules or each.rule in rules)]
-    keys = {key: value for each in own for key, value in each.keys.items()}
-    mended: list[Finding] = own
+    mended = [each for each in linted.findings if each.mends and not each.fields and (not rules or each.rule in rules)]
+    keys = {key: value for each in mended for key, value in each.keys.items()}
     setup, findings = linted.setup, linted.findings
     for _ in range(ROUNDS):
         rest = [each for each in findings if each.mends and each.fields and (not rules or each.rule in rules)]

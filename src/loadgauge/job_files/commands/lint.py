@@ -118,21 +118,13 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
     step = "" if time is None else f", {seconds(time.step)} a step"
     verdict = "NEEDS" if memory.capacity is None else f"{memory.verdict.upper()},"
     count = sum(each.level != "note" for each in shown)
-    target.print(
-        f"{linted.file} ({linted.tool}): {count or 'nothing'} found; {verdict} {gib(memory.total, 1)}{has}{step}",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    rows = [f"{linted.file} ({linted.tool}): {count or 'nothing'} found; {verdict} {gib(memory.total, 1)}{has}{step}"]
     for each in shown:
-        gain = each.gain()
-        target.print(f"{each.level:<7} {each.rule}: {each.says}", markup=False, highlight=False, soft_wrap=True)
-        if gain:
-            target.print(
-                f"        {'; '.join(filter(None, (gain, each.flags)))}", markup=False, highlight=False, soft_wrap=True
-            )
-        for row in shown_lines(each.patch):
-            target.print(f"        {row}", markup=False, highlight=False, soft_wrap=True)
-        for line in each.left_out:
-            target.print(f"        no patch: {line}", markup=False, highlight=False, soft_wrap=True)
+        gains = ["; ".join(filter(None, (gain, each.flags))) for gain in [each.gain()] if gain]
+        inner = [*gains, *shown_lines(each.patch), *(f"no patch: {line}" for line in each.left_out)]
+        rows += [f"{each.level:<7} {each.rule}: {each.says}", *(f"        {row}" for row in inner)]
+    for row in rows:
+        target.print(row, markup=False, highlight=False, soft_wrap=True)
 
 
 def shown_lines(patch: str) -> list[str]:
@@ -166,13 +158,11 @@ def _document(linted: Linted, shown: tuple[Any, ...]) -> dict[str, Any]:
         "tool": linted.tool,
         "verdict": linted.result.memory.verdict,
         "findings": [
-            {
-                "rule": each.rule, "level": each.level, "says": each.says, "line": each.line, "memory_bytes": each.memory,
-                "step_seconds": each.step, "cost": each.cost, "flags": each.flags, "patch": each.patch,
-            }
+            {name: getattr(each, name) for name in ("rule", "level", "says", "line", "cost", "flags", "patch")}
+            | {"memory_bytes": each.memory, "step_seconds": each.step}
             for each in shown
         ],
-    }  # fmt: skip
+    }
 
 
 def uri(file: str) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from difflib import SequenceMatcher, unified_diff
 from io import StringIO
-from typing import Any
 
 from loadgauge.core.base import ConfigError
 from loadgauge.core.base.files import is_command, place_of
-from loadgauge.job_files.commands.spliced import spliced
 from loadgauge.job_files.reading.documents import read_whole
 from loadgauge.job_files.reading.held import HEAD, held
 
@@ -72,24 +70,34 @@ def rewrapped(manifest: str, script: str, changed: str, file: str) -> str:
     return text
 
 
+BLANKS = re.compile(r"(?:\s|#[^\n]*\n)*")
+PIECE = re.compile(BLANKS.pattern + r"""(?:"(?:\\.|[^"\\])*"(?:\s*:)?|[^\s"{}\[\],]+|[{}\[\],"])|\s+\Z""")
+BARE = re.compile(r"^(\s*)(?!(?:true|false|null)$)([A-Za-z_][\w.-]*)(:?)$")
+"""A word that JSON, and YAML in its form, has within quotes."""
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
+"""Parts of a text within braces, each with the blanks before it, and of any other."""
+
+
 def merged(source: str, plain: str, changed: str) -> str:
-    """Return a text with what differs between two rewritten copies of it, its own lines elsewhere.
+    """Return a text with what differs between two rewritten copies of it, its own lines elsewhere; within braces, its own words.
 
     >>> merged("a: True;b: 1".replace(";", "\\n"), "a: true;b: 1".replace(";", "\\n"), "a: true;b: 2".replace(";", "\\n"))
     'a: True\\nb: 2'
+    >>> print(merged('{"a":1, "b": [2]}', '{"a": 1, "b": [2]}', '{"b": [2], "c": 3}'))
+    {"b": [2], "c": 3}
     """
     if source == plain:
         return changed
-    if re.match(r"(?:\s*#.*\n)*\s*\{", source):
-        of_all = [_means(text) for text in (source, plain, changed)]
-        flow = spliced(source, of_all[1], of_all[2]) if all(isinstance(each, dict) for each in of_all) else None
-        return changed if flow is None or _means(flow) != of_all[2] else flow
-    mine, was, now = (text.splitlines(keepends=True) for text in (source, plain, changed))
-    alike = SequenceMatcher(None, list(map(_bare, mine)), list(map(_bare, was)), autojunk=False).get_matching_blocks()
+    flow = re.match(r"(?:\s*#.*\n)*\s*\{", source) is not None
+    mine, was, now = map((PIECE if flow else LINE).findall, (source, plain, changed))
+    of_mine, of_was = (
+        [_bare(BLANKS.sub("", each, count=1) if flow else each) for each in part] for part in (mine, was)
+    )
+    alike = SequenceMatcher(None, of_mine, of_was, autojunk=False).get_matching_blocks()
     own = {b + n: a + n for a, b, size in alike for n in range(size)} | {-1: -1, len(was): len(mine)}
     # Items of a list may stand further out than they are written.
     keys = [(was[at], mine[it]) for at, it in own.items() if at in range(len(was)) and was[at].lstrip()[:1] not in "-"]
-    depth = {_depth(written): _depth(line) for written, line in keys}
+    depth = {} if flow else {_depth(written): _depth(line) for written, line in keys}
     titled = bool(re.search(r": (?:True|False)\b", source)) and not TRUTH.search(source)
     lines: list[str] = []
     end = 0
@@ -101,13 +109,31 @@ def merged(source: str, plain: str, changed: str) -> str:
         if own[first] + 1 < end:
             return changed
         lines += mine[end : own[first] + 1]
-        if lines and lines[-1][-1] != "\n":
+        if lines and lines[-1][-1] != "\n" and not flow:
             lines[-1] += "\n"
         rows = [*was[first + 1 : a], *now[c:d], *was[b:last]]  # what is wrapped otherwise is written anew
+        rows = [BARE.sub(r'\1"\2"\3', each) for each in rows] if flow and '"' in source else rows
+        for at, each in enumerate(rows if flow else ()):
+            if each[-1] == ":" and "\n" not in each and rows[at - 1 : at] in ([], [","]):
+                rows[at] = (_gap(lines) or each[: -len(each.lstrip())]) + each.lstrip()
         new = [" " * depth.get(_depth(line), _depth(line)) + line.lstrip(" ") for line in rows]
         lines += [TRUTH.sub(lambda word: word[0].title(), line) for line in new] if titled else new
         end = own[last]
     return "".join([*lines, *mine[end:]])
+
+
+def _gap(pieces: list[str]) -> str:
+    """Return the blanks before the last key of the mapping that some pieces leave open, if it has one.
+
+    >>> _gap(["{", "\\n  'a':", " {", "'b':", " 1", "}", ","])
+    '\\n  '
+    """
+    level = 0
+    for piece in pieces[::-1]:
+        level += (piece[-1] in "}]") - (piece[-1] in "{[")
+        if not level and piece[-1] == ":":
+            return "".join(BLANKS.match(piece)[0].rpartition("\n")[1:])  # type: ignore[index]
+    return ""
 
 
 def _depth(line: str) -> int:
@@ -117,14 +143,3 @@ def _depth(line: str) -> int:
 def _bare(line: str) -> str:
     """Return a line without what a rewriting may spell otherwise: ``_bare("a: Null  # b") == _bare("a: # b")``."""
     return re.sub(r"\s|\bnull\b|~$|['\"]", "", line.lower())
-
-
-def _means(text: str) -> Any:
-    """Return what a text of YAML, or a line of it, says, whatever its spelling; of another format, its words."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        return text.split()

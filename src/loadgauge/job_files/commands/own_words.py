@@ -19,7 +19,7 @@ OFF = ("", "0", "no", "none", "false", "null", "off")
 """Words of a value that sets nothing."""
 SOURCED = re.compile(r"^\s*(?:source|\.)\s+\S", re.MULTILINE)
 """Lines by which a script reads another, whose words are not seen."""
-TERM = re.compile(r"([\w.]+)(?:([=>])(.*))?")
+TERM = re.compile(r"([\w.]+)(?:([=>])(\S*))?")
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -137,10 +137,7 @@ def _on(value: Any) -> bool:
 
 def _any(of_file: Document, terms: str, text: str = "", *, unknown: bool = False) -> bool:
     """Return whether one of some terms holds. unknown: also where a variable decides, or a script names the key elsewhere"""
-    for term in terms.split():
-        match = TERM.fullmatch(term)
-        assert match is not None
-        key, sign, wanted = match.groups()
+    for key, sign, wanted in TERM.findall(terms):
         value = _value(of_file, key)
         if value is None:
             named = (
@@ -154,10 +151,7 @@ def _any(of_file: Document, terms: str, text: str = "", *, unknown: bool = False
         if unknown and ("$" in str(value) or (by and len(re.findall(rf"\b{by[1]}=", text)) > 1)):
             return True
         number = str(value).replace(".", "", 1)
-        if sign == ">":
-            holds = number.isdecimal() and float(value) > float(wanted)
-        else:
-            holds = str(value).lower() == wanted if sign else _on(value)
-        if holds:
+        more = sign == ">" and number.isdecimal() and float(value) > float(wanted)
+        if more or (sign == "=" and str(value).lower() == wanted) or (not sign and _on(value)):
             return True
     return False

@@ -434,7 +434,7 @@ class Program:
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, in order; the paths inside of a value that is a mapping."""
-        return tuple(".".join(path) for path in leaves(self.values))
+        return tuple(".".join(path) for path, _ in leaves(self.values))
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""

@@ -13,9 +13,10 @@ from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple
 
-from loadgauge.core.base.by_key import lists
+from loadgauge.core.base import ConfigError, lists
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.table import MISSING
+from loadgauge.job_files.reading.nested import Nested, json_document
 from loadgauge.job_files.reading.shell import Shell
 from loadgauge.job_files.reading.shell_values import Word
 
@@ -84,6 +85,8 @@ class Argv:
         self.skipped = tuple(dict.fromkeys(self.shell.notes))
         self.guessed = self.shell.guessed
         self.options = lists((option.name, option) for option in _options(self.words))
+        self.program = tuple(word.text for word in self.words if not word.text.startswith("-"))
+        """The words that are not options, such as the launcher, the script and its subcommand."""
 
     def _chosen(self) -> list[Word]:
         """The words of the command that trains: a program's with its launcher, without the words that start those."""
@@ -101,7 +104,9 @@ class Argv:
                 if re.match(r"\s*--[A-Za-z]", text.text)
                 for index, word in enumerate(self.shell.words_in(text))
             ]
-            if lines or (held and sum(map(_begins, held)) > max(map(_count, commands), default=0)):
+            if lines or (
+                held and sum(map(_begins, held)) > max((sum(map(_begins, each)) for each in commands), default=0)
+            ):
                 return lines or held
         if not commands:
             return [word for command in self.shell.commands for word in command]
@@ -144,18 +149,16 @@ class Argv:
         names: list[str] = []
         for name in self.options:
             inner = self._object(name)
-            names += [name] if inner is None else [f"{name}.{key}" for key in _flat(inner)]
+            names += [name] if inner is None else [f"{name}.{key}" for key in inner.names()]
         return tuple(names)
 
-    def _object(self, name: str) -> dict[str, Any] | None:
+    def _object(self, name: str) -> Nested | None:
         options = self.options.get(name)
-        if not options or not options[-1].values or not options[-1].values[0].text.lstrip().startswith("{"):
-            return None
+        text = options[-1].values[0].text if options and options[-1].values else ""
         try:
-            value = json.loads(options[-1].values[0].text)
-        except (ValueError, RecursionError):
+            return json_document(text) if text.lstrip().startswith("{") else None
+        except ConfigError:
             return None
-        return value if isinstance(value, dict) else None
 
     def get(self, key: str) -> Any:
         """The value of an option: True for a switch, a word, a list of words, False for `--no-key`, or `MISSING`.
@@ -167,16 +170,14 @@ class Argv:
             if _negative(key) in self.options:
                 return False
             name, _, rest = key.partition(".")
-            node: Any = self._object(name) if rest else None
-            for part in rest.split("."):
-                node = node.get(part, MISSING) if isinstance(node, dict) else MISSING
-            return node
+            whole = self._object(name) if rest else None
+            return MISSING if whole is None else whole.raw(rest)
         values = [word.text for word in options[-1].values]
         if not values:
             return True
         inner = self._object(key)
         if inner is not None or len(values) > 1:
-            return values if inner is None else inner
+            return values if inner is None else inner.root
         if key == "nproc_per_node" and values[0] in ("gpu", "auto"):  # all of a machine, however many there are
             return MISSING
         listed = self.style == "hydra" and values[0][:1] == "[" and values[0][-1:] == "]"
@@ -186,13 +187,9 @@ class Argv:
         """Sets the value of an option in place, or adds the option after the last one of the tool."""
         name, _, rest = key.partition(".")
         if rest and name in self.objects:
-            inner = self._object(name) or {}
-            position = inner
-            *sections, last = rest.split(".")
-            for section in sections:
-                position = position.setdefault(section, {})
-            position[last] = value
-            key, value = name, inner
+            inner = self._object(name) or json_document("{}")
+            inner.put(rest, value)
+            key, value = name, inner.root
         if isinstance(value, bool) and self.style in (*SWITCHES, "tyro"):
             self.drop(key)
             if not value and self.style in SWITCHES:
@@ -202,7 +199,7 @@ class Argv:
         if self.style == "hydra" and isinstance(value, list):
             words = [f"'[{','.join(words)}]'"]
         options = [option for option in self.options.get(key, ()) if option.start >= 0]
-        for option in sorted(options, reverse=True, key=_start):
+        for option in sorted(options, reverse=True, key=lambda option: option.start):
             self._replace(option, words, isinstance(value, list))
         if not options:
             self._insert(key, words)
@@ -210,33 +207,25 @@ class Argv:
 
     def _replace(self, option: Option, words: list[str], all_words: bool) -> None:
         values = option.values
-        if not values:
-            if words:
-                self.source = f"{self.source[: option.end]} {' '.join(words)}{self.source[option.end :]}"
-            return
         # A positional word after the value, such as the script's name, stays.
-        last = values[-1 if all_words else 0]
-        self.source = self.source[: values[0].start] + " ".join(words) + self.source[last.end :]
+        start, end = (values[0].start, values[-1 if all_words else 0].end) if values else (option.end, option.end)
+        gap = " " if words and not values else ""
+        self.source = self.source[:start] + gap + " ".join(words) + self.source[end:]
 
     def _insert(self, key: str, words: list[str]) -> None:
-        if ":" in key:
-            spelled = key.replace("_", "-")
-        elif self.style == "hydra" and key not in LAUNCHER:
-            spelled, words = f"{key}={words[0]}", []
-        else:
-            spelled = self.shown(key)
-        new = " ".join([spelled, *words])
+        spelled = key.replace("_", "-") if ":" in key else self.shown(key)
+        joined = self.style == "hydra" and key not in LAUNCHER and ":" not in key
+        new = f"{key}={words[0]}" if joined else " ".join([spelled, *words])
         anchor = self._anchor(key in LAUNCHER, key)
         if anchor is None:
             self.source = self.source.rstrip("\n") + (" " if self.source.strip() else "") + new + "\n"
             return
         line = self.source.rfind("\n", 0, anchor) + 1
-        end = self.source.find("\n", anchor)
-        rest = self.source[anchor : len(self.source) if end < 0 else end]
+        rest = self.source[anchor:].partition("\n")[0]
         indent = re.match(r"[ \t]*", self.source[line:])[0]  # type: ignore[index]
         before = self.source[line:anchor].strip()
         alone = before.startswith(("-", '"-', "'-")) or HYDRA.match(before.lstrip("\"'+"))
-        if self._in_array(anchor):
+        if self.source.rfind("=(", 0, anchor) > self.source.rfind(")", 0, anchor):  # in an array
             joint = f"\n{indent}" if alone else " "
         elif rest.strip() == "\\" or self.source[line - 2 : line].startswith("\\"):
             joint = f" \\\n{indent or '    '}"
@@ -270,29 +259,21 @@ class Argv:
         quoted = option.inline and before[-1:] in ("'", '"') and before[-2:-1].isspace()
         return end + len(re.match(r"['\"]*", self.source[end:])[0]) if quoted else end  # type: ignore[index]
 
-    def _in_array(self, offset: int) -> bool:
-        return self.source.rfind("=(", 0, offset) > self.source.rfind(")", 0, offset)
-
     def drop(self, key: str) -> None:
         """Removes an option if it is there, and its line if nothing else is on it."""
         name, _, rest = key.partition(".")
         inner = self._object(name) if name in self.objects and rest else None
-        if inner is not None and self.get(key) is not MISSING:
-            position = inner
-            for part in rest.split(".")[:-1]:
-                position = position[part]
-            del position[rest.rpartition(".")[2]]
-            if inner:
-                self._replace(self.options[name][-1], _spelled(inner), False)
+        if inner is not None and inner.raw(rest) is not MISSING:
+            inner.drop(rest)
+            if inner.root:
+                self._replace(self.options[name][-1], _spelled(inner.root), False)
             else:
                 self.drop(name)
             self._parse()
             return
-        for option in sorted(
-            [*self.options.get(key, ()), *self.options.get(_negative(key), ())], reverse=True, key=_start
-        ):
-            if option.start < 0:
-                continue
+        options = [*self.options.get(key, ()), *self.options.get(_negative(key), ())]
+        options = [option for option in options if option.start >= 0]
+        for option in sorted(options, reverse=True, key=lambda option: option.start):
             end = option.values[0].end if option.values and not option.inline else option.end
             start = option.start
             if (
@@ -302,8 +283,7 @@ class Argv:
             ):
                 start, end = start - 1, end + 1
             line = self.source.rfind("\n", 0, start) + 1
-            stop = self.source.find("\n", end)
-            stop = len(self.source) if stop < 0 else stop
+            stop = self.source.find("\n", end) % (len(self.source) + 1)
             if not self.source[line:start].strip() and self.source[end:stop].strip() in ("", "\\"):
                 if self.source[end:stop].strip() == "" and line >= 2 and self.source[line - 2] == "\\":
                     self.source = self.source[: line - 2].rstrip() + self.source[stop:]
@@ -321,11 +301,6 @@ class Argv:
         if ":" in key or (self.style == "hydra" and key not in LAUNCHER):
             return key
         return f"--{key.replace('_', '-') if self.style == 'switch' else key}"
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The words that are not options, such as the launcher, the script and its subcommand."""
-        return tuple(word.text for word in self.words if not word.text.startswith("-"))
 
     def text(self) -> str:
         """The script with all changes."""
@@ -401,20 +376,15 @@ def unread_program(line: Argv) -> str:
     if script and not line.options:
         return f"starts {script}, which is not there, and says no size of a run itself; give that script"
     program = next((word for word in words if word.endswith(".py")), "")
-    if not program:
-        return ""
-    return (
-        f"starts {program}, none of whose options is known here; give the run as flags (loadgauge estimate MODEL ...)"
-    )
+    why = "none of whose options is known here; give the run as flags (loadgauge estimate MODEL ...)"
+    return f"starts {program}, {why}" if program else ""
 
 
 def _program(command: list[Word]) -> list[Word]:
     """The words of a command from its program on, without those that only start it."""
     texts = [word.text for word in command]
-    if texts[0].rpartition("/")[2] not in WRAPPERS and not texts[0].startswith("$"):
-        start = 0
-    else:
-        start = next((index for index, text in enumerate(texts) if index and PROGRAM.fullmatch(text)), 0)
+    wraps = texts[0].rpartition("/")[2] in WRAPPERS or texts[0].startswith("$")
+    start = next((index for index, text in enumerate(texts) if wraps and index and PROGRAM.fullmatch(text)), 0)
     # The script or module that a launcher starts is no value of the launcher's option before it.
     script = next((index for index, text in enumerate(texts) if index > start and text.endswith(".py")), 0)
     starts = {script, *(index for index, text in enumerate(texts) if text == "-m")} - {0}
@@ -434,14 +404,6 @@ def _rank(command: list[Word]) -> int:
     return 1 + any(TRAINS.search(name) for name in names)
 
 
-def _count(command: list[Word]) -> int:
-    return sum(map(_begins, command))
-
-
-def _start(option: Option) -> int:
-    return option.start
-
-
 def _negative(key: str) -> str:
     """The name of the switch that turns another off: `no_bf16`, `training.no_compile`."""
     section, dot, name = key.rpartition(".")
@@ -454,14 +416,6 @@ def _spelled(value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [str(word) for word in value]
     return [f"'{value}'" if re.search(r"\s", str(value)) and str(value)[0] != "'" else str(value)]
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            yield from _flat(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _options(words: list[Word]) -> Iterator[Option]:

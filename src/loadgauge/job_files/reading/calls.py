@@ -62,10 +62,8 @@ class Calls:
         self._parse()
 
     def _parse(self) -> None:
-        code, self.skipped = _cells(self.source) if self.notebook else (self.source, [])
-        self.code = code
-        tree = _tree(code)
-        self.lines = _starts(code)
+        self.code, self.skipped = _cells(self.source) if self.notebook else (self.source, [])
+        tree = _tree(self.code)
         taken = _Taken(Names(tree), self.options)
         self.tree = tree = taken.visit(tree)
         self.guessed = taken.guessed
@@ -75,13 +73,14 @@ class Calls:
         self.folders: dict[str, str] = {}
         """Repositories by the folders that the program downloads them to."""
         self.calls: dict[str, ast.Call] = {}
-        self.programs: list[str] = []
-        doubtful: set[str] = set()
+        self.program: tuple[str, ...] = ()
+        """The names of all that is called, in order."""
+        self.doubtful: set[str] = set()
         for call in (node for node in _running(tree) if isinstance(node, ast.Call)):
             name = called(call.func)
             if name == "dict":  # mmengine's, whose class is one of its words
                 name = next((called(word.value) for word in call.keywords if word.arg == "type"), name)
-            self.programs.append(name)
+            self.program += (name,)
             if name.endswith("snapshot_download"):
                 words = dict(self._arguments("", call, {"": "repo_id"}))
                 repository, folder = (
@@ -95,9 +94,8 @@ class Calls:
             for keyword, value in self._arguments(section, call, self.first):
                 key = f"{section}.{keyword}"
                 if key in self.values and ast.dump(self.values[key]) != ast.dump(value):
-                    doubtful.add(key)
+                    self.doubtful.add(key)
                 self.values.setdefault(key, value)
-        self.doubtful = doubtful
 
     def _arguments(self, section: str, call: ast.Call, first: Mapping[str, str]) -> Iterator[tuple[str, ast.expr]]:
         if call.args and section in first:
@@ -126,11 +124,6 @@ class Calls:
         """Variables of the environment that it sets, by their names."""
         lines = "\n".join(_sources(self.source).values()) if self.notebook else self.source
         return {match[1] or match[2]: match[3] for match in SET.finditer(lines)}
-
-    @property
-    def program(self) -> tuple[str, ...]:
-        """The names of all that is called, in order."""
-        return tuple(self.programs)
 
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, in order."""
@@ -173,16 +166,10 @@ class Calls:
             raise ConfigError(f"has no call that takes {keyword}", key=key)
         parts: list[Any] = [*call.args, *call.keywords]
         last = max(parts, key=lambda part: (part.end_lineno, part.end_col_offset), default=None)
-        if last is None:
-            end = self._offset(call.end_lineno, call.end_col_offset) - 1
-            self._splice((end, end), f"{keyword}={written}")
-            return
-        end = self._offset(last.end_lineno, last.end_col_offset)
-        start = self._offset(last.lineno, last.col_offset)
-        line = self.code.rfind("\n", 0, start) + 1
-        alone = not self.code[line:start].strip()
+        start, end = [self._place(call)[1] - 1] * 2 if last is None else self._place(last)
+        before = self.code[self.code.rfind("\n", 0, start) + 1 : start]
         spaced = " = " if re.search(r"\w = ", self.code[start:end]) else "="
-        joint = f",\n{self.code[line:start]}" if alone else ", "
+        joint = "" if last is None else ", " if before.strip() else f",\n{before}"
         self._splice((end, end), f"{joint}{keyword}{spaced}{written}")
 
     def literal(self, node: ast.expr) -> ast.expr:
@@ -208,8 +195,7 @@ class Calls:
         matches = None if call is None else next((word for word in call.keywords if word.arg == name), None)
         if matches is None:
             return
-        start = self._offset(matches.lineno, matches.col_offset)
-        end = self._offset(matches.end_lineno, matches.end_col_offset)
+        start, end = self._place(matches)
         line = "" if self.notebook else r"(\n[ \t]*)?"
         after = re.match(rf"\s*,[ \t]*(#[^\n]*)?{line}", self.code[end:])
         if after is not None:
@@ -225,22 +211,19 @@ class Calls:
         end = code.find("\n", span[1]) % (len(code) + 1) if self.notebook else len(code)
         lines = [code[start:end], code[start : span[0]] + text + code[span[1] : end]]
         if self.notebook:
-            ascii_only = self.source.isascii()
-            lines = [json.dumps(line, ensure_ascii=ascii_only)[1:-1] for line in lines]
+            lines = [json.dumps(line, ensure_ascii=self.source.isascii())[1:-1] for line in lines]
             if self.source.count(lines[0]) != 1:
                 raise ConfigError("a notebook has the line several times, or over several; export it as a script first")
         self.source = self.source.replace(lines[0], lines[1], 1)
         self._parse()
 
-    def _place(self, node: ast.expr) -> tuple[int, int]:
+    def _place(self, node: ast.expr | ast.keyword) -> tuple[int, int]:
         return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)
 
-    def _offset(self, line: int | None, column: int | None) -> int:
+    def _offset(self, line: Any, column: Any) -> int:
         """The place of a line and a column, which Python counts in bytes of UTF-8."""
-        assert line is not None
-        assert column is not None
-        start = self.lines[line - 1]
-        return start + len(self.code[start:].encode()[:column].decode(errors="ignore"))
+        *before, whole = self.code.split("\n")[:line]
+        return sum(map(len, before)) + len(before) + len(whole.encode()[:column].decode(errors="ignore"))
 
     def shown(self, key: str) -> str:
         """The keyword as the script spells it."""
@@ -361,8 +344,3 @@ def _tree(code: str) -> ast.Module:
             raise ConfigError(f"is nested too deeply, or has more than {MOST_NODES} parts")
         stack += [(inner, depth + 1) for inner in ast.iter_child_nodes(node)]
     return tree
-
-
-def _starts(code: str) -> list[int]:
-    """Where each line begins."""
-    return [0, *(position + 1 for position, letter in enumerate(code) if letter == "\n")]

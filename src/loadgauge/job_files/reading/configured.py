@@ -14,6 +14,7 @@ from loadgauge.core.definitions.hardware.gpu_names import find_id
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
 from loadgauge.job_files.ideas.table import MISSING, Document, Keys
 from loadgauge.job_files.reading.argv import LAUNCHER, Argv
+from loadgauge.job_files.reading.layered import Outer
 
 ENDINGS = (".yaml", ".yml", ".toml")
 MERGES = re.compile(r"(?:^| |/)(?:llamafactory-cli|lmf|tune|src/train\.py)(?= )")
@@ -32,34 +33,33 @@ LAUNCHED_AS = {
 """Options of `accelerate launch`, and the keys of its configuration that they are."""
 
 
-class Configured:
+class Configured(Outer):
     """The keys of a file, and those of the command line that names it, which go before them."""
 
     syntax = "argv"
 
     def __init__(self, line: Argv, named: Document, path: str) -> None:
-        self.line, self.named, self.path = line, named, path
+        self.within, self.named, self.path = line, named, path
         self.inner = named.syntax
         for name in self.names() if hasattr(named, "layers") else ():
             if line.get(name) is not MISSING:
                 named.put(name, line.get(name))  # where other values of the file refer to it
         self.skipped = (*line.skipped, f"its arguments are in {path}")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.line, name)
-
     def names(self) -> tuple[str, ...]:
         """Every key that has a value, those of the command line first."""
-        return tuple(dict.fromkeys((*[name for name in self.line.names() if name not in OPTIONS], *self.named.names())))
+        return tuple(
+            dict.fromkeys((*[name for name in self.within.names() if name not in OPTIONS], *self.named.names()))
+        )
 
     def get(self, key: str) -> Any:
         """The value of a key on the command line, else in the file, or `MISSING`."""
-        value = self.line.get(key)
+        value = self.within.get(key)
         return self.named.get(key) if value is MISSING else value
 
     def shown(self, key: str) -> str:
         """The key as its file spells it."""
-        return self.named.shown(key) if self.line.get(key) is MISSING else self.line.shown(key)
+        return str((self.named if self.within.get(key) is MISSING else self.within).shown(key))
 
 
 def configured(line: Argv, file: str, read: Callable[[Path, str | None], Document]) -> Document:
@@ -85,8 +85,7 @@ def configured(line: Argv, file: str, read: Callable[[Path, str | None], Documen
         return line
     written = line.shell.documents.get(names[0])
     places = [Path(names[0]), *(parent / names[0] for parent in (Path(file).parents if file else ()))]
-    position = next((position for position in places if os.path.isfile(position)), None)
-    position = Path(names[0]) if written is not None else position
+    position = next((position for position in places if written is not None or os.path.isfile(position)), None)
     if position is not None:
         line.style = "hydra" if MERGES.search(" ".join(line.program)) else line.style
         return Configured(line, read(position, written), names[0])
@@ -95,18 +94,16 @@ def configured(line: Argv, file: str, read: Callable[[Path, str | None], Documen
     return line
 
 
-class Over:
+class Over(Outer):
     """A document over what a recipe that it names says by itself (`beneath`): keys that it leaves out are looked up there."""
 
     def __init__(self, own: Document, beneath: Mapping[str, Any]) -> None:
-        self.own, self.beneath = own, beneath
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
+        self.own = self.within = own
+        self.beneath = beneath
 
     def get(self, key: str) -> Any:
         """The value of a key here, else beneath."""
-        value = self.own.get(key)
+        value = self.within.get(key)
         return self.beneath.get(key, MISSING) if value is MISSING else value
 
 
@@ -114,9 +111,7 @@ def launch_options(keys: Keys, owned: Callable[[str], bool]) -> dict[str, Any]:
     """Return the options of `accelerate launch` as keys of its configuration, without those that the tool has itself (`owned`)."""
     names = keys.document.names() if keys.document.syntax == "argv" else ()
     places = {name: f"fsdp_config.{name}" if name.startswith("fsdp_") else LAUNCHED_AS.get(name) for name in names}
-    values: dict[str, Any] = {
-        field: keys.plain(name) for name, field in places.items() if field is not None and not owned(name)
-    }
+    values = {field: keys.plain(name) for name, field in places.items() if field is not None and not owned(name)}
     for switch, kind in (("use_fsdp", "FSDP"), ("use_deepspeed", "DEEPSPEED")):
         if values.pop(switch, None):
             values["distributed_type"] = kind

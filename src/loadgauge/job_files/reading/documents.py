@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from loadgauge.core.base import ConfigError, read_table, read_text
@@ -39,11 +40,23 @@ LIGHTNINGS = ("trainer.devices", "trainer.accumulate_grad", "trainer.num_nodes")
 LOGS = (".log", ".out", ".err", ".txt")
 MOST_SHOWN = 6
 """Runs of a file that an error names."""
-SYNTAXES = {".env": "json", ".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
-SYNTAXES |= dict.fromkeys((".py", ".ipynb"), "python")
+SYNTAXES = {
+    ".env": "json",
+    ".json": "json",
+    ".toml": "toml",
+    **dict.fromkeys((".yaml", ".yml"), "yaml"),
+    **dict.fromkeys((".py", ".ipynb"), "python"),
+    **dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv"),
+}
+WRITTEN_AS = {
+    "python": r"(?m)^(?:from|import) \w",
+    "json": r"\A\s*\{",
+    "toml": r"(?m)^\[\[?[\w.-]+\]\]?[ \t]*$",
+    "argv": r"\A\s*(?:#!|torchrun|python|accelerate |deepspeed )|(?:\A\s*|[\n ])--",
+}
+"""The first of these patterns that a text has says its syntax, where its name does not."""
 OWNED = re.compile(r"^[ \t]*(?:from|import) (xtuner|olmo_core)\b", re.MULTILINE)
 """Programs of the tools that have readers of their own for them."""
-SYNTAXES |= dict.fromkeys((".sh", ".txt", ".args", ".bash", ".slurm", ".sbatch"), "argv")
 
 
 def load(path: str | Path, dialect: str | None = None) -> str:
@@ -127,20 +140,7 @@ def syntax_of(text: str, file: str) -> str:
         return part[1]
     if (suffix := ending(file)) in SYNTAXES:
         return SYNTAXES[suffix]
-    start = text.lstrip()
-    if re.search(r"^(?:from|import) \w", text, re.MULTILINE):
-        return "python"
-    if start.startswith("{"):
-        return "json"
-    if re.search(r"^\[\[?[\w.-]+\]\]?[ \t]*$", text, re.MULTILINE):
-        return "toml"
-    if (
-        start.startswith(("#!", "torchrun", "python", "accelerate ", "deepspeed ", "--"))
-        or "\n--" in text
-        or " --" in text
-    ):
-        return "argv"
-    return "yaml"
+    return next((syntax for syntax, pattern in WRITTEN_AS.items() if re.search(pattern, text)), "yaml")
 
 
 def document(
@@ -262,6 +262,7 @@ BESIDE = ("accelerate", "deepspeed", "peft")
 """Dialects whose files stand beside another one."""
 LAST = re.compile(r"(?i)\.(?:md|markdown|qmd|rmd|log|out|err|txt)$|trainer_state\.json$")
 """Files that say a run where no other does."""
+MAY_SAY = "|".join([LAST.pattern, *BY_NAME])
 MODELS = ("config.json", "model_index.json", "params.json")
 
 
@@ -281,12 +282,8 @@ def _files(path: str) -> Iterator[str]:
                 continue
             if entry.is_dir():
                 waiting += [(entry.path, depth + 1)] if depth < DEEPEST else []
-            elif Path(entry.name).suffix.lower() in SYNTAXES or LAST.search(entry.name) or _named(entry.name):
+            elif ending(entry.name) in SYNTAXES or re.search(MAY_SAY, entry.name.lower()):
                 yield entry.path
-
-
-def _named(name: str) -> bool:
-    return any(re.search(test, name.lower()) for test in BY_NAME)
 
 
 def of_folder(path: str) -> tuple[str, list[str]]:
@@ -296,11 +293,8 @@ def of_folder(path: str) -> tuple[str, list[str]]:
     """
     runs: dict[str, str] = {}
     beside: dict[str, str] = {}
-    looked = 0
-    for file in _files(path):
-        looked += 1
-        if looked > MOST_FILES:
-            break
+    files = list(islice(_files(path), MOST_FILES))
+    for file in files:
         try:
             text = load(file)
             chosen = recognise_text(text, syntax_of(text, file), file)
@@ -313,16 +307,11 @@ def of_folder(path: str) -> tuple[str, list[str]]:
     first = [file for file in runs if not LAST.search(file) and file not in named] or [*runs] or [*beside][:1]
     if not first:
         raise ConfigError(
-            f"has neither a model's config.json nor a file that says a training run, among {looked} that may; give the file",
+            f"has neither a model's config.json nor a file that says a training run, among {len(files)} that may; give the file",
             file=path,
         )
     if len(first) > 1:
         raise several_runs("has {} files that say a run", first, path)
-    main = first[0]
-    text = runs.get(main, "")
-    configurations = [
-        file
-        for file in beside
-        if file != main and os.path.basename(file) not in text and Path(file).parent == Path(main).parent
-    ]
-    return main, configurations
+    folder, text = Path(first[0]).parent, runs.get(first[0], "")
+    others = [file for file in beside if os.path.basename(file) not in text and Path(file).parent == folder]
+    return first[0], [file for file in others if file != first[0]]

@@ -30,6 +30,10 @@ LONGEST = 1_000_000
 """Letters of a log in which settings are looked for, from its beginning."""
 
 
+Reader = Callable[[str, str], Iterator["Part"]]
+"""Yields the runs in a text. file: where it is, beside which others may be"""
+
+
 class Part(NamedTuple):
     """A run in a file: its name there, its syntax, its text, and in words what was taken."""
 
@@ -50,18 +54,9 @@ def parts(text: str, file: str) -> list[Part]:
     >>> [part.name for part in parts("a:\n\ttorchrun a.py --bf16\nb:\n\ttorchrun b.py --bf16\n", "Makefile")]
     ['a', 'b']
     """
-    ending, name = os.path.splitext(file)[1].lower(), os.path.basename(file).lower()
-    if ending in (".sh", ".bash", ".slurm", ".sbatch", ".args"):
-        return []
-    if ending in (".ipynb", ".py"):
-        several = _cells(text) if ending == ".ipynb" else _started(text) if STARTER.search(text) else iter(())
-        return list(dict.fromkeys(islice(several, MOST_PARTS)))
-    for test, reader in BY_NAME.items():
-        if re.search(test, name):
-            return list(islice(reader(text), MOST_PARTS))
-    if ending in (".yaml", ".yml", ".json", ".toml", ""):
-        return _structured(text, file) if ending == ".json" or STRUCTURED.search(text) else []
-    return list(islice(_log(text), MOST_PARTS))
+    name = os.path.basename(file).lower()
+    reader = next((reader for test, reader in READERS.items() if re.search(test, name)), _log)
+    return list(dict.fromkeys(islice(reader(text, file), MOST_PARTS)))
 
 
 # -- texts with blocks -------------------------------------------------------------------------------------------------
@@ -75,7 +70,7 @@ LANGUAGES = {
 }
 
 
-def _blocks(text: str) -> Iterator[Part]:
+def _blocks(text: str, file: str) -> Iterator[Part]:
     """The fenced blocks of Markdown and Quarto."""
     for number, match in enumerate(FENCE.finditer(text), 1):
         syntax = LANGUAGES.get(match[2].lower())
@@ -84,7 +79,7 @@ def _blocks(text: str) -> Iterator[Part]:
             yield Part(str(number), syntax, body, f"its block {number} is read")
 
 
-def _cells(text: str) -> Iterator[Part]:
+def _cells(text: str, file: str) -> Iterator[Part]:
     """The cells of a notebook that a shell runs, with the files that others write, as one script."""
     try:
         sources = ["".join(each["source"]) for each in json.loads(text)["cells"] if each["cell_type"] == "code"]
@@ -113,7 +108,7 @@ def _assigned(text: str) -> dict[str, str]:
     return {name: value.replace("\\\n", " ").strip().strip("\"'") for name, value in ASSIGNED.findall(text)}
 
 
-def _targets(text: str) -> Iterator[Part]:
+def _targets(text: str, file: str) -> Iterator[Part]:
     """The targets of a Makefile, or the recipes of a justfile, with the variables of the file."""
     text = text.rstrip("\n") + "\n"
     assigned = _assigned(text)
@@ -164,7 +159,7 @@ COMMAND = re.compile(
 CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots")
 
 
-def _log(text: str) -> Iterator[Part]:
+def _log(text: str, file: str) -> Iterator[Part]:
     """The settings that a trainer printed: arguments of Megatron or transformers, DeepSpeed's file, a resolved configuration."""
     text = BEFORE.sub("", text[:LONGEST]) + "\n"
     if (match := ARGUMENTS.search(text)) is not None:
@@ -200,8 +195,7 @@ def _namespace(text: str) -> dict[str, Any]:
         call = ast.parse(text[:LONGEST_LINE].strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    words = call.keywords if isinstance(call, ast.Call) else []
-    return {str(word.arg): _value(ast.unparse(word.value)) for word in words}
+    return {str(word.arg): _value(ast.unparse(word.value)) for word in getattr(call, "keywords", ())}
 
 
 def _value(text: str) -> Any:
@@ -243,17 +237,19 @@ ONE_RUN = ("apiVersion", "workerPoolSpecs", "jobSpec")
 """Keys of manifests whose containers are one run together."""
 
 
-def _structured(text: str, file: str) -> list[Part]:
-    roots = plain_yaml(text, os.path.splitext(file)[1])
+def _structured(text: str, file: str) -> Iterator[Part]:
+    """The run of a manifest, of overrides of Hydra, or of settings that something wraps."""
+    ending = os.path.splitext(file)[1].lower()
+    roots = plain_yaml(text, ending) if ending == ".json" or STRUCTURED.search(text) else []
     root = roots[0] if len(roots) == 1 else {}
     if isinstance(root, list):
         words = [each for each in root if isinstance(each, str) and re.match(r"\+{0,2}[\w@/.]+=", each)]
         whole = f"python -m hydra {shlex.join(words)}\n"
-        return [Part("overrides", "argv", whole, "its overrides alone are read")] if words and words == root else []
-    if isinstance(root, dict) and (settings := _settings(root, file)) is not None:
-        return [settings]
-    nodes = [each for each in roots if isinstance(each, dict)]
-    return _commands(nodes, Path(file)) if nodes else []
+        yield from [Part("overrides", "argv", whole, "its overrides alone are read")] if words and words == root else ()
+    elif isinstance(root, dict) and (settings := _settings(root)) is not None:
+        yield settings
+    elif nodes := [each for each in roots if isinstance(each, dict)]:
+        yield from _commands(nodes, Path(file))
 
 
 OF_MODEL = (
@@ -269,7 +265,7 @@ OF_MODEL = (
 """Keys of every model's configuration."""
 
 
-def _settings(root: Mapping[Any, Any], file: str) -> Part | None:
+def _settings(root: Mapping[Any, Any]) -> Part | None:
     """The settings in a file that wraps each of them, or that says little of a run."""
     if {"log_history", "global_step"} <= root.keys():
         count = root.get("train_batch_size")
@@ -337,13 +333,7 @@ UNTRAINED = re.compile(r"(?i)(?:^|[._])(?:eval|val|valid|test|dev)")
 
 def flat(root: Any) -> dict[str, Any]:
     """Return the values of mappings within mappings by their paths. ``flat({"a": {"b": 1}}) == {"a.b": 1}``"""
-    values: dict[str, Any] = {}
-    for path in leaves(root):
-        value = root
-        for name in path:
-            value = next(inner for key, inner in value.items() if str(key) == name)
-        values[".".join(path)] = value
-    return values
+    return {".".join(path): value for path, value in leaves(root)}
 
 
 def own_words(root: Mapping[Any, Any]) -> str:
@@ -414,7 +404,6 @@ def _nodes(roots: Sequence[Any], begin: Mapping[str, Any]) -> Iterator[_Node]:
 
 def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
     """The commands of a manifest: of all its containers together, or each apart where they are alternatives."""
-    table = read_table("containers.toml")
     begin: dict[str, Any] = {}
     if (beside := file.with_name("params.yaml")).is_file() and any("stages" in root for root in roots):
         params = next(iter(plain_yaml(beside.read_text(encoding="utf-8", errors="replace")[:100_000])), None)
@@ -423,12 +412,12 @@ def _commands(roots: Sequence[Any], file: Path) -> list[Part]:
     commands = [
         (node, command)
         for node in nodes
-        for command in filter(None, [_command(node.held), *_scripts(node.held)])
+        for command in [_command(node.held), *_scripts(node.held)]
         if " --" in command or "=" in command
-    ]
+    ][:MOST_PARTS]
     if not commands:
         return []
-    del commands[MOST_PARTS:]
+    table = read_table("containers.toml")
     cards, machines = _cards(nodes, table)
     told = {
         name: number
@@ -484,7 +473,7 @@ def _cards(nodes: Sequence[_Node], table: Mapping[str, Any]) -> tuple[int, int]:
         value: Any = held.get(key)
         if key == "driver":
             value = value == "nvidia" and (held.get("count") or len(held.get("device_ids") or ()))
-        if key in ("accelerators", "gpu"):
+        elif key in ("accelerators", "gpu"):
             value = next(iter(re.findall(r"[:\s'](\d{1,3})(?=\D|$)", f" {value}")), 0)
         return int(value) if str(value).isdecimal() and int(value) < 1000 else 0
 
@@ -504,14 +493,8 @@ def _variables(held: Any) -> dict[str, Any]:
     """Return the variables of a container: a mapping, a list of names with values, or of `NAME=value`."""
     pairs: list[Any] = list(held.items()) if isinstance(held, dict) else []
     for each in held if isinstance(held, list) else ():
-        pairs += [(each.get("name"), each.get("value"))] if isinstance(each, dict) and "name" in each else []
-        pairs += (
-            list(each.items())
-            if isinstance(each, dict) and "name" not in each
-            else []
-            if isinstance(each, dict)
-            else [str(each).split("=", 1)]
-        )
+        pair = [each.get("name"), each.get("value")] if isinstance(each, dict) else str(each).split("=", 1)
+        pairs += each.items() if isinstance(each, dict) and "name" not in each else [pair]
     return {str(pair[0]): pair[1] for pair in pairs if len(pair) == 2 and isinstance(pair[1], str | int | float)}
 
 
@@ -529,14 +512,11 @@ def _command(node: Mapping[str, Any]) -> str:
         return several[1].replace("$$", "$")
     if words and (len(words) > 1 or " " in words[0]):
         return (shlex.join(words) if script is None else script).replace("$$", "$")
-    for key in read_table("containers.toml")["commands"].split():
-        if text := node.get(key):
-            lines = [
-                each.get("cmd") if isinstance(each, dict) else each
-                for each in (text if isinstance(text, list) else [text])
-            ]
-            return "\n".join(str(line or "") for line in lines)
-    return ""
+    text: Any = next(filter(None, map(node.get, read_table("containers.toml")["commands"].split())), [])
+    lines = [
+        each.get("cmd") if isinstance(each, dict) else each for each in (text if isinstance(text, list) else [text])
+    ]
+    return "\n".join(str(line or "") for line in lines)
 
 
 def _scripts(node: Mapping[str, Any]) -> list[str]:
@@ -561,10 +541,10 @@ RUNS = re.compile(r"(?:^|\.)(?:system|run|call|check_call|Popen)$")
 """Calls that start a command."""
 
 
-def _started(text: str) -> Iterator[Part]:
+def _started(text: str, file: str) -> Iterator[Part]:
     """Commands that a program has a cloud or a shell start: an estimator with its hyperparameters as options, or a command."""
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text if STARTER.search(text) else "")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     names = Names(tree)
@@ -604,11 +584,19 @@ def _set_later(name: str, names: Names) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not UNKNOWN}
 
 
-BY_NAME: dict[str, Callable[[str], Iterator[Part]]] = {
+BY_NAME: dict[str, Reader] = {
     r"\.(?:md|markdown|qmd|rmd|mdx)$": _blocks,
     r"^(?:gnu)?makefile$|\.mk$|^\.?justfile$|\.just$": _targets,
 }
 """Readers by the names of files."""
+READERS: dict[str, Reader] = {
+    r"\.(?:sh|bash|slurm|sbatch|args)$": lambda text, file: iter(()),  # job files themselves
+    r"\.ipynb$": _cells,
+    r"\.py$": _started,
+    **BY_NAME,
+    r"\.(?:ya?ml|json|toml)$|^\.*[^.]*$": _structured,
+}
+"""Readers of all files but logs."""
 
 
 @lru_cache(maxsize=8)

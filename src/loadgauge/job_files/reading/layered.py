@@ -25,7 +25,16 @@ REPLACES = "_override_"
 Reader = Callable[[str], Nested]
 
 
-class Layered:
+class Outer:
+    """A document in the place of another one (`within`), which has what is not said here."""
+
+    within: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.within, name)
+
+
+class Layered(Outer):
     """A file's own keys over those beneath it. Changes are made in the file itself.
 
     layers: flat keys and values, the lowest first; absent: files beneath that are not there, and what takes their place
@@ -34,16 +43,14 @@ class Layered:
     syntax = "yaml"
 
     def __init__(self, own: Nested, layers: list[Mapping[str, Any]], key: str, absent: Mapping[str, str]) -> None:
-        self.own, self.layers, self.key, self.absent = own, layers, key, absent
+        self.own = self.within = own
+        self.layers, self.key, self.absent = layers, key, absent
         self.known: dict[str, Any] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
 
     def _flat(self) -> dict[str, Any]:
         if self.known is None:
             flat: dict[str, Any] = {}
-            for layer in [*self.layers, _flat(self.own)]:
+            for layer in [*self.layers, _flat(self.within)]:
                 flat = _over(flat, layer)
             self.known = {name: value for name, value in flat.items() if name.split(".")[0] != self.key}
         return self.known
@@ -62,12 +69,12 @@ class Layered:
 
     def put(self, key: str, value: Any) -> None:
         """Sets the value of a key in the file itself."""
-        self.own.put(key, value)
+        self.within.put(key, value)
         self.known = None
 
     def drop(self, key: str) -> None:
         """Removes a key; one of a layer beneath is set to nothing."""
-        self.own.drop(key)
+        self.within.drop(key)
         self.known = None
         if self._flat().get(key) not in (None, ""):
             self.put(key, None)
@@ -177,20 +184,20 @@ def renamed(key: str, names: Names) -> str:
     return key
 
 
-class Renamed:
+class Renamed(Outer):
     """A document under other names. What there is under both names keeps its own.
 
     choose: which variant of its tool a document is for, and its names
     """
 
-    def __init__(self, document: Document, choose: Callable[[Document], tuple[str, Names]]) -> None:
-        self.document, self.choose = document, choose
+    def __init__(self, own: Document, choose: Callable[[Document], tuple[str, Names]]) -> None:
+        self.within, self.choose = own, choose
         self._find()
 
     def _find(self) -> None:
-        self.variant, self.pairs = self.choose(self.document)
+        self.variant, self.pairs = self.choose(self.within)
         self.theirs: dict[str, str] = {}
-        for name in self.document.names():
+        for name in self.within.names():
             ours = renamed(name, self.pairs)
             self.theirs[name if ours in self.theirs else ours] = name
 
@@ -203,27 +210,24 @@ class Renamed:
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""
-        return self.document.get(self._own(key))
+        return self.within.get(self._own(key))
 
     def put(self, key: str, value: Any) -> None:
         """Sets the value of a key under the file's own name."""
-        self.document.put(self._own(key), value)
+        self.within.put(self._own(key), value)
         self._find()
 
     def drop(self, key: str) -> None:
         """Removes a key if it is there."""
-        self.document.drop(self._own(key))
+        self.within.drop(self._own(key))
         self._find()
 
     def shown(self, key: str) -> str:
         """The key as the file spells it."""
-        return self.document.shown(self._own(key))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.document, name)
+        return str(self.within.shown(self._own(key)))
 
 
-class Without:
+class Without(Outer):
     """A document without some of its keys, as it spells them or with all keys of a section: `dropped` has those that it had.
 
     >>> from loadgauge.job_files.reading.nested import json_document
@@ -232,23 +236,20 @@ class Without:
     (('a',), ('b.c',))
     """
 
-    def __init__(self, whole: Document, ignored: Iterable[str]) -> None:
-        self.whole = whole
+    def __init__(self, own: Document, ignored: Iterable[str]) -> None:
+        self.within = own
         wanted = {key.strip().lstrip("-").replace("-", "_") for key in ignored}
-        shown = {name: whole.shown(name).lstrip("-").replace("-", "_") for name in whole.names()}
+        shown = {name: own.shown(name).lstrip("-").replace("-", "_") for name in own.names()}
         self.dropped = tuple(
             name
             for name, spelled in shown.items()
             if any(key in (name, spelled) or name.startswith(f"{key}.") for key in wanted)
         )
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.whole, name)
-
     def names(self) -> tuple[str, ...]:
         """Every other key that has a value, in order."""
-        return tuple(name for name in self.whole.names() if name not in self.dropped)
+        return tuple(name for name in self.within.names() if name not in self.dropped)
 
     def get(self, key: str) -> Any:
         """The value of a key, or `MISSING`."""
-        return MISSING if key in self.dropped else self.whole.get(key)
+        return MISSING if key in self.dropped else self.within.get(key)

@@ -51,7 +51,7 @@ class Nested:
 
     def _find(self) -> None:
         """Finds the keys as a table names them, and their places."""
-        self.paths = {self._named(path): path for path in leaves(self.root)}
+        self.paths = {self._named(path): path for path, _ in leaves(self.root)}
 
     def _named(self, path: tuple[str, ...]) -> str:
         if self.sections and (len(path) == 1 or path[0] in self.sections.values()):
@@ -123,17 +123,14 @@ def resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int = 0) -> A
     """A value with what it refers to in its place; what cannot be resolved keeps its dollar sign."""
     if not isinstance(value, str) or "${" not in value or depth > REFERRED or len(value) > 500:
         return value
-    whole = REFERENCE.fullmatch(value.strip())
-    if whole is not None:
-        name = _absolute(key, whole[1])
-        return resolved(name, flat[name], flat, depth + 1) if name in flat else value
 
-    def of_name(match: re.Match[str]) -> str:
+    def of_name(match: re.Match[str]) -> Any:
         name = _absolute(key, match[1])
-        value = resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
-        return str(value)
+        return resolved(name, flat[name], flat, depth + 1) if name in flat else match[0]
 
-    text = REFERENCE.sub(of_name, value)
+    if (whole := REFERENCE.fullmatch(value.strip())) is not None:
+        return of_name(whole)
+    text = REFERENCE.sub(lambda match: str(of_name(match)), value)
     for _ in range(REFERRED):
         product = PRODUCT.search(text)
         if product is None:
@@ -143,25 +140,20 @@ def resolved(key: str, value: Any, flat: Mapping[str, Any], depth: int = 0) -> A
 
 
 def _multiplied(how: str, first: str, second: str) -> str:
-    words = [first.strip(), second.strip()]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+    numbers = [int(word) for word in (first, second) if re.fullmatch(r"[0-9]{1,9}", word.strip())]
+    if len(numbers) < 2 or (how == "div" and not numbers[1]):
         return "$(unknown)"
-    left, other = map(int, words)
-    if how == "div":
-        return str(left // other) if other else "$(unknown)"
-    return str(left * other)
+    return str(numbers[0] // numbers[1] if how == "div" else numbers[0] * numbers[1])
 
 
 def _absolute(key: str, name: str) -> str:
     """The key that a reference names: `.a` beside the key that has it, `..a` beside its section."""
     dots = len(name) - len(name.lstrip("."))
-    if not dots:
-        return name
-    return ".".join([*key.split(".")[:-dots], name.lstrip(".")])
+    return ".".join([*(key.split(".")[:-dots] if dots else ()), name.lstrip(".")])
 
 
-def leaves(root: Any) -> Iterator[tuple[str, ...]]:
-    """The path of every value that is not a mapping. An explicit stack: a hostile file may nest without end."""
+def leaves(root: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The path of every value that is not a mapping, and the value. An explicit stack: a hostile file may nest without end."""
     stack: list[tuple[tuple[str, ...], Any]] = [((), root)]
     count = 0
     while stack:
@@ -172,7 +164,7 @@ def leaves(root: Any) -> Iterator[tuple[str, ...]]:
             stack += [((*path, str(key)), inner) for key, inner in reversed(list(value.items()))]
             count += len(value)
         elif path:
-            yield path
+            yield path, value
         if count > MOST_KEYS:
             raise ConfigError(f"has more than {MOST_KEYS} keys")
 
@@ -194,9 +186,7 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     if not isinstance(root, dict):
         raise ConfigError("must be a JSON object")
     indent = re.search(r"\n([ \t]+)\S", text)
-    space = " " * INDENT if indent is None else indent[1]
-    if indent is None and root and "\n" not in text.strip():
-        space = None
+    space = indent[1] if indent else None if root and "\n" not in text.strip() else " " * INDENT
     end = "\n" if text.endswith("\n") else ""
 
     def dump(value: Any) -> str:
@@ -375,9 +365,7 @@ def _keep_comments(mapping: Any, key: str) -> None:
     """Hands the comment lines after a key to the key before it; ruamel.yaml would take them out with the key."""
     comments: Any = getattr(mapping, "ca", None)
     tokens = None if comments is None else comments.items.get(key)
-    if not tokens or tokens[2] is None:
-        return
-    _, newline, rest = tokens[2].value.partition("\n")
+    _, newline, rest = tokens[2].value.partition("\n") if tokens and tokens[2] else ("", "", "")
     if not rest.strip():
         return
     names = list(mapping)
@@ -386,18 +374,13 @@ def _keep_comments(mapping: Any, key: str) -> None:
     from ruamel.yaml.tokens import CommentToken
 
     if index == 0:
-        after = names[1] if len(names) > 1 else None
-        if after is not None:
+        for after in names[1:2]:
             lines = [line.strip().removeprefix("#").removeprefix(" ") for line in rest.splitlines() if line.strip()]
-            mapping.yaml_set_comment_before_after_key(
-                after, before="\n".join(lines), indent=tokens[2].start_mark.column * 0
-            )
+            mapping.yaml_set_comment_before_after_key(after, before="\n".join(lines), indent=0)
         return
     before = comments.items.setdefault(names[index - 1], [None, None, None, None])
-    if before[2] is None:
-        before[2] = CommentToken(newline + rest, CommentMark(0), None)
-    else:
-        before[2].value = before[2].value.rstrip("\n") + newline + rest
+    before[2] = before[2] or CommentToken("", CommentMark(0), None)
+    before[2].value = before[2].value.rstrip("\n") + newline + rest
 
 
 def parsed(text: str, syntax: str, sections: tuple[tuple[str, str], ...] = (), fills: str = "") -> Nested:

@@ -16,15 +16,16 @@ ARGUMENTS = re.compile(r"(?:^|_)(?:args?|arguments|config|cfg|opts?|options)$")
 """Usual names of what a program's arguments are parsed into."""
 PARSES = re.compile(r"\bparse_(?:known_)?args\w*$|^(?:tyro\.cli|(?:pyrallis|draccus|simple_parsing)\.parse)$")
 TORCH = re.compile(r"(?:torch|DType)\.(bfloat16|float16|float32|half)")
-MEMBER = re.compile(r"(?:.*\.)?(?:OptimizerNames|IntervalStrategy|SaveStrategy|SchedulerType)\.([A-Z0-9_]+)")
-"""Members of transformers' enumerations, whose values are their names in small letters, but for these."""
+MEMBER = re.compile(
+    rf"{TORCH.pattern}|(?:.*\.)?[A-Z]\w*(?:Type|Mode|Name|Strategy|Implementation)\.([a-z]\w*)"
+    r"|(?:.*\.)?(?:OptimizerNames|IntervalStrategy|SaveStrategy|SchedulerType)\.([A-Z0-9_]+)"
+)
+"""Members of enumerations, whose values are their names, those of transformers in small letters, but for these."""
 MEMBERS = {
     "adamw_bnb": "adamw_bnb_8bit", "lion": "lion_32bit", "paged_adamw": "paged_adamw_32bit",
     "paged_lion": "paged_lion_32bit", "paged_ademamix": "paged_ademamix_32bit",
     "rmsprop_32bit": "rmsprop_bnb_32bit", "rmsprop_8bit": "rmsprop_bnb_8bit",
 }  # fmt: skip
-NAMED = re.compile(r"(?:.*\.)?[A-Z]\w*(?:Type|Mode|Name|Strategy|Implementation)\.([a-z]\w*)")
-"""Members of other enumerations, whose values are their names."""
 LARGEST = 10**12
 MOST_STEPS = 200_000
 TELLS = re.compile(r"\bis_bf(?:loat)?16_(?:supported|available)$|is_torch_bf16_gpu_available$")
@@ -57,24 +58,17 @@ def worked_out(node: ast.expr, names: Names, options: Mapping[str, Any], depth: 
     def inner(part: ast.expr) -> Any:
         return worked_out(part, names, options, depth + 1)
 
-    if isinstance(node, ast.Name):
-        value = names.of(node.id, node.lineno)
-        return UNKNOWN if value is None else inner(value)
+    if isinstance(node, ast.Name | ast.Subscript):
+        part = names.part(node)
+        return UNKNOWN if part is None else inner(part)
     if isinstance(node, ast.Attribute):
-        if (match := TORCH.fullmatch(ast.unparse(node)[:40])) is not None:
-            return match[1]
         if (match := MEMBER.fullmatch(ast.unparse(node)[:80])) is not None:
-            return MEMBERS.get(match[1].lower(), match[1].lower())
-        if (match := NAMED.fullmatch(ast.unparse(node)[:80])) is not None:
-            return match[1]
+            return match[1] or match[2] or MEMBERS.get(match[3].lower(), match[3].lower())
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         part = None if owner in names.parsed and node.attr in options else names.part(node)
         if part is not None and (value := inner(part)) is not UNKNOWN:
             return value
         return options.get(node.attr, UNKNOWN) if ARGUMENTS.search(owner) or owner in names.parsed else UNKNOWN
-    if isinstance(node, ast.Subscript):
-        part = names.part(node)
-        return UNKNOWN if part is None else inner(part)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left, right = inner(node.left), inner(node.right)
         numbers = all(type(side) in (int, float) and abs(side) < LARGEST for side in (left, right))
@@ -232,8 +226,8 @@ class Names:
         before = sorted((each for each in several if each[0] < line), key=lambda each: each[0])
         return before[-1][1] if before and all(plain for _, _, plain in before) else None
 
-    def part(self, node: ast.Attribute | ast.Subscript | ast.Call) -> ast.expr | None:
-        """The expression that a field, a key or a call stands for; None where that is not known.
+    def part(self, node: ast.expr) -> ast.expr | None:
+        """The expression that a name, a field, a key or a call stands for; None where that is not known.
 
         Such are `config.model`, `table["a"][1]`, `os.environ.get("MODEL", "gpt2")`, `settings.get("batch", 4)`, `read_settings()`.
 
@@ -241,6 +235,8 @@ class Names:
         >>> [worked_out(ast.parse(text, mode="eval").body, names, {}) for text in ("run.size", "table['a'][1]")]
         [8, 2]
         """
+        if isinstance(node, ast.Name):
+            return self.of(node.id, node.lineno)
         if isinstance(node, ast.Call):
             return self._returned(node)
         if isinstance(node, ast.Attribute):
@@ -249,7 +245,7 @@ class Names:
                 return value
             around = self._around(node.lineno, ast.ClassDef) if own else []
             return self._field(around[0], node.attr) if around else self._inside(node.value, node.attr)
-        if (key := getattr(node.slice, "value", None)) is None:
+        if not isinstance(node, ast.Subscript) or (key := getattr(node.slice, "value", None)) is None:
             return None
         if ast.unparse(node.value) == "os.environ":
             return self._variable(key, None)
@@ -261,11 +257,7 @@ class Names:
         if id(node) in self.open or len(self.open) > 50 or self.left < 0:
             return node
         self.open.add(id(node))
-        value = None
-        if isinstance(node, ast.Name):
-            value = self.of(node.id, node.lineno)
-        elif isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
-            value = self.part(node)
+        value = self.part(node)
         whole = node if value is None else self.stands(value)
         self.open.discard(id(node))
         return whole
