@@ -5,6 +5,7 @@ written here is only how they are put together.
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import msgspec
@@ -72,20 +73,17 @@ def _layer_seconds() -> Any:
     return (whole.forward_flops + whole.backward_flops) / (t * X)
 
 
-def _tensor_bandwidth() -> Part:
-    (t, r) = letters("t r")
+def _tensor_bandwidth(t: Any, r: Any) -> Part:
     layer = bandwidth_needed(_gpt(t).wire, _layer_seconds(), r)
     return "bandwidth that tensor parallelism needs, all-reduces of 16-bit activations", layer, "byte/s"
 
 
-def _pipeline_bandwidth() -> Part:
-    l, p, b, s, h, r = letters("l p b s h r")
+def _pipeline_bandwidth(l: Any, p: Any, b: Any, s: Any, h: Any, r: Any) -> Part:
     stage = bandwidth_needed(2 * 2 * b * s * h, l / p * _layer_seconds(), r)
     return "bandwidth that an inner pipeline stage needs, activations and their gradients", stage, "byte/s"
 
 
-def _data_bandwidth() -> Part:
-    p, s, d, t, P, B, X, r = letters("p s d t P B X r")
+def _data_bandwidth(p: Any, s: Any, d: Any, t: Any, P: Any, B: Any, X: Any, r: Any) -> Part:
     reduced = Collective("all_reduce", "dp", 2 * P / (t * p), d).wire
     data = bandwidth_needed(reduced, 6 * P * B * s / (d * t * p * X), r)
     return "bandwidth that data parallelism needs, one all-reduce of 16-bit gradients a step", data, "byte/s"
@@ -97,8 +95,7 @@ def _ring(c: Any) -> Layer:
     return _gpt(kernels=FLASH, tokens=b * s / c, pairs=b * s * s / c, positions=s / c, cp=c)
 
 
-def _context_bandwidth() -> Part:
-    c, X = letters("c X")
+def _context_bandwidth(c: Any, X: Any) -> Part:
     core = next(operation for operation in _ring(c) if operation.kind == "attention")
     hidden = bandwidth_needed(
         sum(exchange.wire for exchange in core.forward_comm), core.forward_flops / X * (c - 1) / c
@@ -107,8 +104,7 @@ def _context_bandwidth() -> Part:
     return meaning, hidden, "byte/s"
 
 
-def _expert_bandwidth() -> Part:
-    e, X, r = letters("e X r")
+def _expert_bandwidth(e: Any, X: Any, r: Any) -> Part:
     mixture = _mixture(ep=e)
     seconds = (mixture.forward_flops + mixture.backward_flops) / X
     meaning = "bandwidth that expert parallelism needs, balanced, tokens to experts and back (layers of Mixtral)"
@@ -122,8 +118,7 @@ BANDWIDTH_OF = {
 """The form of `bandwidth` of each axis."""
 
 
-def _traffic() -> list[Part]:
-    l, p, b, s, h, d, t, P, m, c, e = letters("l p b s h d t P m c e")
+def _traffic(l: Any, p: Any, b: Any, s: Any, h: Any, d: Any, t: Any, P: Any, m: Any, c: Any, e: Any) -> list[Part]:
     return [
         ("bytes that one GPU sends a step, tensor parallelism", l / p * m * _gpt(t).wire, "byte"),
         ("bytes that an inner stage sends a step, activations and their gradients", 2 * 2 * b * s * h * m, "byte"),
@@ -138,19 +133,18 @@ def _traffic() -> list[Part]:
     ]
 
 
-def _padded_flash() -> list[Part]:
+def _padded_flash(T: Any, T_p: Any) -> list[Part]:
     import sympy
 
-    T, whole = letters("T T_p")
     free = _gpt(kernels=FLASH, tokens=T, pairs=T)
-    padded = _gpt(kernels=FLASH, tokens=whole, pairs=T, kernel_tokens=T)
+    padded = _gpt(kernels=FLASH, tokens=T_p, pairs=T, kernel_tokens=T)
     return [
         ("bytes a layer keeps where only the kernel runs without padding", sympy.expand(padded.saved()), "byte"),
         ("the same without padding throughout", sympy.expand(free.saved()), "byte"),
         ("what is saved by the second", sympy.expand(padded.saved() - free.saved()), "byte"),
         (
             "what is saved where all are equally long: there is no mask, and nothing is copied",
-            sympy.expand(_gpt(kernels=FLASH, tokens=whole, pairs=T).saved() - free.saved().subs(T, whole)),
+            sympy.expand(_gpt(kernels=FLASH, tokens=T_p, pairs=T).saved() - free.saved().subs(T, T_p)),
             "byte",
         ),
     ]
@@ -163,10 +157,9 @@ def _mask() -> list[Part]:
     return [("bytes a layer keeps where the mask of its scores is kept too, a byte each", kept, "byte")]
 
 
-def _collectives() -> list[Part]:
+def _collectives(n: Any, m: Any) -> list[Part]:
     import sympy
 
-    n, m = letters("n m")
     collectives = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     parts: list[Part] = [
         (
@@ -192,42 +185,28 @@ def _collectives() -> list[Part]:
     ]
 
 
-def _servers() -> list[Part]:
-    n, m, V, w, S = letters("n m V w S")
-    return [
-        ("bytes that one of m parameter servers receives and sends a step, of n workers", n * V / m, "byte"),
-        ("workers that m servers keep up with, where none waits for others", m * (S * w + 2 * V) / V, "workers"),
-        ("seconds of a step where all wait for all, the servers' links being full", S + 2 * n * V / (m * w), "s"),
-        ("seconds between updates of a worker that waits for none, below that many workers", S + 2 * V / w, "s"),
-        ("the same above it", n * V / (m * w), "s"),
-        ("updates by others between a worker's weights and its gradients, in the mean", n - 1, "updates"),
-    ]
-
-
-def _longest() -> list[Part]:
+def _longest(N: Any, n: Any, M: Any, k: Any) -> list[Part]:
     import sympy
 
-    N, n, M, longest = letters("N n M k")
-    k = sympy.Symbol("k", positive=True, integer=True)
+    each = sympy.Symbol("k", positive=True, integer=True)
     return [
         (
             "expected longest of n lengths, each of 1 to N equally likely",
-            N - sympy.Sum((k / N) ** n, (k, 1, N - 1)),
+            N - sympy.Sum((each / N) ** n, (each, 1, N - 1)),
             "tokens",
         ),
         ("the same for a large N", N * n / (n + 1), "tokens"),
         ("expected longest of n lengths, exponential of mean M", M * sympy.harmonic(n), "tokens"),
         (
             "expected square of the longest, each of 1 to N",
-            N**2 - sympy.Sum((2 * k + 1) * (k / N) ** n, (k, 1, N - 1)),
+            N**2 - sympy.Sum((2 * each + 1) * (each / N) ** n, (each, 1, N - 1)),
             "tokens^2",
         ),
-        ("probability that the longest is k, each of 1 to N", (longest / N) ** n - ((longest - 1) / N) ** n, "share"),
+        ("probability that the longest is k, each of 1 to N", (k / N) ** n - ((k - 1) / N) ** n, "share"),
     ]
 
 
-def _gamma() -> list[Part]:
-    l, b, s, h, v = letters("l b s h v")
+def _gamma(l: Any, b: Any, s: Any, h: Any, v: Any) -> list[Part]:
     import sympy
 
     share = sympy.Symbol("gamma", positive=True)
@@ -243,18 +222,9 @@ def _gamma() -> list[Part]:
     ]
 
 
-def _bubble() -> list[Part]:
-    p, m, v = letters("p m v")
-    return [
-        ("idle time of a pipeline over its work, 1F1B", (p - 1) / m, "share"),
-        ("the same with v chunks of layers on a stage (interleaved)", (p - 1) / (v * m), "share"),
-    ]
-
-
-def _checkpoints() -> list[Part]:
+def _checkpoints(l: Any, A: Any, A_in: Any) -> list[Part]:
     import sympy
 
-    l, A, A_in = letters("l A A_in")
     count = sympy.Symbol("c", positive=True)
     kept = checkpointed(l, count, A_in, A)
     (best,) = sympy.solve(sympy.diff(kept, count), count)
@@ -264,40 +234,7 @@ def _checkpoints() -> list[Part]:
     ]
 
 
-def _duration() -> list[Part]:
-    P, N, n, X = letters("P N n X")
-    return [
-        ("seconds of a run (a day has 86,400)", 6 * P * N / (n * X), "s"),
-        ("seconds of a run with all layers run again", 8 * P * N / (n * X), "s"),
-    ]
-
-
-def _gpus() -> list[Part]:
-    P, N, X, S = letters("P N X S")
-    return [("GPUs that finish a run in S seconds", 6 * P * N / (S * X), "GPUs")]
-
-
-def _amdahl() -> list[Part]:
-    f, n = letters("f n")
-    return [
-        ("how many times faster n GPUs are than one", 1 / (f + (1 - f) / n), "times"),
-        ("the same at most, whatever the number of GPUs", 1 / f, "times"),
-    ]
-
-
-def _utilisation() -> list[Part]:
-    F, S, n, X = letters("F S n X")
-    return [
-        (
-            "share of the peak rate X: MFU of the model's FLOPs, HFU of all that are carried out",
-            F / (S * n * X),
-            "share",
-        )
-    ]
-
-
-def _partitioned() -> list[Part]:
-    l, b, s, h, t = letters("l b s h t")
+def _partitioned(l: Any, b: Any, s: Any, h: Any, t: Any) -> list[Part]:
     inputs = 2 * l * b * s * h
     part = (t - 1) / t  # what one rank lacks of a tensor that is shared out
     return [
@@ -316,17 +253,18 @@ def _partitioned() -> list[Part]:
     ]
 
 
-def _kv_cache() -> list[Part]:
-    l, b, s, k, w = letters("l b s k w")
-    return [("keys and values kept to generate with, in 16 bits", 2 * 2 * l * b * s * k * w, "byte")]
+def in_letters(form: Callable[..., Any]) -> Any:
+    """Return what a function of letters is, given the letters that its arguments are named by."""
+    return form(*map(letter, signature(form).parameters))
 
 
 _BY_PARAMETERS = "6 FLOPs a parameter and token: attention and logits are not counted"
-FORMS: dict[str, tuple[Callable[[], list[Part]], tuple[str, ...], tuple[str, ...]]] = {
+FORMS: dict[str, tuple[Callable[..., list[Part]], tuple[str, ...], tuple[str, ...]]] = {
     "bandwidth": (
-        lambda: [part() for part in BANDWIDTH_OF.values()],
+        lambda: [in_letters(part) for part in BANDWIDTH_OF.values()],
         (
-            "layers of a GPT; the logits, the embedding and recomputation are not counted", "a pipeline of several stages",
+            "layers of a GPT; the logits, the embedding and recomputation are not counted",
+            "a pipeline of several stages",
             "data parallelism: 6 FLOPs a parameter and token",
             "context parallelism: as many key-value heads as heads; half of that time, where a kernel leaves out what is masked",
         ),
@@ -342,28 +280,83 @@ FORMS: dict[str, tuple[Callable[[], list[Part]], tuple[str, ...], tuple[str, ...
     ),
     "gamma": (_gamma, ("layers of a GPT, whole layers run again",), ("narayanan2021",)),
     "padded-flash": (
-        _padded_flash, ("a GPT layer with fused attention that drops probabilities itself",), ("dao2022", "padfree2024"),
+        _padded_flash,
+        ("a GPT layer with fused attention that drops probabilities itself",),
+        ("dao2022", "padfree2024"),
     ),
     "mask": (_mask, ("a GPT layer that writes its scores out",), ("korthikanti2022",)),
     "collectives": (_collectives, ("a ring",), ("nccl-tests",)),
     "parameter-servers": (
-        _servers, ("adapters of servers as fast as the workers'", "both directions at once", "workers that are alike"), ("li2014",),
+        lambda n, m, V, w, S: [
+            ("bytes that one of m parameter servers receives and sends a step, of n workers", n * V / m, "byte"),
+            ("workers that m servers keep up with, where none waits for others", m * (S * w + 2 * V) / V, "workers"),
+            ("seconds of a step where all wait for all, the servers' links being full", S + 2 * n * V / (m * w), "s"),
+            ("seconds between updates of a worker that waits for none, below that many workers", S + 2 * V / w, "s"),
+            ("the same above it", n * V / (m * w), "s"),
+            ("updates by others between a worker's weights and its gradients, in the mean", n - 1, "updates"),
+        ],
+        ("adapters of servers as fast as the workers'", "both directions at once", "workers that are alike"),
+        ("li2014",),
     ),
     "longest": (_longest, ("lengths that are drawn one by one, whatever the others are",), ("padfree2024",)),
-    "bubble": (_bubble, ("stages that take equally long",), ("narayanan2021",)),
-    "checkpoints": (
-        _checkpoints, ("layers that are alike", "one segment at a time is run again"), ("narayanan2021", "chen2016"),
+    "bubble": (
+        lambda p, m, v: [
+            ("idle time of a pipeline over its work, 1F1B", (p - 1) / m, "share"),
+            ("the same with v chunks of layers on a stage (interleaved)", (p - 1) / (v * m), "share"),
+        ],
+        ("stages that take equally long",),
+        ("narayanan2021",),
     ),
-    "duration": (_duration, (_BY_PARAMETERS,), ("narayanan2021",)),
-    "gpus": (_gpus, (_BY_PARAMETERS,), ("narayanan2021",)),
-    "amdahl": (_amdahl, (), ("amdahl1967",)),
-    "utilisation": (_utilisation, (), ("korthikanti2022",)),
+    "checkpoints": (
+        _checkpoints,
+        ("layers that are alike", "one segment at a time is run again"),
+        ("narayanan2021", "chen2016"),
+    ),
+    "duration": (
+        lambda P, N, n, X: [
+            ("seconds of a run (a day has 86,400)", 6 * P * N / (n * X), "s"),
+            ("seconds of a run with all layers run again", 8 * P * N / (n * X), "s"),
+        ],
+        (_BY_PARAMETERS,),
+        ("narayanan2021",),
+    ),
+    "gpus": (
+        lambda P, N, X, S: [("GPUs that finish a run in S seconds", 6 * P * N / (S * X), "GPUs")],
+        (_BY_PARAMETERS,),
+        ("narayanan2021",),
+    ),
+    "amdahl": (
+        lambda f, n: [
+            ("how many times faster n GPUs are than one", 1 / (f + (1 - f) / n), "times"),
+            ("the same at most, whatever the number of GPUs", 1 / f, "times"),
+        ],
+        (),
+        ("amdahl1967",),
+    ),
+    "utilisation": (
+        lambda F, S, n, X: [
+            (
+                "share of the peak rate X: MFU of the model's FLOPs, HFU of all that are carried out",
+                F / (S * n * X),
+                "share",
+            )
+        ],
+        (),
+        ("korthikanti2022",),
+    ),
     "partitioned": (
-        _partitioned, ("layers that all run again; with sequence parallelism the inputs are in parts already",),
+        _partitioned,
+        ("layers that all run again; with sequence parallelism the inputs are in parts already",),
         ("rajbhandari2019",),
     ),
-    "kv-cache": (_kv_cache, ("attention with keys and values of its own, no window",), ("transformers",)),
-}  # fmt: skip
+    "kv-cache": (
+        lambda l, b, s, k, w: [
+            ("keys and values kept to generate with, in 16 bits", 2 * 2 * l * b * s * k * w, "byte")
+        ],
+        ("attention with keys and values of its own, no window",),
+        ("transformers",),
+    ),
+}
 """What can be asked for of a run: its parts, what they hold for, the works they are from."""
 
 
@@ -381,7 +374,7 @@ def run_forms(quantity: str) -> tuple[Equation, ...]:
         raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(FORMS)})")
     make, validity, keys = FORMS[quantity]
     forms, meanings = [], LETTERS | OWN_LETTERS.get(quantity, {})
-    for quantity_words, value, unit in make():
+    for quantity_words, value, unit in in_letters(make):
         expression = sympy.factor(sympy.nsimplify(value))
         names = {symbol.name for symbol in expression.free_symbols}
         forms.append(
