@@ -13,7 +13,7 @@ from loadgauge.core.serving.result import Answer as Inferred, known_range
 from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, points, section
 from loadgauge.core.text.verdict import WORDS, host_verdict, host_words, left_out_words, verdict_words
 
 
@@ -72,8 +72,8 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
     _traffic(target, answer)
     unread = {"keys that are not read": ", ".join(item["key"] for item in served.unread)} if served.unread else {}
     print_assumed(target, {**served.assumed, **unread})
-    heading(target, f"Not counted{'' if answer.asked.task == 'quantise' else ': this is no planner of serving'}")
-    points(target, answer.not_counted)
+    planner = "" if answer.asked.task == "quantise" else ": this is no planner of serving"
+    section(target, f"Not counted{planner}", answer.not_counted)
     if answer.first is not None:
         points(target, [f"Range of times: {_source(answer)}."])
 

@@ -9,7 +9,7 @@ from loadgauge.core.estimate.time.bandwidth_needs import Need, Network, NetworkC
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
-from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, first_line, points, section
 
 NAMES = {"inner": "node", "outer": "network"}
 """The links, in a table."""
@@ -28,8 +28,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         _what_if(target, setup, network)
         _limits(target, planned, setup, network)
     print_assumed(target, planned.assumed)
-    heading(target, "Not counted")
-    points(target, answer.not_counted)
+    section(target, "Not counted", answer.not_counted)
 
 
 def _brief(target: Paper, planned: Setup, setup: NetworkCase, network: Network) -> None:
@@ -318,13 +317,12 @@ def compare(sweep: Answer, target: Paper, *, brief: bool = False) -> None:
 
 
 def _limits(target: Paper, planned: Setup, setup: NetworkCase, network: Network) -> None:
-    heading(target, "What these links allow")
     lines = [
         *_allowed(planned, setup, network),
         f"compute is {network.efficiency:.1%} of compute and exposed communication together"
         " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)",
     ]
-    points(target, lines)
+    section(target, "What these links allow", lines)
 
 
 def _allowed(planned: Setup, setup: NetworkCase, network: Network) -> list[str]:

@@ -365,6 +365,13 @@ def heading(target: Paper, text: str) -> None:
     points(target, [text], "", "heading" if isinstance(target, Markdown) else "bold")
 
 
+def section(target: Paper, title: str, lines: Sequence[str]) -> None:
+    """Print a list below its heading; nothing where it is empty."""
+    if lines:
+        heading(target, title)
+        points(target, lines)
+
+
 def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
     """Print a list, wrapped and indented; a mark of "" gives paragraphs. `GLUE` is a non-breaking space."""
     import textwrap

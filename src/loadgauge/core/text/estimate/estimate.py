@@ -16,7 +16,18 @@ from loadgauge.core.text.estimate import brief as short
 from loadgauge.core.text.estimate.padding import padding
 from loadgauge.core.text.estimate.setup import batch_words, layout_words, print_assumed, unit
 from loadgauge.core.text.estimate.step_time import headline, timing
-from loadgauge.core.text.table import Column, Paper, bar, draw, first_line, heading, plain, points, show_command
+from loadgauge.core.text.table import (
+    Column,
+    Paper,
+    bar,
+    draw,
+    first_line,
+    heading,
+    plain,
+    points,
+    section,
+    show_command,
+)
 from loadgauge.core.text.verdict import (
     ENDINGS,
     STYLES,
@@ -66,15 +77,12 @@ def report(setup: Setup, result: Estimate, target: Paper, counter: Counter | Non
     expected = setup.forecast()
     if expected is not None:
         padding(target, expected)
-    if setup.file:
-        heading(target, "Your job file")
-        points(target, [setup.file])
+    section(target, "Your job file", [setup.file] if setup.file else [])
     print_assumed(target, setup.assumed)
     if setup.assumed:
         lines = [assumption.text(result) for assumption in assumptions(setup, result)]
         points(target, lines if setup.model.listed is None else [*lines, UNCAPTURED])
-    heading(target, "Not counted")
-    points(target, _left_out(result))
+    section(target, "Not counted", [f"{note[:1].lower()}{note[1:]}" for note in result.not_counted])
 
 
 def _neither_said(target: Paper, setup: Setup) -> None:
@@ -352,7 +360,6 @@ def _work(target: Paper, result: Estimate) -> None:
     tokens = layout.global_batch * layout.seq_len
     if layout.tokens is not None:
         tokens = layout.tokens * layout.num_microbatches * layout.dp
-    heading(target, "Work of one step, all GPUs together")
     lines = [
         f"{unit(result.model)}: {tokens:,.0f}; micro-batches per rank: {layout.num_microbatches:,}",
         f"model FLOPs: {flops(work.model)} (forward {flops(work.forward)}, backward {flops(work.backward)})",
@@ -361,8 +368,4 @@ def _work(target: Paper, result: Estimate) -> None:
         f"parameters: {count(result.params)} = {result.params:,} (embedding {count(parts.embedding)},"
         f" layers {count(parts.layers)}, head {count(parts.head)})",
     ]
-    points(target, lines)
-
-
-def _left_out(result: Estimate) -> list[str]:
-    return [f"{note[:1].lower()}{note[1:]}" for note in result.not_counted]
+    section(target, "Work of one step, all GPUs together", lines)

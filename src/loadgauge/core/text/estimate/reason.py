@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loadgauge.core.answers.why.reason import Line, Reason, Rows
 from loadgauge.core.base.units import count, flops, gib, seconds
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, heading, points, section
 
 
 def write(reason: Reason, target: Paper, *, brief: bool = False) -> None:
@@ -26,9 +26,7 @@ def write(reason: Reason, target: Paper, *, brief: bool = False) -> None:
         rows = [[cell if isinstance(cell, str) else short_number(cell) for cell in row] for row in table.rows]
         draw(target, columns, rows, table.title, [len(rows) - 1] if table.summed else [])
     for title, lines in (("Notes", (*reason.notes, *reason.see)), ("Sources", reason.sources)):
-        if lines:
-            heading(target, title)
-            points(target, lines)
+        section(target, title, lines)
 
 
 def _column(name: str, cells: Sequence[str | float]) -> Column:

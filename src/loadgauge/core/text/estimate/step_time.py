@@ -12,7 +12,7 @@ from loadgauge.core.estimate.time.cost import Budget
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import rate
-from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, bar, draw, points, section
 
 
 def headline(time: Time, counted: str = "tokens") -> str:
@@ -119,7 +119,6 @@ def money_lines(budget: Budget, gpu: str) -> list[str]:
 
 def whole_run(target: Paper, budget: Budget, gpu: str) -> None:
     """Print days, GPU-hours, cost and energy of the whole run. gpu: id of its kind"""
-    heading(target, f"The whole run, {count(budget.tokens)} tokens")
     lines = [f"{days_words(budget.days)}: {budget.steps:,.0f} steps, {budget.gpu_hours:,.0f} GPU-hours"]
     lines += money_lines(budget, gpu)
     if budget.kilowatt_hours is not None:
@@ -137,4 +136,4 @@ def whole_run(target: Paper, budget: Budget, gpu: str) -> None:
             f"for {budget.wanted_days:g} days: {budget.gpus_needed:,} GPUs, if each stays as fast as with these"
             f" {budget.gpus:,}"
         )
-    points(target, lines)
+    section(target, f"The whole run, {count(budget.tokens)} tokens", lines)

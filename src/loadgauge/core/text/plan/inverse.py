@@ -12,7 +12,7 @@ from loadgauge.core.plan.deadline import Sized
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.text.estimate.setup import layout_words, unit
 from loadgauge.core.text.plan.plan import assumptions, table
-from loadgauge.core.text.table import Column, Paper, draw, heading, points, show_command
+from loadgauge.core.text.table import Column, Paper, draw, points, section, show_command
 from loadgauge.core.text.verdict import question_words
 
 
@@ -40,9 +40,7 @@ def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
         _curve(target, answers[0].curve)
     if beside:
         _beside(target, beside, answers[0].value)
-    if left_out:
-        heading(target, "Left out")
-        points(target, left_out)
+    section(target, "Left out", left_out)
     assumptions(target, msgspec.structs.replace(setup, file=""))
 
 

@@ -25,7 +25,7 @@ from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.brief import SCREEN, height
 from loadgauge.core.text.estimate.setup import batch_words, print_assumed, rate, unit
-from loadgauge.core.text.table import ABOVE, Column, Paper, draw, heading, plain, points, show_command
+from loadgauge.core.text.table import ABOVE, Column, Paper, draw, plain, points, section, show_command
 from loadgauge.core.text.verdict import WORDS, question_words
 
 LEAST = ("net GB/s", "speed", "MFU", "#", "cost/1B", "schedule")
@@ -61,8 +61,8 @@ def write_missed(answer: Missed, target: Paper, *, brief: bool = False) -> None:
     if answer.changes:
         change_table(target, answer.changes, "What would make it fit, each re-planned")
     else:
-        heading(target, "What would make it fit")
-        points(target, ["nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"])
+        tried = "nothing that was tried: offload, an 8-bit optimizer, LoRA, QLoRA, more GPUs, half the length"
+        section(target, "What would make it fit", [tried])
     if not brief:
         assumptions(target, msgspec.structs.replace(answer.setup, file=""))
 
@@ -91,20 +91,13 @@ def show(
         return
     table(target, shown, "The best layouts" if len(shown) > 1 else "The best layout", price=price)
     reasons = why(result)
-    if reasons:
-        heading(target, "Why the runner-up is slower" if len(reasons) == 1 else "Why the others are slower")
-        points(target, reasons)
-    if refused:
-        heading(target, f"Why not {request.why_not}")
-        points(target, refused)
+    section(target, f"Why the {'runner-up is' if len(reasons) == 1 else 'others are'} slower", reasons)
+    section(target, f"Why not {request.why_not}", refused)
     until = f", up to {SLOWEST:g} x the fastest's" if plan.case.space.narrowed else ""
     table(target, _thinned(result.pareto), f"Pareto front: memory vs. step time{until}", price=price)
     if changes:
         change_table(target, changes, "Single changes, each re-planned")
-    beyond = out_of_reach(plan.case.space)
-    if beyond:
-        heading(target, "Out of reach for every layout")
-        points(target, beyond)
+    section(target, "Out of reach for every layout", out_of_reach(plan.case.space))
     timed = f"{result.valid - result.bounded:,} timed, the rest ruled out by bounds"
     end = (
         f"{result.evaluated:,} combinations searched: {result.valid:,} valid,"

@@ -9,7 +9,7 @@ from loadgauge.core.plan.serving import Choice
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.inference import tried_words
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, points, section
 from loadgauge.core.text.verdict import WORDS, verdict_words
 
 SAYS = {
@@ -70,9 +70,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     if len(plan.front) > 1:
         each = "money" if cards else "tokens a GPU"
         _table(target, f"Between {each} and tokens a user", list(plan.front)[:top], cards=cards)
-    if plan.left_out:
-        heading(target, "Left out")
-        points(target, plan.left_out)
+    section(target, "Left out", plan.left_out)
     print_assumed(target, plan.assumed)
 
 

@@ -11,7 +11,7 @@ from loadgauge.core.post_training.roles import Run
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.post_training.posttrain_time import headline, write as report_time
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, points, section
 from loadgauge.core.text.verdict import WORDS, host_verdict, host_words, left_out_words, unread_words, verdict_words
 
 
@@ -66,8 +66,7 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
         draw(target, [Column("of a node"), Column("GiB", "right")], rows, "Host memory")
         points(target, [f"{host_words(on_host, stated)}."], "")
     print_assumed(target, run.assumed)
-    heading(target, "Not counted")
-    points(target, answer.not_counted)
+    section(target, "Not counted", answer.not_counted)
     report_time(target, run, answer.time, answer.job)
 
 
