@@ -262,20 +262,18 @@ def _card(word: str) -> list[str] | None:
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
     """Return the words here of a flag and what it has with it, as many as are sure; those of `rest` that it takes go to `typed`."""
     plain = bare(name)
-    if (own := options.get(name)) is not None and own.is_flag and not equals and rest and rest[0].lower() in TRUTH:
-        typed.append(rest.pop(0))
-        return [[name], own.secondary_opts[:1]][TRUTH[typed[1].lower()]]
-    if name in options or name in ("-h", "--help", "--help-all"):
+    if name in ("-h", "--help", "--help-all"):
         return list(typed)
     section, _, last = plain.removeprefix("actor-rollout-ref.").rpartition(".")
     if section and not OWN_SECTIONS & {*re.split("[.-]", section), last}:
         plain = last if any(last in table for table in TAKEN) or f"--{last}" in options else plain
-    if f"--{plain}" in options and len(name) > 2:
-        switch = options[f"--{plain}"]
-        if switch.secondary_opts and not equals and rest and rest[0].lower() in TRUTH:
+    known = name if name in options or len(name) == 2 else f"--{plain}"
+    truth = not equals and bool(rest) and rest[0].lower() in TRUTH
+    if (own := options.get(known)) is not None:
+        if own.is_flag and truth:
             typed.append(rest.pop(0))
-            return [(f"--{plain}", switch.secondary_opts[0])[TRUTH[typed[1].lower()]]]
-        return [f"--{plain}", *typed[1:]]
+            return ([known], own.secondary_opts[:1])[TRUTH[typed[1].lower()]]
+        return [known, *typed[1:]]
     after = typed[1] if equals else rest[0] if rest else ""
     worded = WORDED.get(plain, {}).get(after.lower().partition(" ")[0].replace("-", "_"))
     rank = re.fullmatch(r"(?:r(?:ank)?[=:]?)?(\d+)", after)
@@ -295,8 +293,7 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         typed += [] if equals else [rest.pop(0)]
         return [after]
     if plain in SWITCHES:
-        if not equals and rest and rest[0].lower() in TRUTH:
-            typed.append(rest.pop(0))
+        typed += [rest.pop(0)] if truth else []
         readings = (*SWITCHES[plain], "")
         words = readings[TRUTH.get(typed[1].lower(), 0) if len(typed) > 1 else 0].split()
         if not words or words[0] in options:
