@@ -70,8 +70,9 @@ def origin(choice: Choice) -> tuple[str, tuple[str, ...]]:
         source = choice.of.model.source
         return (f"{READ_OFF}; architecture: {source}" if source else READ_OFF), ()
     if choice.of.name != "gpt":
-        places = _ARCHITECTURES[choice.of.name]
-        return f"{READ_OFF}; architecture: {_cited(places)}{_traffic(choice)}", (*dict(places), *_traffic_keys(choice))
+        places, sent = _ARCHITECTURES[choice.of.name], ("megatron-lm",) if choice.quantity == "wire" else ()
+        traffic = "".join(f"; traffic as in {cite(key)}" for key in sent)
+        return f"{READ_OFF}; architecture: {_cited(places)}{traffic}", (*dict(places), *sent)
     places = _of_gpt(choice)
     if not places:
         return f"{READ_OFF}, for the layer and with the counting of {cite('korthikanti2022')}", ("korthikanti2022",)
@@ -80,14 +81,6 @@ def origin(choice: Choice) -> tuple[str, tuple[str, ...]]:
 
 def _cited(places: tuple[tuple[str, str], ...]) -> str:
     return "; ".join(f"{cite(key)}, {section}" if section else str(cite(key)) for key, section in places)
-
-
-def _traffic_keys(choice: Choice) -> tuple[str, ...]:
-    return ("megatron-lm",) if choice.quantity == "wire" else ()
-
-
-def _traffic(choice: Choice) -> str:
-    return "".join(f"; traffic as in {cite(key)}" for key in _traffic_keys(choice))
 
 
 def _of_gpt(choice: Choice) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from loadgauge.core.answers.figure import Figure
 from loadgauge.core.base import Size, lists, sums
-from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Entry, Ledger
+from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Ledger
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.states import States
@@ -73,8 +73,13 @@ def _children(result: Estimate, ledger: Ledger, part: str, pieces: list[Piece]) 
         return list(_activations(ledger))
     if part == "loss":
         return [
-            node(part, f"{part}/{entry.operation}", _loss_label(entry), entry.nbytes)
-            for entry in sorted(ledger.entries(part), key=lambda entry: LOSS.index(entry.operation))
+            node(
+                part,
+                f"{part}/{entry.operation}",
+                LOSS[entry.operation] or entry.what.partition(" x ")[0],
+                entry.nbytes,
+            )
+            for entry in sorted(ledger.entries(part), key=lambda entry: list(LOSS).index(entry.operation))
         ]
     entries = [(entry.what, entry.nbytes) for entry in ledger.entries(part)]
     rest = result.memory.parts[part] - sum(nbytes for _, nbytes in entries)
@@ -83,15 +88,10 @@ def _children(result: Estimate, ledger: Ledger, part: str, pieces: list[Piece]) 
     return [node(part, f"{part}/{number}", what, nbytes) for number, (what, nbytes) in enumerate(entries)]
 
 
-LOSS = ("others", "waiting", "prediction", "working")
-"""The entries of the loss, in the order in which they are drawn."""
-
-
-def _loss_label(entry: Entry) -> str:
-    return {
-        "waiting": "waits for the gradient of the head's weights",
-        "working": "logits and their copies",
-    }.get(entry.operation, entry.what.partition(" x ")[0])
+LOSS = {
+    "others": "", "waiting": "waits for the gradient of the head's weights", "prediction": "", "working": "logits and their copies",
+}  # fmt: skip
+"""The entries of the loss, in the order in which they are drawn, and what each is called (empty: by what it is of)."""
 
 
 # -- model states ------------------------------------------------------------------------------------------------------
