@@ -111,7 +111,7 @@ def _expert_bandwidth(e: Any, X: Any, r: Any) -> Part:
     return meaning, bandwidth_needed(mixture.wire, seconds, r), "byte/s"
 
 
-BANDWIDTH_OF = {
+BANDWIDTH_OF: dict[str, Callable[..., Any]] = {
     "tp": _tensor_bandwidth, "pp": _pipeline_bandwidth, "dp": _data_bandwidth, "cp": _context_bandwidth,
     "ep": _expert_bandwidth,
 }  # fmt: skip

@@ -267,13 +267,13 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
     section, _, last = plain.removeprefix("actor-rollout-ref.").rpartition(".")
     if section and not OWN_SECTIONS & {*re.split("[.-]", section), last}:
         plain = last if any(last in table for table in TAKEN) or f"--{last}" in options else plain
-    known = name if name in options or len(name) == 2 else f"--{plain}"
+    spelling = name if name in options or len(name) == 2 else f"--{plain}"
     truth = not equals and bool(rest) and rest[0].lower() in TRUTH
-    if (own := options.get(known)) is not None:
+    if (own := options.get(spelling)) is not None:
         if own.is_flag and truth:
             typed.append(rest.pop(0))
-            return ([known], own.secondary_opts[:1])[TRUTH[typed[1].lower()]]
-        return [known, *typed[1:]]
+            return ([spelling], own.secondary_opts[:1])[TRUTH[typed[1].lower()]]
+        return [spelling, *typed[1:]]
     after = typed[1] if equals else rest[0] if rest else ""
     worded = WORDED.get(plain, {}).get(after.lower().partition(" ")[0].replace("-", "_"))
     rank = re.fullmatch(r"(?:r(?:ank)?[=:]?)?(\d+)", after)
