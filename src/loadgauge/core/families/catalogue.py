@@ -185,6 +185,8 @@ def find(text: str, hub: bool = False) -> Found:
         return Found(spec, describe_shape(text, shape))
     if _RESIZED.search(text):
         return _resized(text)
+    if text.lower().endswith(".gguf") and os.path.isfile(text):
+        return _of_header(text)
     if names_file(text) and not _elsewhere(text) and not text.lower().endswith(".gguf"):
         return Found(from_hf(text))
     from loadgauge.core.families.named.derived import split_stored  # most models are named by the catalogue's own names
@@ -200,6 +202,23 @@ def find(text: str, hub: bool = False) -> Found:
         spec = from_dict(content, f"huggingface.co/{text}", text.rpartition("/")[2].lower())
         return Found(spec, f"config.json of {text} on huggingface.co", _stored(content) or stored)
     raise _unknown(text)
+
+
+def _of_header(file: str) -> Found:
+    """The model of a GGUF file, by the sizes in its header, else by the name there or of the file."""
+    from loadgauge.core.families.named.gguf import header
+    from loadgauge.core.families.named.derived import split_stored
+
+    head = header(file)
+    stored = head.stored or split_stored(file)[1] or "gguf"
+    if head.config:
+        return Found(
+            from_dict(head.config, file, head.name or os.path.basename(file)), "the header of the file", stored
+        )
+    alike = next((alike for name in (head.name.replace(" ", "-"), file) if name and (alike := _alike(name))), None)
+    if alike is None:
+        raise _unknown(file)
+    return msgspec.structs.replace(_as(file, alike), stored=stored)
 
 
 _RESIZED = re.compile(r":(?=[a-z_-]+=)")
