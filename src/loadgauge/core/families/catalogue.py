@@ -206,8 +206,8 @@ def find(text: str, hub: bool = False) -> Found:
 
 def _of_header(file: str) -> Found:
     """The model of a GGUF file, by the sizes in its header, else by the name there or of the file."""
-    from loadgauge.core.families.named.gguf import header
     from loadgauge.core.families.named.derived import split_stored
+    from loadgauge.core.families.named.gguf import header
 
     head = header(file)
     stored = head.stored or split_stored(file)[1] or "gguf"
