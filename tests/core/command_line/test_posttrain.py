@@ -115,7 +115,7 @@ def test_explanations(part: str) -> None:
         ("--rollout sglang:utilization=0.5", "no option of SGLang"),
         ("--rollout vllm:utilization=1.5", "at most 1"),
         ("--rollout vllm:tp=3", "not whole replicas of 3"),
-        ("--rollout vllm:dp=3", "dp=3"),
+        ("--rollout vllm:dp=9", "dp=9"),
         ("--placement split:4+3", "not the 8 of --gpus"),
         ("--placement both", "colocated or like split"),
         ("--answers exp:2000", "exp:2000,8192"),

@@ -210,8 +210,6 @@ def test_the_command() -> None:
     ("words", "said"),
     [
         ("--task generate --zero 3", "zero"),
-        ("--task generate --seq-len 512", "--context"),
-        ("--context 512", "--task generate"),
         ("--task forward --answer 3", "--task generate"),
         ("--task generate --context 16 --answer 16", "below"),
         ("--task generate --ep 2", "experts"),
