@@ -236,7 +236,7 @@ def test_without_a_number_of_gpus_it_finds_the_fewest_or_asks_for_one() -> None:
     assert plan.choices[0].job == plan_serving(job, {"context": 2048}, {}, Limits(), "gpus").choices[0].job
     with pytest.raises(ConfigError, match="--find gpus"):
         plan_serving(job, {}, {}, Limits(), "batch")
-    assert "needs --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err
+    assert "as of --task generate" in typed("plan qwen3-8b --gpu l40s --gpus 2 --max-ttft 2s").err
 
 
 def test_the_cheapest_kind_of_gpu_is_that_of_a_plan_of_each() -> None:

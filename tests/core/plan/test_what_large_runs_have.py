@@ -133,6 +133,10 @@ def test_dualpipe_hides_the_exchange_of_experts_and_sends_each_node_one_copy():
 @pytest.mark.parametrize("id", gpu_ids())
 def test_every_card_has_a_time_over_several_nodes(id):
     result = resolve_job(Job("llama-3.2-1b", gpu=id, gpus=64, zero=3, seq_len=512)).estimate()
+    peaks = gpu(id).peaks
+    if not (peaks.fp32 or peaks.bf16 or peaks.fp16):  # as announced, without a rate of these
+        assert result.time is None
+        return
     assert result.time is not None
     assert result.time.step > 0
 

@@ -16,7 +16,7 @@ RUN = "estimate qwen2.5-7b --gpu h100-sxm5-80gb --gpus 8 --zero 3 --recompute fu
         ("grpo --rollout vllm:tp=3", "not whole replicas of 3"), ("grpo --rollout hf --placement split:4+4", "in the trainer"),
         ("grpo --placement split:4+8", "4 + 8 GPUs are not the 8"), ("grpo --staleness -1", "--staleness"),
         ("grpo --answers exp:2000,1000000", "1,000,000 of an answer are more than the 131,072"),
-        ("grpo --rollout vllm:max_model_len=3000", "more than the 3,000 of the engine's context"),
+        ("grpo --rollout vllm:max_model_len=3000 --answers 3000", "more than the 3,000 of the engine's context"),
         ("grpo --answers exp:1e9,1e12", "answers: must be at most 10,000,000 tokens, got 1e12"),
         ("grpo --answers 20_000_000", "answers: must be at most 10,000,000 tokens, got 20_000_000"),
         (f"grpo --answers {'9' * 5000}", "answers: must be at most 10,000,000 tokens, got 999"),

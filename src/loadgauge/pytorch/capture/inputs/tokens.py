@@ -130,7 +130,7 @@ def _counting(method: Any, name: str, tally: Tally) -> Any:
 
 def _said(mask: Any, vectors: Any) -> Any:
     """Say of a mask of tokens that it is true for as many as there are vectors: layers may look there again."""
-    if mask.dtype is torch.bool and (mask.dim() == 2 or mask.shape[-1] == 1):
+    if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool and (mask.dim() == 2 or mask.shape[-1] == 1):
         keep(mask, Rows(vectors))
     return mask
 

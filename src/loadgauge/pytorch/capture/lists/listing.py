@@ -255,9 +255,9 @@ class Lister:
         pending = self._pending()
         droppable: dict[int, Terms] = {}
 
-        def note(ahead: bool, at_work: int, index: int, latest: int, scratch: Terms | None = None) -> None:
-            """Write down what is alive now. scratch: bytes beside"""
-            now = summed(summed(live, lying) if ahead else live, scratch or {})
+        def note(ahead: bool, at_work: int, index: int, latest: int) -> None:
+            """Write down what is alive now."""
+            now = summed(live, lying) if ahead else live
             row = Row(index, less(now, before[at_work]), gradients[at_work], latest)
             (forward if ahead else backward).setdefault(at_work, []).append(row)
             if ahead:
@@ -324,8 +324,6 @@ class Lister:
                 add(live, terms)
                 if grows:
                     note(ahead, at_work, index, latest)
-            if scratch := self._scratch(at, op):
-                note(ahead, at_work, index, latest, scratch)
             if begins:
                 self.first_backward[at_work] = dict(live)
             if not ahead and latest:
@@ -338,15 +336,6 @@ class Lister:
                     add(gone, self.nbytes[number])
         self.kept, self.before = kept, before
         return forward, bare, backward
-
-    def _scratch(self, at: int, op: Op) -> Terms:
-        """Bytes that cuDNN takes while a convolution runs: what goes in and out is copied where channels do not lie together.
-
-        Tensor cores read such alone (source: NVIDIA, cuDNN developer guide). A filter of one channel is PyTorch's own.
-        """
-        ahead = self.forward[at][1]
-        copies = ahead.strided and "convolution" in op.name and int(ahead.shapes[1][1]) > 1
-        return total_of(self.nbytes[number] for number in {*ahead.reads, *ahead.makes} if copies)
 
     def _elements(self, number: int) -> int:
         record = self.run.stream.records[number]
