@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan.posttrain import Space, candidates, plain, plan_task
 from loadgauge.core.post_training.memory import memory
@@ -104,3 +106,28 @@ def test_the_split_of_a_run_with_old_answers_is_the_best_of_all_splits(seed: int
     assert (found is None) == (single is None)
     if found is not None and single is not None:
         assert (found.job, found.time.step, found.memory) == (single.job, single.time.step, single.memory)
+
+
+def test_what_no_node_trains_or_serves_is_laid_out_across_nodes():
+    job = Job("qwen3-235b-a22b", task="grpo", gpu="h100-sxm5-80gb", gpus=128, rollout_offload="all")
+    lean = {
+        "tp": (1, 4),
+        "zero": (1,),
+        "recompute": ("full",),
+        "micro_batch": (1,),
+        "logprob_batch": (1,),
+        "share": (0.7,),
+    }
+    space = Space.of(job, lean)
+    inside = plan_task(job, msgspec.structs.replace(space, wider={}))
+    across = plan_task(job, space)
+    assert space.ep == (1, 8)
+    assert set(space.wider) == {"pp", "ep", "rollout_tp"}
+    assert inside.best is None
+    assert across.best is not None
+    assert max(across.best.job.pp or 1, across.best.job.ep or 1, Engine.parse(across.best.job.rollout or "").tp) > 8
+    assert across.best.memory == memory(resolve_posttrain(across.best.job)[0])
+
+
+def test_a_model_without_experts_has_no_axis_of_them():
+    assert Space.of(Job("llama-3.1-8b", task="grpo", gpus=16), {}).ep == (1,)

@@ -3,7 +3,10 @@
 import pytest
 
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.serving.inference import Inference
+from loadgauge.core.families.catalogue import model
 from loadgauge.core.resolve.inference import fitting, resolve_inference
+from loadgauge.core.serving.passes import split
 
 ASKED = {"context": 4096}
 
@@ -46,3 +49,25 @@ def test_weights_are_as_their_publisher_stores_them():
     answer, assumed = resolve_inference(Job("deepseek-v3", gpu="h200-sxm-141gb", gpus=8), "generate", ASKED)
     assert "fp8" in assumed["--weight-format"]
     assert 8 * answer.memory.weights == pytest.approx(671e9, rel=0.02)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 7, 16])
+def test_layers_that_do_not_divide_are_shared_out_as_engines_do(stages):
+    """One each, from the last stage but one on downwards, as vLLM's `get_pp_indices` does it one by one."""
+    counts = [61 // stages] * stages
+    for place in range(2, 61 % stages + 2):
+        counts[-place] += 1
+    asked = Inference(task="generate", context=64, answer=1, pp=stages)
+    assert [stage.stop - stage.start for stage in split(model("deepseek-v3"), asked)] == counts
+
+
+def test_nodes_without_a_stated_network_have_the_usual_one():
+    answer, assumed = resolve_inference(
+        Job("deepseek-v3", gpu="h800-sxm5-80gb", gpus=16, tp=8, pp=2), "generate", ASKED
+    )
+    told, _ = resolve_inference(
+        Job("deepseek-v3", gpu="h800-sxm5-80gb", gpus=16, tp=8, pp=2, nic_bandwidth="400Gbit/s"), "generate", ASKED
+    )
+    assert assumed["--nic-bandwidth"].startswith("400Gbit/s")
+    assert not answer.untimed
+    assert answer.to_dict() == told.to_dict()

@@ -105,7 +105,7 @@ def _typed(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-AXES_OF_TASK = ("tp", "pp", "zero", "micro_batch", "recompute")
+AXES_OF_TASK = ("tp", "pp", "ep", "zero", "micro_batch", "recompute")
 """Flags that narrow the axes of a plan with --task down; other fields of a job it takes as they are."""
 
 

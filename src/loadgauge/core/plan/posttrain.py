@@ -25,16 +25,21 @@ from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.post_training.memory import PostMemory, engine_of, memory
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import Known, StepTime, step_time, timed
+from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.recompute_words import recompute_policy
 from loadgauge.core.resolve.resolve import named_card
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of every axis. rollout_tp, share: of the engine, share as its own option means it; placement: as of the flag"""
+    """The values of every axis. rollout_tp, share: of the engine, share as its own option means it; placement: as of the flag
+
+    wider: values of axes of a second search, of layouts across nodes, where nothing of the first fits
+    """
 
     tp: tuple[int, ...]
     pp: tuple[int, ...]
+    ep: tuple[int, ...] = (1,)
     zero: tuple[int, ...]
     recompute: tuple[str, ...]
     micro_batch: tuple[int, ...]
@@ -42,6 +47,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     rollout_tp: tuple[int, ...]
     share: tuple[float, ...]
     placement: tuple[str | None, ...]
+    wider: dict[str, tuple[Any, ...]] = {}
 
     @classmethod
     def of(cls, job: Job, stated: dict[str, tuple[Any, ...]]) -> Space:
@@ -67,6 +73,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         usual: dict[str, tuple[Any, ...]] = {
             "tp": inside,
             "pp": inside,
+            "ep": tuple(dict.fromkeys((1, inside[-1]))) if _has_experts(job) else (1,),
             "zero": (1, 3),
             "recompute": ("none", "selective", "full"),
             "micro_batch": (1, 2, 4, 8),
@@ -79,14 +86,30 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
             else (0.0,),
             "placement": (job.placement,) if job.placement else placements,
         }
-        return cls(**usual | stated)
+        across = WIDER if gpus > GPUS_PER_NODE else {}
+        held = {name for name in across if name in stated or len(usual[name]) == 1}
+        return cls(**usual | stated, wider={name: values for name, values in across.items() if name not in held})
 
 
-AXES = ("tp", "pp", "zero", "recompute", "micro_batch", "logprob_batch", "placement")
+WIDER: dict[str, tuple[Any, ...]] = {
+    "tp": (1, 4, 8), "pp": (1, 8, 16, 32), "ep": (8, 16, 32, 64), "recompute": ("selective", "full"), "micro_batch": (1,),
+    "logprob_batch": (1,), "rollout_tp": (8, 16, 32, 64), "share": (0.5, 0.7, 0.9),
+}  # fmt: skip
+"""Values of the axes of layouts across nodes, with as little at once as can be: for models that no node trains or serves."""
+
+
+def _has_experts(job: Job) -> bool:
+    """Return whether a job's model is known to have experts to shard."""
+    with contextlib.suppress(Error):
+        return found_model(job).spec.has_experts
+    return False
+
+
+AXES = ("tp", "pp", "ep", "zero", "recompute", "micro_batch", "logprob_batch", "placement")
 """Axes of a space that are fields of a job."""
 
 
-NEUTRAL = {"tp": 1, "pp": 1, "sequence_parallel": False}
+NEUTRAL = {"tp": 1, "pp": 1, "ep": 1, "sequence_parallel": False}
 """Values of a candidate that leaves a field out which its file has."""
 
 
@@ -157,18 +180,19 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def candidates(job: Job, space: Space) -> Iterator[Job]:
-    """Yield every job of a space, in the order of its axes. ZeRO 3 goes without tp and pp, as FSDP has it."""
-    axes = (space.placement, space.tp, space.pp, space.zero, space.recompute, space.micro_batch, space.logprob_batch)
-    for placement, tp, pp, zero, recompute, micro, logprobs in itertools.product(*axes):
-        if zero == 3 and tp * pp > 1:
+    """Yield every job of a space, in the order of its axes. ZeRO 3 goes without tp, pp and ep, as FSDP has it."""
+    axes = (space.placement, space.tp, space.pp, space.ep, space.zero, space.recompute, space.micro_batch)
+    for placement, tp, pp, ep, zero, recompute, micro, logprobs in itertools.product(*axes, space.logprob_batch):
+        if (zero == 3 and tp * pp * ep > 1) or max(tp, ep) * pp > (job.gpus or 1):
             continue
         for rollout in rollouts(job, space):
             yield job.replace(
                 placement=placement,
                 tp=tp if tp > 1 else None,
                 pp=pp if pp > 1 else None,
+                ep=ep if ep > 1 else None,
                 zero=zero,
-                framework=job.framework or _framework(rollout, tp * pp, zero),
+                framework=job.framework or _framework(rollout, tp * pp * ep, zero),
                 recompute=recompute,
                 sequence_parallel=True if tp > 1 else None,
                 micro_batch=micro,
@@ -273,6 +297,7 @@ class _Search:
             job.placement,
             job.tp,
             job.pp,
+            job.ep,
             job.zero,
             job.rollout,
             again,
@@ -388,6 +413,24 @@ def plan_task(job: Job, space: Space, *, nearest: bool = True, reading: Any = No
     for name in ("gpu", "gpus"):
         if getattr(job, name) is None:
             raise ConfigError("is missing: a plan needs --gpu and --gpus", key=name)
+    try:
+        first = _searched(job, space, nearest and not space.wider, reading)
+    except Unstarted:
+        if not space.wider:
+            raise
+        first = None
+    if not space.wider or (first is not None and first.best is not None):
+        assert first is not None
+        return first
+    across = msgspec.structs.replace(space, **space.wider)
+    with contextlib.suppress(Error):
+        wide = _searched(job, across, nearest, reading)
+        seen = 0 if first is None else first.candidates
+        return msgspec.structs.replace(wide, candidates=wide.candidates + seen)
+    return _searched(job, space, nearest, reading)
+
+
+def _searched(job: Job, space: Space, nearest: bool, reading: Any) -> Found:
     search, refused = _Search(job, reading), 0
     timed_ones: list[Timed] = []
     for order, candidate in enumerate(candidates(job, space)):
@@ -566,7 +609,7 @@ def _keys(job: Job) -> dict[str, tuple[Any, int]]:
     staged = (
         (job.recompute, job.micro_batch) if job.pp is not None or job.teacher is not None or job.rollout is None else ()
     )
-    trainer = (job.placement, job.tp, job.pp, job.zero, *staged)
+    trainer = (job.placement, job.tp, job.pp, job.ep, job.zero, *staged)
     resting = (*trainer, job.rollout)
     return {
         "update": (("update", *trainer, job.recompute, asleep), job.micro_batch or 1),
@@ -578,7 +621,7 @@ def _keys(job: Job) -> dict[str, tuple[Any, int]]:
 
 def _shape(job: Job) -> tuple[Any, ...]:
     """Return the key by which two candidates differ in kind: the trainer's layout, the engine's ranks, the split."""
-    return (job.placement, job.tp, job.pp, job.zero, Engine.parse(job.rollout or "vllm").tp)
+    return (job.placement, job.tp, job.pp, job.ep, job.zero, Engine.parse(job.rollout or "vllm").tp)
 
 
 def why(best: Choice, other: Choice) -> str:

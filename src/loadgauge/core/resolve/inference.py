@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated
-from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE, cluster
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.hardware.host import host_link
 from loadgauge.core.definitions.hardware.usual import usual_format, usual_node
@@ -19,15 +19,16 @@ from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.families.catalogue import Found, find
 from loadgauge.core.families.encoders import pictures
 from loadgauge.core.families.hub import allowed
-from loadgauge.core.resolve.resolve import bandwidth, named_card
+from loadgauge.core.resolve.large_runs import usual_line
+from loadgauge.core.resolve.resolve import bandwidth, cluster_of, named_card
 from loadgauge.core.serving.draft import Draft, block_of
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.serving.result import Answer, infer
 
 SEEN = ("pictures", "video", "audio", "max_pixels")
 TAKEN = (
-    "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "price", "offload", "mtp",
-    "host_link", "host_bandwidth", *SEEN, *AXES_OF,
+    "model", "hub", "gpu", "memory", "gpus", "gpus_per_node", "link_bandwidth", "nic_bandwidth", "topology", "price",
+    "offload", "mtp", "host_link", "host_bandwidth", *SEEN, *AXES_OF,
 )  # fmt: skip
 """Fields of a job that inference has a use for; of the batch and the sequence it has its own."""
 CONTEXT = 4096
@@ -108,11 +109,9 @@ def resolve_inference(
     )
     machines, untimed = None, "they need a --gpu"
     if card is not None:
-        link, adapter = (bandwidth(getattr(job, name), name) for name in ("link_bandwidth", "nic_bandwidth"))
-        try:
-            machines, untimed = cluster(card, within, job.gpus_per_node, link, adapter), ""
-        except NotStated as error:
-            untimed = str(error)
+        machines, untimed = cluster_of(job, card, within)
+        if machines is not None and (line := usual_line(job, card, machines)):
+            assumed["--nic-bandwidth"] = line
     counted = parameters(spec)
     answer = infer(
         spec,

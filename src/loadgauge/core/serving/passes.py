@@ -39,10 +39,21 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def split(model: ModelSpec, asked: Inference) -> tuple[Stage, ...]:
-    """Return the pipeline stages. Raises `LayoutError` for a layout that the model does not allow."""
+    """Return the pipeline stages. Raises `LayoutError` for a layout that the model does not allow.
+
+    Layers that do not divide go one each to the last stages but the very last, which has the head (source: vllm,
+    `distributed/utils.py`, `get_pp_indices`; sglang, `distributed/utils.py`, too).
+
+    >>> from loadgauge import model
+    >>> [stage.stop - stage.start for stage in split(model("deepseek-v3"), Inference(task="generate", context=64, answer=1, pp=4))]
+    [15, 15, 16, 15]
+    """
+    each, left = divmod(model.num_hidden_layers, asked.pp)
+    layers = tuple(each + (asked.pp - 2 - left < stage < asked.pp - 1) for stage in range(asked.pp))
     layout = Layout(
         tp=asked.tp,
         pp=asked.pp,
+        stage_layers=layers if each and left else None,
         ep=asked.ep,
         etp=asked.etp if model.has_experts else 1,
         dp=asked.attentions,

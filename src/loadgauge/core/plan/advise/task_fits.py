@@ -23,6 +23,7 @@ class Remedy(NamedTuple):
 
 
 CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("the trainer's states on the host while answers are made", {"rollout_offload": "all"}),
     ("optimizer on the host", {"offload": "optimizer"}),
     ("optimizer and weights on the host", {"offload": "all"}),
     ("adapters on a frozen base", {"lora_rank": 16}),

@@ -64,9 +64,10 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     rows = [_row("best", best)]
     if plan.runner_up is not None:
         rows.append(_row("runner-up", plan.runner_up))
-    names = ["", "placement", "tp pp zero", "recompute", "micro-batch", "log-probs", "rollout", "s", "GiB"]
-    right = (Column(name, "right") for name in names[7:])
-    draw(target, [*(Column(name) for name in names[:7]), *right], rows, counted, [0])
+    names = ["", "placement", "tp pp ep zero", "recompute", "micro-batch", "log-probs", "rollout", "s", "GiB"]
+    shown = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    columns = [Column(names[place], "right" if place > 6 else "left") for place in shown]
+    draw(target, columns, [[row[place] for place in shown] for row in rows], counted, [0])
     if plan.why:
         points(target, [f"The runner-up lost: {plan.why}."])
 
@@ -76,7 +77,7 @@ def _row(name: str, choice: posttrain.Choice) -> list[str]:
     return [
         name,
         job.placement or "",
-        f"{job.tp or 1}  {job.pp or 1}  {job.zero}",
+        f"{job.tp or 1}  {job.pp or 1}  {job.ep or 1}  {job.zero}",
         job.recompute or "",
         str(job.micro_batch),
         "" if job.logprob_batch is None else str(job.logprob_batch),

@@ -23,7 +23,7 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
         *unread_words(answer.unread), *([] if asked is None else [f"{asked.words()}."]),
         *left_out_words(run.trained.model, run.trained.training.precision.weight),
     ]  # fmt: skip
-    lines, next_steps = _lines(run, memory), _next(memory, answer.alternatives())
+    lines, next_steps = _lines(run, memory), _next(answer, answer.alternatives())
     took = headline(answer.time, answer.untimed)
     on_host, stated = sum(memory.host.values()), answer.job.host_memory
     host = host_verdict(on_host, stated)
@@ -105,9 +105,12 @@ def _lines(run: Run, memory: PostMemory) -> list[str]:
     return lines
 
 
-def _next(memory: PostMemory, remedies: Sequence[tuple[str, PostMemory]]) -> list[str]:
+def _next(answer: RunOfTask, remedies: Sequence[tuple[str, PostMemory]]) -> list[str]:
+    memory, job = answer.memory, answer.job
     if memory.verdict in ("fits", "unknown"):
         return []
+    if not remedies and (job.gpus or 1) > 1 and job.gpu is not None:
+        return [f"No single setting makes {memory.worst.name} fit; other layouts: {job.command('plan')}"]
     if not remedies:
         return [
             f"No change that was tried makes {memory.worst.name} fit, alone or with others: more GPUs, or a smaller model."
