@@ -116,7 +116,7 @@ def test_what_no_node_trains_or_serves_is_laid_out_across_nodes():
         "recompute": ("full",),
         "micro_batch": (1,),
         "logprob_batch": (1,),
-        "share": (0.7,),
+        "share": (0.5, 0.9),
     }
     space = Space.of(job, lean)
     inside = plan_task(job, msgspec.structs.replace(space, wider={}))
