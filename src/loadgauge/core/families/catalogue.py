@@ -369,8 +369,9 @@ def _unknown(text: str) -> ConfigError:
         return ConfigError("no such file", file=text)
     repository_of = repositories()
     going = goes_on(text, repository_of)
-    if 1 < len(going) <= MANY:
-        return ConfigError(f"{shown(text)} is several models: {_or(going)}; say which with --model")
+    if len(going) > 1:
+        named = _or(going) if len(going) <= MANY else f"{', '.join(going[:MANY])} and {len(going) - MANY} more"
+        return ConfigError(f"{shown(text)} is several models: {named}; say which with --model")
     ask = "; --hub asks huggingface.co" if REPOSITORY.fullmatch(text) else ""
     near = _hint(text, repository_of, 0.8)
     if "?" not in near:

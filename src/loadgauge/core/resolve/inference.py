@@ -144,7 +144,8 @@ def _shared_out(
     """The answer of the fewest GPUs of a replica that hold the model, where nothing is said of them; else of the most."""
     gpus, node, last = job.gpus or 1, usual_node(card), None
     replicas = ((tp, 1) for tp in (2, 4, 8) if tp <= node)
-    for tp, pp in (*replicas, *((node, stages) for stages in (2, 4, 8, 16))):
+    # A draft runs beside no stages: then layers are split across nodes.
+    for tp, pp in (*replicas, *((node, stages) for stages in (2, 4, 8, 16)), (2 * node, 1), (4 * node, 1)):
         if gpus % (tp * pp):
             continue
         try:
@@ -163,7 +164,10 @@ def fitting(
 ) -> Iterator[tuple[str, Answer]]:
     """Changes with which a model fits that does not, as flags, with the answer: narrower weights, and the fewest more GPUs."""
     formats = ("fp8", "awq") if asked.get("weight_format") is None else ()
-    narrower = ((f"--weight-format {name}", job, {"weight_format": name}) for name in formats)
+    narrower = [(f"--weight-format {name}", job, {"weight_format": name}) for name in formats]
+    if (server := asked.get("server")) and (share := ENGINES[(engine := Engine.parse(server, "server")).kind].share):
+        fuller = (msgspec.structs.replace(engine, **{share: most}).text() for most in (0.9, 0.95))
+        narrower = [*((f"--server {text}", job, {"server": text}) for text in fuller), *narrower]
     sizes = ((job.gpus or 1) * 2**power for power in range(1, 8))
     larger: Iterator[tuple[str, Job, dict[str, Any]]] = (
         ("", job.replace(gpus=size, **dict.fromkeys(AXES_OF)), {}) for size in sizes if size <= MANY

@@ -38,7 +38,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the rank that needs the most.
 
     low, high: with what lies outside PyTorch at its least and most; beside: further parts, such as a draft and CUDA graphs
-    host: bytes in host memory
+    host: bytes in host memory; starts: whether its server has room for the cache of one request
     """
 
     weights: float
@@ -52,6 +52,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     host: float = 0.0
     capacity: float | None = None
+    starts: bool = True
 
     @property
     def parts(self) -> dict[str, float]:
@@ -67,7 +68,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """Return whether the card holds it (see `loadgauge.core.base.verdict`)."""
-        return judge(self.low, self.high, self.capacity)
+        return judge(self.low, self.high, self.capacity) if self.starts else "does not fit"
 
     @property
     def fits(self) -> bool | None:

@@ -133,7 +133,7 @@ def derive(name: str, repositories: Mapping[str, str]) -> Derived | None:
 
 
 def goes_on(text: str, repositories: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the models whose names go on from that of a text, which states a size or a version.
+    """Return the models whose names go on from that of a text.
 
     >>> goes_on("Qwen/Qwen3.5-397B", {"qwen3.5-397b-a17b": "", "qwen3.5-27b": ""})
     ('qwen3.5-397b-a17b',)
@@ -141,7 +141,7 @@ def goes_on(text: str, repositories: Mapping[str, str]) -> tuple[str, ...]:
     ()
     """
     own = _bare(_spelt(split_stored(text)[0]), _TUNED)
-    if not re.search(r"\d", own):
+    if len(own) < 3:
         return ()
     going = [name for name in repositories if name.startswith(f"{own}-")]
     going += [
