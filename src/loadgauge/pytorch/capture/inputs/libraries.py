@@ -45,13 +45,21 @@ def of_library(target: str) -> bool:
 
 
 def published(name: str) -> str | None:
-    """Return what a published model, of diffusers or of transformers, is called in the table; None where it is not there.
+    """Return what a published model, of diffusers or of transformers, is called in the table, by its repository with its owner or
+    without; None where it is not there.
 
-    >>> published("wan-ai/wan2.1-t2v-14b-diffusers"), published("gpt2")
-    ('wan2.1-14b', None)
+    >>> published("wan-ai/wan2.1-t2v-14b-diffusers"), published("FLUX.1-dev"), published("gpt2")
+    ('wan2.1-14b', 'flux.1-dev', None)
     """
     wanted = name.lower()
-    return next((key for key, row in _named().items() if wanted in (key, *row["_also"].lower().split())), None)
+    return next(
+        (
+            key
+            for key, row in _named().items()
+            if any(f"/{word}".endswith(f"/{wanted}") for word in (key, *row["_also"].lower().split()))
+        ),
+        None,
+    )
 
 
 def _own() -> dict[str, dict[str, Any]]:
