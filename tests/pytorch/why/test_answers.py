@@ -189,6 +189,13 @@ BARE = [
     # github.com/verl-project/verl/issues/302
     ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "an engine that sleeps", "gpu_memory_util"),
     ("torch.distributed.elastic:failed (exitcode: -9) local_rank: 0 (pid: 10398)", "the host's memory", "num_workers"),
+    ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "the host's memory", "offload"),
+    ("ResourceExhaustedError: OOM when allocating tensor with shape[32,1024,50257] and type float", "TensorFlow", "batch"),
+    ("Out of memory error on GPU 0. Cannot allocate 4.687500GB memory on GPU 0", "PaddlePaddle", "recompute"),
+    ("[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n): out of memory", "TensorRT-LLM", "max_num_tokens"),
+    ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144", "tiles", "num_stages"),
+    ("ValueError: Some modules are dispatched on the CPU or the disk.", "the cards do not hold", "weight-format"),
+    ("AssertionError: Error in memory profiling. Initial free memory 21.5 GiB", "while vLLM measured", "after one another"),
     ("Root Cause: Signal 9 (SIGKILL) received by PID 10398", "the host's memory", "num_workers"),
     ("Killed", "the host's memory", "--offload optimizer"),
     ("line 3: 41932 Killed                  python train.py", "the host's memory", "low_cpu_mem_usage"),

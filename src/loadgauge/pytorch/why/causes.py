@@ -22,6 +22,12 @@ STATIC = "SGLang's share of the card"
 GGML = "llama.cpp's buffers"
 KERNELS = "bitsandbytes' own call of the driver"
 XLA = "an XLA program (JAX)"
+TENSORFLOW = "a TensorFlow program"
+PADDLE = "a PaddlePaddle program"
+TENSORRT = "TensorRT-LLM's buffers"
+TILES = "a kernel's tiles, not the card's memory"
+SPREAD = "weights that the cards do not hold"
+PROFILED = "another process while vLLM measured the card"
 
 ADVICE: dict[str, tuple[str, ...]] = {
     NEEDS: (
@@ -86,6 +92,31 @@ ADVICE: dict[str, tuple[str, ...]] = {
         "JAX takes 75 % of the card when it starts: XLA_PYTHON_CLIENT_MEM_FRACTION=.95 where the card is its own,"
         " XLA_PYTHON_CLIENT_PREALLOCATE=false where it is shared",
     ),
+    TENSORFLOW: (
+        "a smaller batch, or tf.recompute_grad on the layers; TF_GPU_ALLOCATOR=cuda_malloc_async where it is in pieces",
+        "TensorFlow takes the whole card when it starts: tf.config.experimental.set_memory_growth where it is shared",
+    ),
+    PADDLE: (
+        "a smaller per_device_train_batch_size, recompute, a higher sharding stage; FLAGS_allocator_strategy=auto_growth where"
+        " the card is shared",
+    ),
+    TENSORRT: (
+        "weights, activations of max_num_tokens, and the cache: a lower kv_cache_config.free_gpu_memory_fraction, a smaller"
+        " max_batch_size or max_num_tokens, or more cards (tensor parallelism)",
+    ),
+    TILES: (
+        "the tiles of a Triton kernel are larger than the shared memory of this card's processors: smaller blocks or fewer"
+        " num_stages, another release of the library that has the kernel, or that library's way without it",
+    ),
+    SPREAD: (
+        "accelerate put modules on the host, where bitsandbytes does not run them: fewer bits, more or larger cards, or"
+        " llm_int8_enable_fp32_cpu_offload=True, which is slow; `loadgauge estimate MODEL --task generate --weight-format nf4`"
+        " says what the weights take",
+    ),
+    PROFILED: (
+        "memory became free, or was taken, while vLLM measured: start engines of one card after one another, and end what is"
+        " left of earlier ones (`nvidia-smi`)",
+    ),
 }  # fmt: skip
 """What each cause means and what to do about it, the first step first."""
 
@@ -126,7 +157,13 @@ class Bare(msgspec.Struct, frozen=True):
 
 
 BARE = (
+    Bare(TENSORFLOW, r"OOM when allocating tensor with shape", placed=False),
+    Bare(PADDLE, r"Out of memory error on GPU \d+\. Cannot allocate", placed=False),
     Bare(XLA, r"RESOURCE_EXHAUSTED|Ran out of memory in memory space hbm", placed=False),
+    Bare(TILES, r"out of resource: shared memory", placed=False),
+    Bare(SPREAD, r"Some modules are dispatched on the CPU or the disk", placed=False),
+    Bare(PROFILED, r"Error in memory profiling", placed=False),
+    Bare(TENSORRT, r"\[TensorRT-LLM\]\[ERROR\][^\n]*out of memory", placed=False),
     Bare(WAKING, r"CUDA Error: out of memory at \S*cumem_allocator\.cpp"),
     Bare(KERNELS, r"Error out of memory at line"),
     Bare(
@@ -145,7 +182,7 @@ BARE = (
     Bare(
         HOST,
         r"(?m)^\s*Killed\s*$|\d Killed\b|[Kk]illed process \d|signal: Killed|exit ?code:? (?:-9|137)\b|return ?code[ =:]+-9\b"
-        r"|requires more system memory"
+        r"|requires more system memory|running low on memory|killed due to memory pressure"
         r"|Signal 9 \(SIGKILL\)|Signals\.SIGKILL|signal SIGKILL|oom[-_]kill(?:ed|er| event|:)|OOMKilled",
         placed=False,
     ),
