@@ -328,7 +328,5 @@ def infer(
         left = pool, int(pool * asked.context / replica.cache(asked.context))
         served = serve(replica, asked.batch, asked.prompt, asked.answer, fits, engine)
         mean = served.token
-        answer = msgspec.structs.replace(
-            answer, memory=msgspec.structs.replace(answer.memory, starts=fits is not None)
-        )
+        answer = msgspec.structs.replace(answer, memory=msgspec.structs.replace(answer.memory, starts=fits is not None))
     return msgspec.structs.replace(answer, first=first, last=last, token=mean, served=served, pool=left)

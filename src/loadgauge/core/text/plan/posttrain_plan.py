@@ -65,9 +65,9 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     if plan.runner_up is not None:
         rows.append(_row("runner-up", plan.runner_up))
     names = ["", "placement", "tp pp ep zero", "recompute", "micro-batch", "log-probs", "rollout", "s", "GiB"]
-    shown = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
-    columns = [Column(names[place], "right" if place > 6 else "left") for place in shown]
-    draw(target, columns, [[row[place] for place in shown] for row in rows], counted, [0])
+    shown = [index for index, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    columns = [Column(names[index], "right" if index > 6 else "left") for index in shown]
+    draw(target, columns, [[row[index] for index in shown] for row in rows], counted, [0])
     if plan.why:
         points(target, [f"The runner-up lost: {plan.why}."])
 
