@@ -11,7 +11,8 @@ import pytest
 from command_line import document, typed
 from loadgauge.core.answers.plan.task import planned
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.posttrain import Space, opened, plain, plan_task
+from loadgauge.core.plan.posttrain import opened, plain, plan_task
+from loadgauge.core.plan.space.task_space import Space
 from loadgauge.job_files.job_file import from_job_file
 
 VERL = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 data.max_prompt_length=512 \\

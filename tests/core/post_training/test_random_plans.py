@@ -11,7 +11,8 @@ from loadgauge.core.base.errors import ConfigError, Error
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.tasks import TASKS
-from loadgauge.core.plan.posttrain import Space, candidates, plain, plan_task
+from loadgauge.core.plan.posttrain import plain, plan_task
+from loadgauge.core.plan.space.task_space import Space, candidates
 from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import timed
 from loadgauge.core.resolve.posttrain import resolve_posttrain

@@ -13,7 +13,8 @@ from loadgauge.core.answers.plan.task import planned
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.posttrain import Space, plain, plan_task
+from loadgauge.core.plan.posttrain import plain, plan_task
+from loadgauge.core.plan.space.task_space import Space
 from loadgauge.core.post_training.answers import answers
 from loadgauge.core.post_training.memory import memory
 from loadgauge.core.post_training.step import step_time

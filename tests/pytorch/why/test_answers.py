@@ -191,7 +191,7 @@ BARE = [
     ("torch.distributed.elastic:failed (exitcode: -9) local_rank: 0 (pid: 10398)", "the host's memory", "num_workers"),
     ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "the host's memory", "offload"),
     ("ResourceExhaustedError: OOM when allocating tensor with shape[32,1024,50257] and type float", "a TensorFlow", "batch"),
-    ("Out of memory error on GPU 0. Cannot allocate 4.687500GB memory on GPU 0", "a PaddlePaddle", "recompute"),
+    ("Out of memory error on GPU 0. Cannot allocate memory on GPU 0", "a PaddlePaddle", "recompute"),
     ("[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n): out of memory", "TensorRT-LLM", "max_num_tokens"),
     ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144", "a kernel's tiles", "num_stages"),
     ("ValueError: Some modules are dispatched on the CPU or the disk.", "weights that", "weight-format"),

@@ -12,6 +12,7 @@ from loadgauge.core.base import NO, YES, ConfigError, need, needs
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.plan import posttrain
 from loadgauge.core.plan.advise import task_fits
+from loadgauge.core.plan.space.task_space import Space
 from loadgauge.core.resolve.resolve import names_job_file
 
 MOST_GPUS = 2**16
@@ -45,7 +46,7 @@ def planned(job: Job, options: dict[str, tuple[Any, ...]], sought: str | None = 
     elif sought == "gpus":
         job = job.replace(gpus=MOST_GPUS)
     try:
-        plan = posttrain.plan_task(job, space or posttrain.Space.of(job, options), reading=reading)
+        plan = posttrain.plan_task(job, space or Space.of(job, options), reading=reading)
     except posttrain.Unstarted as error:
         helps = task_fits.remedies(job, options, reading)
         if not helps:

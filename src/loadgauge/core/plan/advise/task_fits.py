@@ -11,7 +11,8 @@ import msgspec
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.serving.rollout import Engine
-from loadgauge.core.plan.posttrain import Choice, Space, plan_task
+from loadgauge.core.plan.posttrain import Choice, plan_task
+from loadgauge.core.plan.space.task_space import Space
 
 
 class Remedy(NamedTuple):
