@@ -230,3 +230,11 @@ def test_what_is_enough_reaches_what_it_needs() -> None:
     for cell in document("network llama-3.1-8b --gpu h100 --gpus 64 --sweep tp=1,2,4 --sweep zero=1,3")["cells"]:
         for need in cell["needs"]:
             assert need["enough"] == (need["reached"] >= need["needed"] * (1 - 1e-9))
+
+
+def test_a_layout_that_is_not_said_is_that_of_the_estimate() -> None:
+    line = "deepseek-v3 --gpu h800-sxm5-80gb --gpus 2048"
+    network, whole = answered(f"network {line}"), answered(f"estimate {line}")
+    shared = ("dp", "tp", "pp", "ep", "zero")
+    assert {name: network["layout"][name] for name in shared} == {name: whole["layout"][name] for name in shared}
+    assert network["step"] == pytest.approx(whole["time"]["step"])

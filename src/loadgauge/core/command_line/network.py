@@ -105,6 +105,8 @@ def command(
     if sweeps:
         return _side_by_side(job, sweeps, how)
     setup = resolve_job(job)
+    if setup.open_layout and setup.cluster is not None:
+        setup = setup.estimate().setup  # with the layout that `estimate` assumes
     return networked(setup, _setup(setup, **how))
 
 
