@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from command_line import document
 from loadgauge import posttrain
 from loadgauge.core.base.units import GIB
 from loadgauge.core.definitions.job.job import Job
@@ -15,6 +16,7 @@ from loadgauge.core.post_training.answers import answers
 from loadgauge.core.post_training.engine import Card
 from loadgauge.core.post_training.memory import PhaseMemory, PostMemory, engine_of, memory
 from loadgauge.core.resolve.posttrain import resolve_posttrain
+from loadgauge.core.resolve.resolve import resolve_job
 
 GRPO = {
     "task": "grpo", "gpu": "h100-sxm5-80gb", "gpus": 8, "zero": 3, "recompute": "full", "prompts": 64, "samples": 8,
@@ -191,3 +193,34 @@ def test_a_role_that_is_idle_leaves_the_card_to_the_others() -> None:
                 if each.part == "weights" and each.nbytes > 0 and each.role != "engine"
             }
             assert held == {working}
+
+
+def test_weights_that_an_engine_maps_again_do_not_widen_the_range() -> None:
+    """They lie beside the trainer's allocator: in half as many bytes the phase is smaller, and its range as wide."""
+    whole, half = (phase(of(rollout=f"vllm:sleep=1,weights={name}"), "weight sync") for name in ("bf16", "fp8"))
+    assert whole.total > half.total + GIB
+    assert whole.high - whole.total == pytest.approx(half.high - half.total)
+    assert whole.total - whole.low == pytest.approx(half.total - half.low)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "task"),
+    [("llama-3.1-70b", 64, "grpo"), ("llama-3.1-70b", 64, "dpo"), ("qwen3-30b-a3b", 16, "grpo")],
+)
+def test_what_is_advised_fits_as_it_says_typed_beside_the_rest(model: str, gpus: int, task: str) -> None:
+    line = f"estimate {model} --gpu h100-sxm5-80gb --gpus {gpus} --task {task}"
+    before = document(line)
+    change = before["remedies"][0]
+    after = document(f"{line} {change['flags']}")
+    assert before["memory"]["verdict"] == "does not fit"
+    assert change["flags"].find("lora") < 0
+    assert after["memory"]["verdict"] == "fits"
+    assert after["memory"]["total"] == change["memory"]["total"]
+
+
+def test_a_fine_tuning_of_many_gpus_has_the_layout_of_its_training() -> None:
+    run, _ = resolve_posttrain(Job("llama-3.1-70b", task="sft", gpu="h100-sxm5-80gb", gpus=64))
+    alone = resolve_job(Job("llama-3.1-70b", gpu="h100-sxm5-80gb", gpus=64)).estimate()
+    shared = ("zero", "tp", "pp", "recompute")
+    assert [getattr(run.trained.layout, name) for name in shared] == [getattr(alone.layout, name) for name in shared]
+    assert run.trained.layout.zero > 0

@@ -42,7 +42,7 @@ class RunOfTask(Answer, frozen=True, kw_only=True):
         """Return flags that were tried where it may not fit, with the memory of the run under them."""
         if self.verdict not in ("tight", "does not fit"):
             return []
-        return remedies(self.job, self.memory, model=self.model)
+        return remedies(self.job, self.memory, model=self.model, layout=self.run.trained.layout)
 
     def why(self, topic: str) -> Answer:
         return explain(self.run, self.memory, topic, self.time) if topic in TOPICS else super().why(topic)

@@ -8,10 +8,13 @@ import msgspec
 
 from loadgauge.core.base import Error
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
+from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.post_training.memory import PostMemory, memory
+from loadgauge.core.resolve.large_runs import says_no_layout
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import asks_for_files
 
@@ -21,15 +24,20 @@ Moves = list[tuple[str, tuple[Any, ...]]]
 """Settings, each with the values to try, the mildest first."""
 Tried = tuple[str, PostMemory]
 """Flags, and the memory of the run with them."""
+Changed = tuple[Settings, PostMemory]
 
 
-def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | None = None) -> list[Tried]:
+def remedies(
+    job: Job, before: PostMemory, most: int = 3, model: ModelSpec | None = None, layout: Layout | None = None
+) -> list[Tried]:
     """Return changes that make a run fit, the mildest first: single ones, several together where none does, and adapters where
     the whole model cannot be trained. What may fit comes after what surely does.
 
-    model: that of the job, where it was read before
+    model: that of the job, where it was read before; layout: of the run, stated beside a change of it where the job says none
     """
-    remedies_tried: list[Tried] = []
+    stated = {} if layout is None else _stated(job, layout)
+    job = job.replace(**stated)
+    remedies_tried: list[Changed] = []
     moves: Moves = _moves(job, before.engine is not None and bool(before.engine.unstarted))
     adapters: Moves = [("lora_rank", (16,))]
     for more, every in ((moves, moves), (adapters, moves + adapters))[: 1 if job.adapts else 2]:
@@ -38,10 +46,24 @@ def remedies(job: Job, before: PostMemory, most: int = 3, model: ModelSpec | Non
             remedies_tried.append(together)
         if _fitting(remedies_tried):
             break
-    return sorted(remedies_tried, key=lambda item: item[1].verdict != "fits")[:most]
+    ranked = sorted(remedies_tried, key=lambda item: item[1].verdict != "fits")[:most]
+    return [
+        (_flags(job, (stated if set(stated) & set(settings) else {}) | settings), tried) for settings, tried in ranked
+    ]
 
 
-def _fitting(tries: list[Tried]) -> bool:
+def _stated(job: Job, layout: Layout) -> Settings:
+    """Return the fields of a layout that was assumed, as nothing was said of it; empty where something was, or it is plain."""
+    shared = {
+        name: getattr(layout, name) for name in (*MODEL_PARALLEL, "sequence_parallel") if getattr(layout, name) > 1
+    }
+    if not says_no_layout(job) or not (shared or layout.zero):
+        return {}
+    shared |= {"sequence_parallel": True} if layout.sequence_parallel else {}
+    return {"zero": layout.zero, "recompute": str(layout.recompute), **shared}
+
+
+def _fitting(tries: list[Changed]) -> bool:
     return any(tried.verdict == "fits" for _, tried in tries)
 
 
@@ -72,29 +94,29 @@ def _flags(job: Job, settings: Settings) -> str:
     return Job("", **_fields(job, settings)).flags()
 
 
-def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> list[Tried]:
+def _alone(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> list[Changed]:
     """Of each setting the mildest value with which the run fits, or the last with which it may."""
-    tries: list[Tried] = []
+    tries: list[Changed] = []
     for name, values in moves:
-        best: list[Tried] = []
+        best: list[Changed] = []
         for value in values:
             tried = _try(job, {name: value}, model)
             if tried is not None and _better(before, tried):
-                best = [(_flags(job, {name: value}), tried)]
+                best = [({name: value}, tried)]
                 if tried.verdict == "fits":
                     break
         tries += best
     return tries
 
 
-def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> Tried | None:
+def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | None) -> Changed | None:
     """Settings that make phases smaller, the mildest first, until the run fits; then no more of each than it needs."""
     settings: Settings = {}
     held = before
     for name, values in moves:
         for value in values:
             tried = None if held.verdict == "fits" else _try(job, settings | {name: value}, model)
-            if tried is not None and _heights(tried) < _heights(held):
+            if tried is not None and _missing(tried) < _missing(held):
                 settings, held = settings | {name: value}, tried
     for name, values in reversed(moves):
         milder = values[: values.index(settings[name])] if name in settings else ()
@@ -104,12 +126,12 @@ def _together(job: Job, before: PostMemory, moves: Moves, model: ModelSpec | Non
             if tried is not None and tried.verdict == held.verdict:
                 settings, held = rest, tried
                 break
-    return (_flags(job, settings), held) if settings and _better(before, held) else None
+    return (settings, held) if settings and _better(before, held) else None
 
 
-def _heights(held: PostMemory) -> list[float]:
-    """Upper ends of the phases, the largest first."""
-    return sorted((phase.high for phase in held.phases), reverse=True)
+def _missing(held: PostMemory) -> float:
+    """Bytes that the phases' upper ends lie above the card, together: one phase may grow a little where another falls by much."""
+    return sum(max(0.0, phase.high - (held.capacity or 0)) for phase in held.phases)
 
 
 def _moves(job: Job, starved: bool = False) -> Moves:
@@ -128,6 +150,11 @@ def _moves(job: Job, starved: bool = False) -> Moves:
         ("recompute", ("full",), job.recompute in (None, "none", "selective")),
         ("gradient_sync", ("each",), several and job.gradient_sync is None),
         ("loss", ("chunked:16",), job.loss is None),
+        (
+            "reference",
+            ("precomputed",),
+            task.reference == "model" and not task.rollout and not job.adapts and job.reference in (None, "model"),
+        ),
         ("rollout.tp", tuple(tp for tp in (2, 4, 8) if tp > engine.tp and not (job.gpus or 1) % tp), colocated),
         (
             f"rollout.{server.share}",

@@ -537,9 +537,18 @@ def _sync(
     main = next(iter(trained.values()))
     residents = _resting(trained, frozen, main.member.role.name, run.between)
     residents.append(Resident("engine", "bucket", buckets_of(run) * min(BUCKET, card.weights)))
-    if run.placement.colocated and run.engine is not None and run.engine.sleep:
-        residents.append(Resident("engine", "weights", card.weights))
-    return _bounded(run, "weight sync", residents, main, asleep)
+    phase = _bounded(run, "weight sync", residents, main, asleep)
+    if not (run.placement.colocated and run.engine is not None and run.engine.sleep):
+        return phase
+    # What an engine maps again lies beside the trainer's allocator, and is known.
+    woken, device = card.weights, phase.device
+    return msgspec.structs.replace(
+        phase,
+        residents=(*phase.residents, Resident("engine", "weights", woken)),
+        low=phase.low + woken,
+        high=phase.high + woken,
+        device=Reading(device.low + woken, device.value + woken, device.high + woken),
+    )
 
 
 def _host(run: Run, sides: dict[str, _Side], card: Card | None) -> dict[str, float]:

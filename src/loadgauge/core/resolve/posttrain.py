@@ -101,7 +101,7 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = N
         )
     sequences = _sequences(job, task, assumed, model)
     trained = _training(job, task, sequences, placement, assumed, trainers)
-    setup = resolve_job(trained, model)
+    setup = _laid_out(resolve_job(trained, model), trained)
     if task.rollout and any(item.key == "global_batch" for item in setup.uncounted):
         each = int(setup.layout.dp) * setup.layout.micro_batch
         share, rest = divmod(sequences.number, int(setup.layout.dp))
@@ -194,6 +194,16 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = N
         uncounted=uncounted,
     )
     return run, setup
+
+
+def _laid_out(setup: Setup, trained: Job) -> Setup:
+    """Return a training of which no layout is said in the one that its estimate assumes, at the micro-batch as it stands."""
+    if not setup.open_layout or setup.cluster is None or setup.gpu is None:
+        return setup
+    there: Setup = resolve_job(trained.replace(micro_batch=setup.layout.micro_batch), setup.model).estimate().setup
+    return (
+        setup if there.layout == setup.layout else msgspec.structs.replace(there, assumed=setup.assumed | there.assumed)
+    )
 
 
 def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
