@@ -14,7 +14,6 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.post_training.memory import PostMemory, memory
-from loadgauge.core.resolve.large_runs import says_no_layout
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.resolve.resolve import asks_for_files
 
@@ -57,7 +56,8 @@ def _stated(job: Job, layout: Layout) -> Settings:
     shared = {
         name: getattr(layout, name) for name in (*MODEL_PARALLEL, "sequence_parallel") if getattr(layout, name) > 1
     }
-    if not says_no_layout(job) or not (shared or layout.zero):
+    said = any(getattr(job, name) is not None for name in (*MODEL_PARALLEL, "zero"))
+    if said or not (shared or layout.zero):
         return {}
     shared |= {"sequence_parallel": True} if layout.sequence_parallel else {}
     return {"zero": layout.zero, "recompute": str(layout.recompute), **shared}
