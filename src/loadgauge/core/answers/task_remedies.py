@@ -56,8 +56,8 @@ def _stated(job: Job, layout: Layout) -> Settings:
     shared = {
         name: getattr(layout, name) for name in (*MODEL_PARALLEL, "sequence_parallel") if getattr(layout, name) > 1
     }
-    said = any(getattr(job, name) is not None for name in (*MODEL_PARALLEL, "zero"))
-    if said or not (shared or layout.zero):
+    split = any(getattr(job, name) is not None for name in (*MODEL_PARALLEL, "zero"))
+    if split or not (shared or layout.zero):
         return {}
     shared |= {"sequence_parallel": True} if layout.sequence_parallel else {}
     return {"zero": layout.zero, "recompute": str(layout.recompute), **shared}
