@@ -91,7 +91,7 @@ WAYS = {
             "qwen3-8b --gpu h100 --framework verl --recompute none --micro-batch 2",
             r"Try .*FITS.*In verl: .*actor_rollout_ref\.",
         ),
-        Step("qwen3-8b --gpu 8x4090 --framework verl --grpo", r"Next, in verl: actor_rollout_ref\.rollout\."),
+        Step("qwen3-8b --gpu 8x4090 --framework verl --grpo", r"Next, in verl: actor_rollout_ref\."),
     ),
     "own module": (
         Step("net.py --gpu 4090", r"net\.py:FUNCTION", (2,), 0),

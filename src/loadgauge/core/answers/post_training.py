@@ -42,7 +42,9 @@ class RunOfTask(Answer, frozen=True, kw_only=True):
         """Return flags that were tried where it may not fit, with the memory of the run under them."""
         if self.verdict not in ("tight", "does not fit"):
             return []
-        return remedies(self.job, self.memory, model=self.model, layout=self.run.trained.layout)
+        engine = self.run.engine
+        job = self.job if engine is None or self.job.rollout else self.job.replace(rollout=engine.text())
+        return remedies(job, self.memory, model=self.model, layout=self.run.trained.layout)
 
     def why(self, topic: str) -> Answer:
         return explain(self.run, self.memory, topic, self.time) if topic in TOPICS else super().why(topic)

@@ -1,11 +1,12 @@
 """Resolving a `Job` with a task: its roles, each a model on the trainer's GPUs, its sequences, and the rollout's engine."""
 
+import contextlib
 import math
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, LayoutError, is_script, need
+from loadgauge.core.base import ConfigError, Error, LayoutError, is_script, need
 from loadgauge.core.base.errors import refuse_fields
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
@@ -17,6 +18,7 @@ from loadgauge.core.definitions.training.stacks import LOSS_LOGPROBS, Stack
 from loadgauge.core.definitions.training.tasks import DIVERGENCES, TASKS, Role, Task
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.core.post_training.answers import answers, stated_longest
+from loadgauge.core.post_training.memory import engine_of
 from loadgauge.core.post_training.roles import Member, Placement, Run, Sequences, replicas_of
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.resolve.resolve import asks_for_files, cluster_of, framework_of, resolve_job
@@ -193,7 +195,22 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = N
         assumed=assumed | setup.assumed,
         uncounted=uncounted,
     )
+    if job.rollout is None and reading is None and run.engine is not None and run.gpu is not None:
+        return _started(job, run, model) or run, setup
     return run, setup
+
+
+def _started(job: Job, run: Run, model: ModelSpec | None) -> Run | None:
+    """Return the run whose engine is on as few GPUs as hold it, where nothing is said of it; None where it is, or none does."""
+    if not engine_of(run).unstarted:
+        return None
+    for tp in (2, 4, 8, 16, 32):
+        with contextlib.suppress(Error):
+            there, _ = resolve_posttrain(job.replace(rollout=f"vllm:tp={tp}"), model)
+            if not engine_of(there).unstarted:
+                why = f"{there.engine.text()} (fewer GPUs do not hold it)" if there.engine else ""
+                return msgspec.structs.replace(there, assumed=there.assumed | {"--rollout": why})
+    return None
 
 
 def _laid_out(setup: Setup, trained: Job) -> Setup:
