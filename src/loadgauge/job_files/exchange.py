@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Untrained
+from loadgauge.core.base import ConfigError, Untrained, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
@@ -173,8 +173,11 @@ def read(
         why = (unread_program(line) if line else "") or "has no keys of a job file that is known"
         raise ConfigError(f"{why}; say whose it is with --from", file=file)
     read_as = program or document(text, syntax, chosen, opens, variables)
-    if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
-        raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
+    refuse(
+        not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes),
+        f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}",
+        file=file,
+    )
     release = _version(version, chosen)
     world = next((value for key in WORLD if isinstance(value := read_as.get(key), int)), None)
     whole = Without(read_as if world is None else Without(read_as, WORLD), ignore)
@@ -192,10 +195,8 @@ def read(
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
     # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
-    if told_whole is not None:
-        remarks = (*remarks, told_whole[2])
-    if whole.dropped:
-        remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
+    remarks += () if told_whole is None else (told_whole[2],)
+    remarks += (f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}",) if whole.dropped else ()
     if not alone:
         named = _read_named(keys, file, frozenset(listed), beside, strict)
         for other in (*_of_launcher(keys, chosen, frozenset(listed)), *named):
@@ -219,7 +220,7 @@ def read(
             remarks = (*remarks, f"its {fact.value} GPUs are those that its comments or its launcher tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
         facts, fewer = enough_gpus(facts)
-        remarks = (*remarks, fewer) if fewer else remarks
+        remarks += (fewer,) if fewer else ()
     job, extra = solve(_with(facts, listed), file)
     return msgspec.structs.replace(
         reading,
@@ -297,8 +298,11 @@ def _version(text: str | None, chosen: Dialect) -> tuple[int, ...] | None:
         if not word.strip() or (library and library.strip().lower() != chosen.library):
             continue
         parts = release.strip().split(".")
-        if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
-            raise ConfigError(f"must be a version such as 1.6, got {release!r}", key="version")
+        refuse(
+            not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts),
+            f"must be a version such as 1.6, got {release!r}",
+            key="version",
+        )
         return tuple(int(part) for part in parts)
     return None
 
@@ -314,10 +318,9 @@ def _read_named(
     for key, dialect, endings in named:
         name = keys.raw(key)
         name = name[0] if isinstance(name, list) and name else name
-        if name == getattr(keys.document, "path", None):
-            continue  # its own arguments
+        inside = name == getattr(keys.document, "path", None)  # its own arguments
         outside = key == LAUNCHED_WITH and "$" in str(name)
-        if not isinstance(name, str) or not (outside or name.endswith(endings)):
+        if inside or not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
         name = HERE.sub("", " ".join(name.split()))
         written: dict[str, str] = getattr(getattr(keys.document, "shell", None), "documents", {})
@@ -333,14 +336,11 @@ def _read_named(
         if position is None and (told := known_file(name)) is not None:
             files.append(_of_tool(name, told, fact_names))
             continue
-        if position is None and beside:
-            continue
         if position is None:
-            if "zero" not in fact_names and strict:
-                message = f"names {name}, which is not there, and only it says the ZeRO stage; give --zero"
-                raise ConfigError(message, key=keys.document.shown(key), file=file)
-            if "zero" not in fact_names:
-                files.append(_unseen(name, dialect, keys.document.shown(key), file))
+            unsaid, shown = "zero" not in fact_names and not beside, keys.document.shown(key)
+            message = f"names {name}, which is not there, and only it says the ZeRO stage; give --zero"
+            refuse(unsaid and strict, message, key=shown, file=file)
+            files += [_unseen(name, dialect, shown, file)] if unsaid else []
             continue
         chosen = dialect_of(dialect)
         syntax = SYNTAXES.get(position.suffix.lower(), "json")
@@ -390,17 +390,15 @@ def _of_tool(name: str, told: KnownFile, fact_names: frozenset[str]) -> JobFile:
 
 def _with(of_file: Mapping[str, Fact], of_flags: Mapping[str, Fact]) -> dict[str, Fact]:
     """The facts of a file with those that are given, which go first; facts that followed from replaced ones are dropped."""
-    facts = {**of_file, **of_flags}
-    stale: set[str] = set()
-    if "gpus" in of_flags:
-        stale |= {"nodes", "gpus_per_node", "dp", "shards"}
-    if of_flags.keys() & set(SPLITS):
-        stale |= {"dp", "shards"}
-    if "global_batch" in of_flags or ("global_batch" in of_file and of_flags.keys() & {"gpus", *SPLITS, "micro_batch"}):
-        stale |= {"accumulation"}
-    if "replicas" in of_flags:
-        stale |= {"shards", "dp"}
-    return {name: fact for name, fact in facts.items() if name not in stale or name in of_flags}
+    flags = of_flags.keys()
+    batch = "global_batch" in flags or ("global_batch" in of_file and flags & {"gpus", *SPLITS, "micro_batch"})
+    rules = (
+        ("gpus" in flags, ("nodes", "gpus_per_node")),
+        (flags & {"gpus", "replicas", *SPLITS}, ("dp", "shards")),
+        (batch, ("accumulation",)),
+    )
+    stale = {name for stated, names in rules if stated for name in names} - flags
+    return {name: fact for name, fact in {**of_file, **of_flags}.items() if name not in stale}
 
 
 def write(
@@ -423,10 +421,12 @@ def write(
     """
     chosen = dialect_of(name)
     kind = syntax or (chosen.syntaxes[0] if template is None else syntax_of(template, file))
-    if kind not in chosen.syntaxes:
-        raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
-    if chosen.name in OF_PICTURES and of_text(job.model):
-        raise ConfigError(f"{chosen.title}: trains diffusion models, and {job.model} is none", key="to")
+    refuse(kind not in chosen.syntaxes, f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
+    refuse(
+        chosen.name in OF_PICTURES and of_text(job.model),
+        f"{chosen.title}: trains diffusion models, and {job.model} is none",
+        key="to",
+    )
     target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)
     keys = Keys(target, file, chosen.auto)
     wanted, changed = facts_of(job, extra), False
@@ -467,10 +467,8 @@ def _stale(have: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str,
     for name in names:
         if name not in wanted or (name == "framework" and wanted[name] == "torchtitan"):
             continue
-        if have.get(name) is not None:
-            if have[name] != wanted[name]:
-                return True
-        elif name not in DERIVED and wanted[name] != ALIKE.get(name):
+        usual = wanted[name] if name in DERIVED else ALIKE.get(name)
+        if wanted[name] != (usual if have.get(name) is None else have[name]):
             return True
     return False
 

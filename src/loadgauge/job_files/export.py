@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.errors import ConfigError, Error, refuse
 from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
@@ -314,10 +314,10 @@ def _plain(key: str) -> str:
 
 def _read_beside(job: Job, name: str, keys: Mapping[str, Any]) -> list[JobFile]:
     """Return a tool's file of a job as it is read without keys, with them, and with switches turned. Raises `ConfigError`."""
-    if job.task is not None and any(re.search("gpus|nodes|engines|devices", key) for key in keys):
-        raise ConfigError(
-            "shares out GPUs: give --gpus, and --placement split:A+B where trainer and rollout have their own"
-        )
+    refuse(
+        job.task is not None and any(re.search("gpus|nodes|engines|devices", key) for key in keys),
+        "shares out GPUs: give --gpus, and --placement split:A+B where trainer and rollout have their own",
+    )
     own, extra = name_for_dialect(job, name)
     text = write(own, name, extra=extra).text
     turned = {key: not value if isinstance(value, bool) else value for key, value in keys.items()}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, refuse
 from loadgauge.core.base.lengths import Lengths, RankGroups
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.usual import usual_network, usual_node
@@ -41,15 +41,18 @@ def dynamic_groups(
         return None
     if lengths is None or job.padding not in (None, "free"):
         raise ConfigError("needs --lengths, without padding", key="dynamic_cp")
-    if job.cp_comm == "all_to_all" or stages > 1 or (job.micro_batch or 1) > 1:
-        raise NotModelled("--dynamic-cp with --pp, --cp-comm all_to_all or --micro-batch above 1")
+    refuse(
+        job.cp_comm == "all_to_all" or stages > 1 or (job.micro_batch or 1) > 1,
+        "--dynamic-cp with --pp, --cp-comm all_to_all or --micro-batch above 1",
+        NotModelled,
+    )
     groups = lengths.over_ranks(job.dynamic_cp)
-    if ranks % groups.largest:
-        raise ConfigError(
-            f"a sequence of {lengths.longest:,} tokens takes {groups.largest} ranks of at most {job.dynamic_cp:,} each, and"
-            f" there are {ranks}",
-            key="dynamic_cp",
-        )
+    refuse(
+        ranks % groups.largest,
+        f"a sequence of {lengths.longest:,} tokens takes {groups.largest} ranks of at most {job.dynamic_cp:,} each, and"
+        f" there are {ranks}",
+        key="dynamic_cp",
+    )
     return groups
 
 
@@ -95,11 +98,9 @@ def ragged(
     if lengths is not None and groups is not None:
         return _dynamic_batches(lengths, groups, dp, whole, assumed)
     if lengths is None:
-        if job.padding not in (None, "max-length"):
-            raise ConfigError("needs --lengths", key="padding")
+        refuse(job.padding not in (None, "max-length"), "needs --lengths", key="padding")
         return {}
-    if job.padding == "free" and not flash:
-        raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
+    refuse(job.padding == "free" and not flash, "free needs --attention flash: eager attention pads", key="padding")
     how = job.padding or ("free" if flash else "dynamic")
     if job.padding is None:
         assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"

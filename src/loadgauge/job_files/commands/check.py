@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError, Error
+from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError, Error, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.core.definitions.job.job import Job
@@ -136,8 +136,7 @@ def command(
     from loadgauge.core.command_line.main import say
     from loadgauge.core.plan.advise import budget as budgets
 
-    if as_json and as_markdown:
-        raise ConfigError("--json and --markdown exclude one another")
+    refuse(as_json and as_markdown, "--json and --markdown exclude one another")
     budgets_file = settings(file)
     names = jobs or tuple(budgets_file.jobs)
     if not names:

@@ -18,6 +18,7 @@ from loadgauge.job_files.ideas import (
     Named,
     Spelled,
     adapted_layers,
+    fixed,
     optimizer,
     reads,
     row,
@@ -44,12 +45,6 @@ def _own(keys: Keys) -> bool:
 def _texts(keys: Keys) -> int:
     """Return how many sequences a row has: of texts that are embedded and compared at least two (sentence-transformers)."""
     return 2 if any("SentenceTransformer" in name for name in getattr(keys.document, "program", ())) else 1
-
-
-@reads("model.num_labels", facts="head")
-def _head(keys: Keys) -> Facts:
-    """A classifier of labels, or the states of texts that are embedded, in the place of logits."""
-    return {"head": keys.whole("model.num_labels") or (1 if _texts(keys) > 1 else None)}
 
 
 FOUR, EIGHT, HALF, FULL = (
@@ -116,9 +111,8 @@ def _adapter(keys: Keys, at: Named) -> Facts:
     # As targets they are trained whole too (`_redirect_embedding_targets` of models/llama.py).
     named = [*(keys.words(at.save) or ()), *(chosen or ())]
     saved = [name for name in WHOLE if name in named]
-    other = [name for name in keys.words(at.save) or () if name not in WHOLE]
-    if other:
-        raise keys.wrong(at.save, f"{other[0]!r} is not read; {' and '.join(WHOLE)} are")
+    for name in keys.words(at.save) or ():
+        keys.refuse(at.save, f"{name!r} is not read; {' and '.join(WHOLE)} are", when=name not in WHOLE)
     chosen = None if chosen is None else [name for name in chosen if name not in WHOLE]
     everything = not chosen or chosen == ["all-linear"]
     return {
@@ -278,7 +272,7 @@ def _task(keys: Keys) -> Facts:
     else:
         over = {key.removeprefix("args."): value for key, value in zip(ROWS, _batch(keys), strict=True)}
         longest = keys.whole("model.max_seq_length")
-    over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
+    over |= {"use_vllm": False}
     if keys.flag("model.fast_inference"):
         over |= {
             "use_vllm": True,
@@ -353,7 +347,9 @@ UNSLOTH = Dialect(
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),
-        _head,
+        fixed(
+            "model.num_labels", head=lambda keys: keys.whole("model.num_labels") or (1 if _texts(keys) > 1 else None)
+        ),
         _quantised,
         _adapter,
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),

@@ -85,15 +85,14 @@ def _degrees(keys: Keys, at: Named) -> Facts:
             "cp": 1,
         }
     ranks, parts = keys.whole(at.copies) or 1, keys.whole(at.shards)
-    facts: Facts = {
+    return {
         "tp": keys.whole(at.tp) or 1,
         "cp": keys.whole(at.cp) or keys.whole(f"{P}sp_size") or 1,
         "pp": 1,
         "ep": 1,
+        "dp": parts and ranks * parts,
+        "replicas": None if parts is None else ranks if parts > 1 else 1,
     }
-    if keys.has(at.copies, at.shards) and parts is not None:
-        facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
-    return facts
 
 
 ENGINE_VERSION, ENGINE_STRATEGY, ENGINE_RESHARD = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"

@@ -222,21 +222,15 @@ def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name = facts["optimizer"]
     spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
     theirs = spelled.get(name.removesuffix("-momentum"))
-    if theirs is None:
-        return {}
-    return {at.kind: theirs, at.momentum: 0.9 if name == "sgd-momentum" else None}
+    return {at.kind: theirs, at.momentum: 0.9 if name == "sgd-momentum" else None} if theirs else {}
 
 
 @reads(facts="optimizer", write=_optimizer_written, kind="optimizer.type", momentum="optimizer.params.momentum")
 def _optimizer(keys: Keys, at: Named) -> Facts:
     name = keys.choice(at.kind, OPTIMIZERS, NEAREST["optimizer"])
-    if more := COMPRESSED.get(str(keys.raw(at.kind)).lower()):
-        keys.note(
-            at.kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
-        )
-    if name == "sgd" and keys.real(at.momentum):
-        name = "sgd-momentum"
-    return {"optimizer": name}
+    more = COMPRESSED.get(str(keys.raw(at.kind)).lower(), 0)
+    keys.note(at.kind, "keeps errors of what it sends compressed", "costs", "optimizer", more / 2, when=more)
+    return {"optimizer": "sgd-momentum" if name == "sgd" and keys.real(at.momentum) else name}
 
 
 def _context_parallel_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

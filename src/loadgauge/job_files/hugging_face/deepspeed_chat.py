@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import Dialect, Facts, Keys, Named, Unknown, names_in, reads, row, short
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, Named, Unknown, fixed, names_in, reads, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
 
@@ -29,6 +29,7 @@ CONFIG, SIZES = "deepspeed_config", "cf"
 NAMED = ("model_name_or_path", ACTOR, "lm_model_name_or_path", "model_name", "bert_model")
 BATCHES = ("per_device_train_batch_size", "train_batch_size", "batch_size")
 HALF = {"fp16": "fp16", "bf16": "bf16"}
+DROPOUTS = ("dropout", "actor_dropout")
 MOST = 64
 """Sequences of a micro-batch that nothing says, at the most."""
 HEAD = 2
@@ -53,9 +54,8 @@ def _told(keys: Keys) -> bool:
     )
     batch = {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES)
     exact = "precision" in keys.given or keys.has("dtype", *HALF)
-    if not batch:
-        why = f"is not there, and only it says the micro-batch: 1 is counted, and the range has up to {MOST}"
-        keys.note(CONFIG, why, "costs", "activations transient loss", MOST - 1)
+    why = f"is not there, and only it says the micro-batch: 1 is counted, and the range has up to {MOST}"
+    keys.note(CONFIG, why, "costs", "activations transient loss", MOST - 1, when=not batch)
     keys.note(
         CONFIG,
         "is not there, and only it says the precision",
@@ -208,12 +208,6 @@ def _adapters(keys: Keys, at: Named) -> Facts:
     return {"lora_rank": rank, "lora_targets": "all", "modules_to_save": whole} if rank else {"lora_rank": 0}
 
 
-@reads("dropout", "actor_dropout", facts="undropped")
-def _dropout(keys: Keys) -> Facts:
-    """Rates of dropout of the model that is trained, which are its config's own where nothing is said (`configure_dropout`)."""
-    return {"undropped": 0 in (keys.real("dropout"), keys.real("actor_dropout")) or None}
-
-
 DEEPSPEED_CHAT = Dialect(
     name="deepspeed-chat",
     title="DeepSpeed-Chat",
@@ -237,7 +231,7 @@ DEEPSPEED_CHAT = Dialect(
         _task,
         _engine,
         _adapters,
-        _dropout,
+        fixed(*DROPOUTS, undropped=lambda keys: 0 in [*map(keys.real, DROPOUTS)] or None),
         _precision,
         row(
             "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", "activation_checkpointing",

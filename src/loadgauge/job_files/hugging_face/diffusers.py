@@ -64,7 +64,7 @@ def _program(keys: Keys) -> tuple[str, dict[str, Any], bool]:
 
     Where there is none, Stable Diffusion's row, with adapters or not.
     """
-    name = next(iter(PROGRAM.findall(" ".join(getattr(keys.document, "program", ())))), "")
+    name = next(iter(PROGRAM.findall(keys.program)), "")
     words, rows = set(name.split("_")), table("diffusers")
     fits = [row for row in rows if set(row.split("_")) <= words]
     lora = "_lora" if "lora" in words or keys.has(*RANKS) else ""

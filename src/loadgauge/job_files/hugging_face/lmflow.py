@@ -48,7 +48,7 @@ PAIRS = "q_proj,v_proj,k_proj,out_proj,fc_in,fc_out,wte"
 
 
 def _program(keys: Keys, name: str) -> bool:
-    return name in " ".join(getattr(keys.document, "program", ()))
+    return name in keys.program
 
 
 def _by_program(aligner: Any, usual: Any = None, second: Any = None) -> Callable[[Keys], Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.base.files import LARGEST_PROGRAM, read_text
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
@@ -134,6 +134,13 @@ OPTIMIZERS = dict(
     )
 )
 """Optimizers that a loop of its own makes, by transformers' names."""
+SECTIONS = {
+    "BitsAndBytesConfig": "bnb", "LoraConfig": "lora", "get_peft_model": "peft", **dict.fromkeys(PARSERS, "parser"),
+    **{name: name for name in ("DataLoader", "Accelerator", "autocast")}, **dict.fromkeys(OPTIMIZERS, "optimizer"),
+    **{f"{owner}.Trainer": "Lightning" for owner in ("L", "pl", "lightning", "pytorch_lightning")},
+    "AutoTokenizer.from_pretrained": "tokenizer", "AutoConfig.from_pretrained": "sizes",
+}  # fmt: skip
+"""Sections of calls, by their last name or by their owner's too."""
 SHARDS = re.compile(
     r"(?:^|\.)(?:FSDP|FullyShardedDataParallel|fully_shard|FSDPStrategy|FSDP2Strategy|FullyShardedDataParallelPlugin)$"
 )
@@ -176,15 +183,12 @@ class Program:
         calls = Calls(text, self._section, FIRST, ONCE, self.options)
         self.calls, self.skipped = calls, [*calls.skipped, *self.skipped]
         self.trainer = self._trainer()
-        self.values: dict[str, Any] = {}
         self.looped = not self.trainer and self._loops()
         """True where the program steps by itself, or by Lightning's trainer."""
-        if self.looped:
-            self.trainer = ""
+        self.trainer = "" if self.looped else self.trainer
+        self.values: dict[str, Any] = {f"trainer.{self.trainer}": True} if self.trainer in NEAR else {}
         if self.trainer is None:
             return
-        if self.trainer in NEAR:
-            self.values[f"trainer.{self.trainer}"] = True
         self._collect(command)
         self.skipped += self.calls.constants.searched
         if self.trainer in ANSWERS:
@@ -223,25 +227,12 @@ class Program:
 
     def _section(self, name: str) -> str | None:
         last = name.rpartition(".")[2]
-        if LOADED.search(name):
-            return "model"
-        if last in ("BitsAndBytesConfig", "LoraConfig"):
-            return {"BitsAndBytesConfig": "bnb", "LoraConfig": "lora"}[last]
-        if last in ("DataLoader", "Accelerator", "autocast"):
-            return str(last)
-        if last in OPTIMIZERS:
-            return "optimizer"
-        if re.fullmatch(r"(?:L|pl|lightning|pytorch_lightning)\.Trainer", name):
-            return "Lightning"
-        if name == "AutoTokenizer.from_pretrained":
-            return "tokenizer"
-        if name == "AutoConfig.from_pretrained" or _model_type(name) in model_types():
+        named = "model" if LOADED.search(name) else SECTIONS.get(last) or SECTIONS.get(name)
+        if named is None and _model_type(name) in model_types():
             return "sizes"
-        if last in ("get_peft_model", *PARSERS):
-            return "parser" if last in PARSERS else "peft"
-        if kind_of(last, self.bases) is not None:
-            return "args" if not last.endswith("Trainer") else "trainer"
-        return None
+        if named is None and kind_of(last, self.bases) is not None:
+            return "trainer" if last.endswith("Trainer") else "args"
+        return named
 
     def _trainer(self) -> str | None:
         """The trainer that is run; None where a program calls none."""
@@ -259,14 +250,12 @@ class Program:
         for key in self.calls.names():
             section, _, word = key.partition(".")
             node = self.calls.values[key]
-            if section in APART or (section == "trainer" and word in DATA):
-                continue
-            if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
-                continue
+            of_call = word in OBJECTS and isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
             if (
-                word in OBJECTS
-                and isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
-                and not self._plain(node)
+                section in APART
+                or (section == "trainer" and word in DATA)
+                or (section == "model" and self.named)
+                or (of_call and not self._plain(node))
             ):
                 continue
             name = KEYS.get(section, {}).get(word, word)
@@ -460,8 +449,11 @@ class Program:
         """Takes an argument out of its call. Raises `ConfigError` where it is none of a call's."""
         if self.get(key) is MISSING:
             return
-        if (path := self._path(key)) not in self.calls.values:
-            raise ConfigError("is no argument of a call of the program; change it where the program has it", key=key)
+        refuse(
+            (path := self._path(key)) not in self.calls.values,
+            "is no argument of a call of the program; change it where the program has it",
+            key=key,
+        )
         self.calls.drop(path)
         self._read(self.calls.text())
 

@@ -27,6 +27,7 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
     tower,
+    when,
 )
 from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.pre_training.megatron import launched
@@ -60,14 +61,13 @@ ADAPTERS = adapters(
 def _task(keys: Keys) -> Facts:
     """TRL's trainers of preferences and of answers, whose references these scripts have unless told otherwise."""
     facts = trl_tasks.task.read(keys)
-    refers = {"reference": None} if facts.get("task") == "grpo" and not keys.has("beta") else {}
-    lengths = {"answers": "256"} if facts.get("task") == "grpo" and not keys.has("max_completion_length") else {}
-    return (
-        facts
-        | refers
-        | lengths
-        | ({"prompt_len": facts.get("prompt_len") or 512} if facts.get("task") == "grpo" else {})
-    )
+    if facts.get("task") != "grpo":
+        return facts
+    return facts | {
+        "reference": facts["reference"] if keys.has("beta") else None,
+        "answers": facts["answers"] if keys.has("max_completion_length") else "256",
+        "prompt_len": facts.get("prompt_len") or 512,
+    }
 
 
 @reads(*LIGER, facts="kernels loss", write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"})
@@ -76,17 +76,6 @@ def _kernels(keys: Keys) -> Facts:
     on = stated and not _program(keys, "train_cls")
     # The patched forward makes whole logits without labels, as preferences are trained (`apply_liger_kernel_to_qwen2_5_vl`).
     return {"kernels": "liger" if on else "native", "loss": "float32" if on and _program(keys, "train_dpo") else None}
-
-
-@reads(
-    "num_labels",
-    facts="head",
-    write=lambda facts, keys: {"num_labels": facts.get("head")},
-    when=lambda keys: _program(keys, "train_cls"),
-)
-def _labels(keys: Keys) -> Facts:
-    """`CLSArguments`: two labels, where nothing says how many."""
-    return {"head": keys.whole("num_labels") or 2}
 
 
 QWEN_VL = Dialect(
@@ -107,7 +96,7 @@ QWEN_VL = Dialect(
         optimizer("optim", TORCH_OPTIMIZERS, "adamw-foreach"),
         row("attention", "disable_flash_attn2", words={"false": "fa2", "true": "flash"}, default="fa2"),
         row("seq_len", "max_seq_length"),  # whose default of 32,768 cuts nothing short: rows are padded to the longest
-        _labels,
+        when(lambda keys: _program(keys, "train_cls"), row("head", "num_labels", default=2)),
         checkpointing(new="gradient_checkpointing"),
         half(),
         _task,

@@ -9,7 +9,7 @@ import re
 from pathlib import PurePath
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.named.listed import changed
@@ -96,8 +96,7 @@ def trainer_of(keys: Keys) -> str | None:
 
     Raises `ConfigError` where a key is of another trainer, or of several and nothing says which.
     """
-    program = " ".join(getattr(keys.document, "program", ()))
-    started = next((match[1].lower() for pattern in STARTED if (match := pattern.search(program))), None)
+    started = next((match[1].lower() for pattern in STARTED if (match := pattern.search(keys.program))), None)
     named = started or TASKS.get(str(keys.given.get("task")))
     present = [key for key in keys.document.names() if key.split(".")[0] in EVERY]
     ours = [word.strip("[]'\"") for word in (keys.words("loss_type") or [])]
@@ -235,9 +234,7 @@ def _of_answers(keys: Keys, trainer: str) -> Facts:
         ranks_all = gpus_of(keys)
         keys.refuse(TASK_BATCH, f"{whole} cannot be split over {ranks_all} GPUs", when=whole % ranks_all)
         at_once = whole // ranks_all
-    weight = keys.real(TASK_BETA)
-    usual = 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04
-    refers = usual if weight is None else weight
+    refers = keys.real(TASK_BETA, 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04)
     facts: Facts = {
         "task": trainer,
         "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
@@ -328,10 +325,10 @@ def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     if trainer is None or trainer not in UNIQUE:
         return {}
     mark, usual = UNIQUE[trainer]
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = _answers_written(facts, keys, trainer) if trainer in GENERATES else {}
     if trainer in ("dpo", "kto"):
         own = {TASK_PRECOMPUTE: True if facts.get("reference") == "precomputed" else None}
-    elif trainer == "cpo" and wanted != "orpo":
+    elif trainer == "cpo":
         own = {TASK_LIKELIHOOD: 0.0 if objective == "no-nll" else keys.real(TASK_LIKELIHOOD) or usual}
     elif trainer == "gkd":
         length = str(facts.get("answers") or "")
@@ -342,8 +339,6 @@ def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
             TASK_LONGEST_S: int(length) if counts else STAYS,
             "max_length": int(length) + (facts.get("prompt_len") or 0) if counts else STAYS,
         }
-    elif trainer in GENERATES:
-        own = _answers_written(facts, keys, trainer)
     compared = (UNCOMPARED if objective == "no-kl" else None) if trainer == "kto" else STAYS
     return {
         mark: STAYS if keys.has(mark) else usual,
@@ -363,8 +358,7 @@ def task(keys: Keys) -> Facts:
     trainer = trainer_of(keys)
     if trainer is None:
         return {}
-    if not keys.since(0, 15):
-        raise ConfigError(f"TRL's {trainer} is read from release 0.15 on; name a newer release", key="version")
+    refuse(not keys.since(0, 15), f"TRL's {trainer} is read from release 0.15 on; name a newer release", key="version")
     if trainer in GENERATES:
         return _of_answers(keys, trainer)
     if trainer == "reward":
@@ -379,9 +373,11 @@ def task(keys: Keys) -> Facts:
     if trainer in ("orpo", "cpo"):
         alone = trainer == "cpo" and keys.real(TASK_LIKELIHOOD) == 0
         return {"task": "simpo" if losses == ["simpo"] else trainer, "loss_terms": "no-nll" if alone else None}
-    facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
-    facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
-    return facts | ({"reference": "precomputed"} if keys.flag(TASK_PRECOMPUTE) else {})
+    return {
+        "task": "ipo" if losses == ["ipo"] else trainer,
+        "loss_terms": "no-kl" if losses == [UNCOMPARED] else None,
+        "reference": "precomputed" if keys.flag(TASK_PRECOMPUTE) else None,
+    }
 
 
 @reads("own_sizes", "model_type", "config_overrides", "config_name", facts="config weights")

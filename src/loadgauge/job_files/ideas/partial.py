@@ -114,8 +114,7 @@ def adapted_layers(key: str, last: str = "") -> Idea:
 def _frozen_share_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, share = (facts.get("train") or "").partition(":")
     values: dict[str, Any] = dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
-    if kind == "frozen" and share:
-        values[at.share] = float(share)
+    values |= {at.share: float(share) if kind == "frozen" and share else None}
     return values if kind in ("", "frozen") else {}
 
 
@@ -172,15 +171,9 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
         )
         count = keys.whole(layers, minimum=-(10**6))
         count = 2 if count is None else count
-        if keys.flag(spread):
-            keys.note(
-                spread,
-                "trains layers from all over the model, which are counted as its first",
-                "saves",
-                "activations",
-                0.5,
-            )
-            count = -abs(count)
+        why = "trains layers from all over the model, which are counted as its first"
+        keys.note(spread, why, "saves", "activations", 0.5, when=keys.flag(spread))
+        count = -abs(count) if keys.flag(spread) else count
         where = f"-{count}:" if count > 0 else f":{-count}"
         inside = [name for name in keys.words(modules) or ["all"] if name]
         trained = [f"layers.{where}" if name == "all" else f"layers.{where}.{name}" for name in inside] if count else []
@@ -223,9 +216,14 @@ def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str,
     """
     outputs, scores = (usual if (rate := keys.real(key)) is None else rate for key in DROPOUT)
     names, inner = RATES.get(config["model_type"], ("", "attention_dropout"))
-    if outputs and not names:
-        why = f"drops {outputs:g} of the outputs of each half of a layer, whose masks are not counted"
-        keys.note(DROPOUT[0], why, "costs", "activations transient", 0.1)
+    keys.note(
+        DROPOUT[0],
+        f"drops {outputs:g} of the outputs of each half of a layer, whose masks are not counted",
+        "costs",
+        "activations transient",
+        0.1,
+        when=outputs and not names,
+    )
     return config | dict.fromkeys(names.split(), outputs) | {inner: scores}
 
 

@@ -127,6 +127,11 @@ class Keys:
         """Adds what of a key is not counted."""
         self.noted[item.note] = msgspec.structs.replace(item, file=self.file)
 
+    @property
+    def program(self) -> str:
+        """The words of the command that starts it but for its options; empty where no command does."""
+        return " ".join(getattr(self.document, "program", ()))
+
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
         return self.version is None or self.version >= version
@@ -521,10 +526,8 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
     if keys.document.syntax == "argv" and variables and all(VARIABLE.search(str(error)) for error, _ in unknown):
         words = " ".join(f"--set {name}=..." for name in variables)
         more = "" if named else " --model NAME"
-        names = ", ".join(variables)
-        if len(variables) == 1:
-            return ConfigError(f"{names} is set nowhere: add {words}{more}", key=key, file=keys.file)
-        return ConfigError(f"{names} are set nowhere: add {words}{more}", key=key, file=keys.file)
+        names = f"{', '.join(variables)} {'is' if len(variables) == 1 else 'are'}"
+        return ConfigError(f"{names} set nowhere: add {words}{more}", key=key, file=keys.file)
     if len(unknown) == 1:
         return ConfigError(f"{str(error).rpartition(': ')[2]}: add {', '.join(flags)}", key=key, file=keys.file)
     facts = ", ".join(str(error.key) for error, _ in unknown)

@@ -81,9 +81,7 @@ D = "distributed."
 
 def _size(keys: Keys, name: str) -> int | None:
     """A size of `distributed`; `none` is worked out from the number of GPUs."""
-    if str(keys.raw(name)).lower() in ("none", "null"):
-        return None
-    return keys.whole(name)
+    return None if str(keys.raw(name)).lower() in ("none", "null") else keys.whole(name)
 
 
 def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -125,8 +123,7 @@ def _model_type(target: str) -> str:
     >>> _model_type("transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig"), _model_type("transformers.LlamaConfig")
     ('qwen3_moe', 'llama')
     """
-    module = re.search(r"\bmodels\.(\w+)\.", target)
-    if module is not None:
+    if (module := re.search(r"\bmodels\.(\w+)\.", target)) is not None:
         return module[1]
     name = target.rpartition(".")[2].removesuffix("Config")
     return {kind.replace("_", ""): kind for kind in model_types()}.get(name.lower(), name.lower())
@@ -263,9 +260,8 @@ def _adapter() -> Idea:
     )
 
     def on(keys: Keys) -> bool:
-        there, odd = keys.has(target, rank, modules, every), next(filter(keys.flag, (four, eight)), None)
-        if odd and not there:
-            raise keys.wrong(odd, "says a quantised base, and no adapter trains on it")
+        there, odd = keys.has(target, rank, modules, every), next(filter(keys.flag, (four, eight)), "")
+        keys.refuse(odd, "says a quantised base, and no adapter trains on it", when=odd and not there)
         return there
 
     def named(keys: Keys) -> Facts:
@@ -280,12 +276,10 @@ def _adapter() -> Idea:
             )
         if keys.flag(every) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}:
             return {"lora_targets": "all"}
-        names = [name.rpartition(".")[2].lstrip("*") for name in chosen]
-        if not any("*" in name for name in names):
-            return {"lora_targets": ",".join(names)}
+        names = ",".join(name.rpartition(".")[2].lstrip("*") for name in chosen)
         why = "is a pattern, which is counted as all layers"
-        keys.note(modules, why, "saves", "activations gradients optimizer")
-        return {"lora_targets": "all"}
+        keys.note(modules, why, "saves", "activations gradients optimizer", when="*" in names)
+        return {"lora_targets": "all" if "*" in names else names}
 
     def written(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = layers(modules, "*_proj").write(facts, keys)
@@ -440,8 +434,8 @@ def _task(keys: Keys, at: Named) -> Facts:
         parts="activations loss",
         when="diffusionlm" in recipe or "diffusiongemma" in recipe,
     )
-    facts: Facts = {"task": "gkd" if name else None, "teacher": name}
-    return facts | ({"head": keys.whole(at.labels) or 2} if "sequenceclassification" in recipe else {})
+    head = (keys.whole(at.labels) or 2) if "sequenceclassification" in recipe else None
+    return {"task": "gkd" if name else None, "teacher": name, "head": head}
 
 
 STARTED = {"slurm": ("nodes", "ntasks_per_node"), "ci": ("nodes", "nproc_per_node")}

@@ -149,10 +149,7 @@ def _config(keys: Keys) -> dict[str, Any] | None:
     hidden, layers, heads = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"]
     tied = not keys.flag("untie_embeddings_and_output_weights")
     gated = bool(keys.flag("swiglu") or keys.flag("quick_geglu"))
-    if not keys.flag("group_query_attention"):
-        sizes["num_key_value_heads"] = heads
-    else:
-        sizes.setdefault("num_key_value_heads", 1)
+    sizes["num_key_value_heads"] = sizes.get("num_key_value_heads", 1) if keys.flag("group_query_attention") else heads
     sizes.setdefault("intermediate_size", int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
     routed, width = sizes.pop("num_local_experts", None), sizes.pop("moe_intermediate_size", None)
     topk = sizes.pop("num_experts_per_tok", None) or 2
@@ -283,9 +280,8 @@ def missing_sizes(config: dict[str, Any]) -> bool:
     >>> missing_sizes({"model_type": "llama", "hidden_size": 8}), missing_sizes({"model_type": "llama", "attention_bias": True})
     (False, True)
     """
-    if config.get("model_type") not in ("llama", "qwen3", "mixtral"):
-        return True
-    return any(config.get(key) not in values for key, values in PLAIN.items())
+    plain = config.get("model_type") in ("llama", "qwen3", "mixtral")
+    return not plain or any(config.get(key) not in values for key, values in PLAIN.items())
 
 
 def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -326,14 +322,13 @@ def placed(keys: Keys, key: str, stages: int) -> Facts:
     layout = keys.raw(key)
     if layout is None or stages == 1:
         return {}
+    rows = [row for row in layout if isinstance(row, list)] if isinstance(layout, list) else []
+    counts = [row.count("decoder") for row in rows]
     if isinstance(layout, str):
         text = re.sub(r"[\s,]", "", layout.strip("'\""))
         for repeated in (r"\(([^()*]+)\)\*(\d{1,3})", r"(\w)\*(\d{1,3})", r"\(([^()*]+)\)\*(\d{1,3})"):
             text = re.sub(repeated, lambda match: match[1] * int(match[2]), text)
-        rows = text.split("|") if re.fullmatch(r"[Etm|L]+", text) else []
-        counts = [row.count("t") for row in rows]
-    else:
-        counts = [row.count("decoder") for row in layout if isinstance(row, list)] if isinstance(layout, list) else []
+        counts = [row.count("t") for row in text.split("|")] if re.fullmatch(r"[Etm|L]+", text) else []
     chunks, left = divmod(len(counts), stages)
     if left or not chunks:
         keys.note(key, f"is not read, and {EVENLY}", *SPLIT)

@@ -42,9 +42,8 @@ NAME = "optimizer.optimizer_factory.name"
 def _mamba(keys: Keys) -> Facts:
     config = {name: value for key, name in MAMBA.items() if (value := keys.raw(f"{M}{key}")) is not None}
     step, words = keys.whole(f"{M}{ROUNDED}") or 1, keys.whole(f"{M}vocab_size")
-    if words is not None:
-        config["vocab_size"] = -(-words // step) * step
-    return {"config": {"model_type": "mamba", "tie_word_embeddings": False, **config}}
+    rounded = {} if words is None else {"vocab_size": -(-words // step) * step}
+    return {"config": {"model_type": "mamba", "tie_word_embeddings": False, **config, **rounded}}
 
 
 def _read(keys: Keys) -> Facts:
@@ -124,11 +123,10 @@ def _layout(keys: Keys, at: Named) -> Facts:
         keys.remarks[f"{same}: a step trains one in {size['ep']} of those that are shown"] = None
     facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
     shared = str(keys.raw(at.mode) or "").upper() == "REDUCE_SCATTER"
-    if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
-        why = "experts whose tokens each rank of a layer has, where a share of them is counted"
-        keys.note(at.mode, why, "costs", "activations transient", bare=True)
-        shared = True
-    return facts | {"sequence_parallel": shared and size["tp"] > 1}
+    whole = not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config")
+    why = "experts whose tokens each rank of a layer has, where a share of them is counted"
+    keys.note(at.mode, why, "costs", "activations transient", bare=True, when=whole)
+    return facts | {"sequence_parallel": bool(shared or whole) and size["tp"] > 1}
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

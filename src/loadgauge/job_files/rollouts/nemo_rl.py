@@ -145,7 +145,7 @@ def _layout(keys: Keys, at: Named) -> Facts:
     facts: Facts = {axis: keys.whole(key) or 1 for axis, key in sizes.items()}
     facts["recompute"] = _recomputed(keys, megatron, at)
     if not megatron:
-        facts |= {
+        return facts | {
             "framework": "torchtitan",
             # Experts' layers stay gathered (AutoModel's `MoEParallelizerConfig`).
             "zero": 2 if facts["ep"] > 1 and not keys.flag(at.stays) else 3,
@@ -155,7 +155,6 @@ def _layout(keys: Keys, at: Named) -> Facts:
             "sequence_parallel": bool(keys.flag(at.other)) and facts["tp"] > 1,
             "cp_comm": "ring" if facts["cp"] > 1 else None,
         }
-        return facts
     return facts | {
         "framework": "megatron",
         "zero": 0 if keys.flag(at.distributed) is False else 1,
@@ -222,8 +221,7 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     of_grpo = algorithm_of(keys) == "grpo"
     each, nodes = (None, None) if split is None else (split[1], None) if sizes[1] == 1 else (STAYS, STAYS)
     if split is not None and sizes[1] != 1 and split[1] % sizes[0] == 0:
-        each = sizes[0]
-        nodes = split[1] // sizes[0]
+        each, nodes = sizes[0], split[1] // sizes[0]
     return values | {
         at.together: split is None,
         at.late: bool(behind) if of_grpo else STAYS,
@@ -329,8 +327,9 @@ def _task(keys: Keys, at: Named) -> Facts:
         listed = keys.raw("teachers")
         first = listed[0] if isinstance(listed, list) and listed else None
         name = first.get("model_name") if isinstance(first, dict) else None
-        if not isinstance(name, str) or "$" in name:
-            raise keys.wrong("teachers", "must say the model_name of each; give --teacher")
+        keys.refuse(
+            "teachers", "must say the model_name of each; give --teacher", when=not isinstance(name, str) or "$" in name
+        )
         stated = "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
         keys.note("teachers", stated, "costs", "weights loss transient")
         return {"task": "gkd", "teacher": name}
@@ -571,10 +570,9 @@ def _loss(keys: Keys, at: Named) -> Facts:
         why = "passes before an update make log-probabilities so many tokens at a time, which are counted all at once"
         keys.note(at.chunk, why, "saves", when=pieces)
         return {"loss": "float32"}
-    fused = keys.flag(at.fused)
     why = "float32 logits are made in parts, which holds less for a moment"
     keys.note(at.deferred, why, "saves", when=keys.flag(at.deferred) and not pieces)
-    return {"loss": "chunked" if fused else "compiled" if pieces else None}
+    return {"loss": "chunked" if keys.flag(at.fused) else "compiled" if pieces else None}
 
 
 NEMO_RL = Dialect(

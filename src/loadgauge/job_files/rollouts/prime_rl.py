@@ -403,7 +403,6 @@ def _trainer(keys: Keys, at: Named) -> Facts:
     """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
     ranks = keys.whole(at.cp) or 1
     again = _section(keys, at.ac, usual=True)
-    word = "full"
     keys.note(
         at.mode,
         "keeps parts of layers by name; whole layers are counted again",
@@ -413,8 +412,7 @@ def _trainer(keys: Keys, at: Named) -> Facts:
         when=again and keys.choice(at.mode, {"full": "full", "selective": "selective"}) == "selective",
     )
     step = keys.whole(at.every) or 1
-    if again and step > 1:
-        word = f"full:every={step}"
+    word = f"full:every={step}" if step > 1 else "full"
     host = _section(keys, at.everything, usual=False)
     narrow, reduced = (keys.choice(key, {"float32": False, "bfloat16": True}) for key in (at.dtype, at.reduced))
     keys.note(
@@ -510,9 +508,9 @@ def _optimizer(keys: Keys) -> Facts:
         _of(keys, "model.fsdp_cpu_offload")
     )
     moved = keys.flag(_of(keys, OPTIMIZER_MOVED)) is not False and not whole and keys.since(0, 7)
-    if moved:
-        stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
-        keys.note(_of(keys, OPTIMIZER_MOVED), f"{stated} (it is on unless a file says otherwise)", "saves", "optimizer")
+    stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
+    why = f"{stated} (it is on unless a file says otherwise)"
+    keys.note(_of(keys, OPTIMIZER_MOVED), why, "saves", "optimizer", when=moved)
     kind = keys.choice(_of(keys, OPTIMIZER_KIND), OPTIMIZER_SORTS) or "adamw"
     # `fused=False`, which `_create_optimizer` says, is one parameter at a time; before, PyTorch chose lists of them.
     step = "foreach" if not keys.since(0, 8, 1) else "loop" if moved else "fused"

@@ -129,17 +129,15 @@ def _split(facts: Facts) -> bool:
     others=(f"{REF}device_mapping", "critic.device_mapping"),
 )
 def _gpus(keys: Keys, at: Named) -> Facts:
-    trains, generates = devices(keys, at.own), devices(keys, at.theirs)
+    trains, generates = devices(keys, at.own), devices(keys, at.theirs) or set[int]()
     if trains is None:
         return {"gpus_per_node": keys.whole(at.each)}
-    gpus = len(trains)
-    placement = None
-    if generates is not None and not trains & generates:
-        gpus = len(trains | generates)
-        placement = f"split:{len(trains)}+{len(generates)}"
-    elif generates is not None and not generates <= trains:
-        keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
-    busy, used = trains | (generates or set()), _kind(keys) == "rl"
+    apart = generates and not trains & generates
+    gpus = len(trains | generates) if apart else len(trains)
+    placement = f"split:{len(trains)}+{len(generates)}" if apart else None
+    why = f"answers are made on {len(generates)} GPUs, and counted as on the trainer's"
+    keys.note(at.theirs, why, "either", when=not apart and not generates <= trains)
+    busy, used = trains | generates, _kind(keys) == "rl"
     there = {"reference": used and refers(keys) and not keys.words(at.adapts), "critic": used and values(keys)}
     for (name, present), key in zip(there.items(), at.others, strict=True):
         own = devices(keys, key) if present else None

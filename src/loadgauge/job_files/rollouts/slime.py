@@ -107,15 +107,13 @@ EVERY = "update_weights_interval"
 
 def _every(keys: Keys) -> int | None:
     """Updates between two hand-overs of train_async.py, where they are several; a batch is generated meanwhile."""
-    late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
     number = keys.whole(EVERY) or 1
-    return number if late and number > 1 else None
+    return number if "train_async.py" in keys.program and number > 1 else None
 
 
 def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
-    moved = facts.get("rollout_offload")
-    if bool(facts.get("staleness")) != ("train_async.py" in program):
+    split, moved = split_of(facts.get("placement")), facts.get("rollout_offload")
+    if bool(facts.get("staleness")) != ("train_async.py" in keys.program):
         return {}
     stays = split is None and moved in (None, "none")
     off = {f"no_{at.train}": True} if stays else {at.train: None, f"no_{at.train}": None}
@@ -136,11 +134,10 @@ def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     per_node="num_gpus_per_node",
 )
 def _placement(keys: Keys, at: Named) -> Facts:
-    late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
+    late = "train_async.py" in keys.program
     if keys.flag(at.together):
         keys.refuse(at.together, "train_async.py generates beside the update, on GPUs of its own", when=late)
-        moved = keys.flag(at.train) is not False
-        return {"placement": "colocated", "rollout_offload": "all" if moved else "none"}
+        return {"placement": "colocated", "rollout_offload": "none" if keys.flag(at.train) is False else "all"}
     own = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
     return {"placement": f"split:{own}+{_of_rollout(keys)}", "staleness": keys.whole(EVERY) or 1 if late else None}
 
@@ -231,8 +228,7 @@ def _own_batch(keys: Keys, batch: int) -> int:
     except Unknown:
         split = split_of(keys.given.get("placement"))
         gpus = split[0] if split else keys.given.get("gpus") or 8
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    for name in sizes:
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         gpus = max(1, gpus // (keys.whole(name) or 1))
     return min(1024, max(1, batch // gpus))
 
