@@ -188,8 +188,7 @@ def read(
         release, key = older
         keys.version = release
         number = ".".join(map(str, release))
-        why = f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
-        keys.remarks[why] = None
+        keys.remark(f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken")
     listed = facts_given({name: value for name, value in (given or {}).items() if name in NAMES})
     reading = _read_alone(chosen, keys, frozenset(listed), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
@@ -245,18 +244,37 @@ def _read_alone(
     absent: Mapping[str, str] = getattr(keys.document, "absent", {})
     for name, instead in absent.items():
         taken = f"; {instead} of {chosen.title} takes its place" if instead else ""
-        note = f"{name}: is not there, so what it sets is not known{taken}"
-        keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
+        keys.add(
+            Uncounted(
+                f"{name}: is not there, so what it sets is not known{taken}",
+                name,
+                effect="either",
+                parts=(*STATE, "activations", "loss"),
+            )
+        )
     for name, note in getattr(keys.document, "guessed", {}).items():
         keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
     facts = chosen.read(keys, fact_names)
     model, rank, quantised = (facts.get(name, Fact(None, "")) for name in ("model", "lora_rank", "qlora"))
     if rank.value and not quantised.value and (small := stored(model.value)) is not None:
         name = str(model.key)
-        note = f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits"
-        keys.add(Uncounted(note, name, effect="saves", parts=("weights", "gathered"), share=SMALLER[small]))
-    why = "is a checkpoint of Unsloth's dynamic 4 bits, which leave some matrices in 16; all are counted in 4"
-    keys.note(str(model.key), why, "costs", "weights", 0.1, when=bool(quantised.value) and DYNAMIC in str(model.value))
+        keys.add(
+            Uncounted(
+                f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits",
+                name,
+                effect="saves",
+                parts=("weights", "gathered"),
+                share=SMALLER[small],
+            )
+        )
+    keys.note(
+        str(model.key),
+        "is a checkpoint of Unsloth's dynamic 4 bits, which leave some matrices in 16; all are counted in 4",
+        "costs",
+        "weights",
+        0.1,
+        when=bool(quantised.value) and DYNAMIC in str(model.value),
+    )
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     texts = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))
@@ -338,16 +356,19 @@ def _read_named(
             continue
         if position is None:
             unsaid, shown = "zero" not in fact_names and not beside, keys.document.shown(key)
-            message = f"names {name}, which is not there, and only it says the ZeRO stage; give --zero"
-            refuse(unsaid and strict, message, key=shown, file=file)
+            refuse(
+                unsaid and strict,
+                f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
+                key=shown,
+                file=file,
+            )
             files += [_unseen(name, dialect, shown, file)] if unsaid else []
             continue
         chosen = dialect_of(dialect)
         syntax = SYNTAXES.get(position.suffix.lower(), "json")
         other = Keys(document(load(position), syntax, chosen, str(position)), str(position), chosen.auto)
         files.append(_read_alone(chosen, other, fact_names))
-        if dialect == "accelerate":
-            files += _read_named(other, str(position), fact_names, beside, strict)
+        files += _read_named(other, str(position), fact_names, beside, strict) if dialect == "accelerate" else []
     return files
 
 
@@ -369,14 +390,21 @@ def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
     match = STAGE.search(Path(name).stem.lower())
     stage = 0 if match is None else 3 if "fsdp" in match[0] else int(match[1])
     why = "as its name says" if match is not None else "as DeepSpeed itself has it"
-    note = f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)"
     return JobFile(
         dialect=dialect,
         syntax=SYNTAXES.get(Path(name).suffix, "json"),
         file=name,
         job=Job(model=""),
         facts={"zero": Fact(stage, key)},
-        uncounted=(Uncounted(note, key, effect="either", parts=STATE, file=of),),
+        uncounted=(
+            Uncounted(
+                f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)",
+                key,
+                effect="either",
+                parts=STATE,
+                file=of,
+            ),
+        ),
     )
 
 
@@ -454,9 +482,8 @@ def _put(target: Document, key: str, value: Any) -> bool:
     if value is None:
         target.drop(key)
         return not isinstance(before, Missing)
-    if before == value and isinstance(before, bool) == isinstance(value, bool):
-        return False
-    if target.syntax == "argv" and str(before).lower() == str(value).lower():
+    alike = target.syntax == "argv" and str(before).lower() == str(value).lower()
+    if alike or (before == value and isinstance(before, bool) == isinstance(value, bool)):
         return False
     target.put(key, value)
     return True
@@ -484,9 +511,8 @@ def _left_out(job: Job, text: str, chosen: Dialect, syntax: str, file: str) -> t
     for field, asked in describe(job, Extra()).items():
         got = written.get(field)
         same = _runs(asked, got) if field == "optimizer" else plainer({field: got})[field] == asked
-        if field in ("framework", "gpus_per_node", "gpus") or same:
-            continue
-        if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, job):
+        unsaid = field in ("lora_targets", "base", "schedule", "cp_comm") and got is None
+        if field in ("framework", "gpus_per_node", "gpus") or same or (unsaid and _alike(field, asked, job)):
             continue
         if (ALIKE.get(field) if got is None else got) != asked:
             flag = f"--{field.replace('_', '-')}" + ("" if asked is True else f" {asked}")

@@ -28,8 +28,7 @@ from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import ALIKE, JobFile, combine, read, write
-from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
-from loadgauge.job_files.ideas.table import Dialect
+from loadgauge.job_files.ideas import FIELDS, Dialect, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.reading.configured import Asked, asked_for
 from loadgauge.job_files.reading.documents import SYNTAXES, ending, holds_no_model, load, of_folder, read_whole
 from loadgauge.job_files.reading.held import held

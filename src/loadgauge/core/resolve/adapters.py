@@ -279,11 +279,8 @@ def _by_name(
     ):
         matched.discard("output")  # which has another name in models with such mixers
     meant = TARGETS.get(name, "")
-    if not matched and meant in possible:
-        matched = {meant}
-    if not matched and apart and FUSED_OF.get(meant) in possible:
-        matched = {FUSED_OF[meant]}
-    return frozenset(matched)
+    others = [each for each in (meant, FUSED_OF.get(meant, "") if apart else "") if each in possible]
+    return frozenset(matched or others[:1])
 
 
 EVERY = ("all", "all-linear")

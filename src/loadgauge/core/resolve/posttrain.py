@@ -209,8 +209,11 @@ def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
                 key=name,
             )
     if not any(each.does == "forward" and each.within is None for each in task.passes):
-        why = f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)"
-        refuse_fields(job, ("logprob_batch", "logprob_tokens"), why)
+        refuse_fields(
+            job,
+            ("logprob_batch", "logprob_tokens"),
+            f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)",
+        )
 
 
 def _passes(job: Job, task: Task) -> Task:
@@ -251,13 +254,9 @@ def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str)
     diverges = wanted in DIVERGENCES and setup.job.loss in (None, "auto")
     if task.name in ("sft", "gkd", "opd") and not diverges:
         return setup
-    unit = "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
-    if diverges:
-        unit = str(wanted)
-    elif task.slices:
-        unit = "whole" if objective == "no-nll" else "slices"
-    if trainers == "softmax":
-        unit = "softmax"
+    sliced = "whole" if objective == "no-nll" else "slices"
+    usual = sliced if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
+    unit = "softmax" if trainers == "softmax" else str(wanted) if diverges else usual
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
     paired = setup.training.framework.engine is not None and unit in ("pairs", "rows")
     if (

@@ -249,9 +249,8 @@ def evidence_text(result: Estimate, measured: Mapping[str, str], torch: str = ""
         "loadgauge": __version__,
         "allocated": gib(result.memory.allocated, 3),
         "card": gib(result.memory.total, 3),
+        **({} if result.time is None else {"step": f"{result.time.step:.4g}s"}),
     }
-    if result.time is not None:
-        predicted["step"] = f"{result.time.step:.4g}s"
     about = {"gpu": result.gpu, "date": datetime.date.today().isoformat(), "torch": torch}
     return tomlkit.dumps(about | {"run": run, "predicted": predicted})
 

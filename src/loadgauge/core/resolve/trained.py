@@ -3,11 +3,12 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, closest, refuse, sums
+from loadgauge.core.base import ConfigError, NotModelled, closest, lists, refuse, sums
 from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Block, ModelSpec
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
@@ -315,11 +316,7 @@ def after_share(word: str, sizes: Sequence[int]) -> int:
     except ValueError:
         share = -1.0
     refuse(not 0 <= share < 1, f"{word!r}: a share below 1, such as frozen:0.8", key="train")
-    ends, total = [], 0
-    for numel in sizes:
-        total += numel
-        ends.append(total)
-    return bisect_right(ends, int(total * share))
+    return bisect_right([*accumulate(sizes)], int(sum(sizes) * share))
 
 
 def _frozen(
@@ -334,14 +331,11 @@ def _frozen(
         outside.add("head.logits")
     if len(chosen) == len(ends[0]) + len(ends[1]) + sum(len(by_block[kind]) for kind in model.pattern):
         return model
-    inside: dict[int, set[str]] = {}
-    for layer, name in chosen:
-        if layer is not None:
-            inside.setdefault(layer, set()).add(name)
+    inside = lists((layer, name) for layer, name in chosen if layer is not None)
     blocks, pattern = _Distinct(), []
     reached = any(name in outside for name in ends[0])
     for layer, kind in enumerate(model.pattern):
-        names = inside.get(layer, set())
+        names = inside.get(layer, [])
         trained = None if len(names) == len(by_block[kind]) else frozenset(names)
         pattern.append(blocks.of(model.blocks[kind], trained=trained, reached=reached))
         reached = reached or bool(names)

@@ -223,8 +223,14 @@ def _fuses_adapters(keys: Keys) -> bool:
         return False
     if keys.has(*FUNCTIONS, TABLE):
         on = [key for key in FUNCTIONS if keys.flag(key)]
-        why = "runs some of the adapters in one function, which keeps fewer tensors"
-        keys.note((on or FUNCTIONS)[0], why, "saves", RUNS, 0.3, when=0 < len(on) < len(FUNCTIONS))
+        keys.note(
+            (on or FUNCTIONS)[0],
+            "runs some of the adapters in one function, which keeps fewer tensors",
+            "saves",
+            RUNS,
+            0.3,
+            when=0 < len(on) < len(FUNCTIONS),
+        )
         return len(on) == len(FUNCTIONS)
     return (
         keys.since(0, 9)
@@ -363,8 +369,13 @@ def _adapter(keys: Keys) -> Facts:
     )
     if kind is None:
         return {"lora_rank": 0, "qlora": False}
-    why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
-    keys.note("adapter", why, parts=RUNS, share=0.2, when=kind == "mora")
+    keys.note(
+        "adapter",
+        "has one square matrix of as many parameters as the two of LoRA, which are counted",
+        parts=RUNS,
+        share=0.2,
+        when=kind == "mora",
+    )
     facts, named = ADAPTER_INNER.read(keys) | ADAPTER_BESIDE.read(keys), keys.raw(ADAPTER_MODULES)
     if isinstance(named, str) and named != "all-linear":
         # One regular expression on the whole name, with the matrices of experts beside it.
@@ -372,8 +383,12 @@ def _adapter(keys: Keys) -> Facts:
     if keys.flag(ADAPTER_LINEAR):
         ends = [name for name in keys.words(ADAPTER_MODULES) or [] if name in ("embed_tokens", "lm_head")]
         facts["lora_targets"] = ",".join(["all", *ends, *(keys.words(EXPERTS) or [])])
-    why = f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits"
-    keys.note(ADAPTER_FOUR, why, "", when=keys.flag(ADAPTER_FOUR) and kind != "qlora")  # (`_set_quantization_config`)
+    keys.note(
+        ADAPTER_FOUR,
+        f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits",
+        "",
+        when=keys.flag(ADAPTER_FOUR) and kind != "qlora",
+    )  # (`_set_quantization_config`)
     # As linear layers, the experts of Llama 4 are quantised with all others.
     if (keys.flag(ADAPTER_MOE) or keys.flag(LINEARISED)) and facts["base"] in ("nf4", "int8"):
         facts["base"] += "-experts"
@@ -468,8 +483,13 @@ OPTIMIZER_MEANINGS = TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS
 )
 def _optimizer(keys: Keys, at: Named) -> Facts:
     other, beside = LIKE.get(keys.word(OPTIMIZER_KEY) or "", ("", ""))
-    why = f"holds what {other} does, which is counted, {beside}"
-    keys.note(OPTIMIZER_KEY, why, parts="optimizer transient", share=0.5, when=beside)
+    keys.note(
+        OPTIMIZER_KEY,
+        f"holds what {other} does, which is counted, {beside}",
+        parts="optimizer transient",
+        share=0.5,
+        when=beside,
+    )
     return at.inner.read(keys)
 
 

@@ -111,7 +111,7 @@ def _served(keys: Keys) -> Facts:
         "graphs": not keys.flag(EAGER),
         "prefix": keys.flag(PREFIXES) is not False,
     }
-    keys.remarks[f"vLLM's server is taken to have {own} of the {everything} GPUs"] = None
+    keys.remark(f"vLLM's server is taken to have {own} of the {everything} GPUs")
     return {
         "gpus": everything,
         "placement": f"split:{everything - own}+{own}",

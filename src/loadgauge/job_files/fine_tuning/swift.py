@@ -373,8 +373,11 @@ def rlhf(keys: Keys, at: Named) -> Facts:
     """Return what `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
     present = next((key for key in (at.kind, at.loss, *OF_PREFERENCES) if keys.has(key)), None)
     if not _started(keys, at):
-        why = "belongs to a trainer other than SFT; start that with swift rlhf and rlhf_type"
-        keys.refuse(present or at.kind, why, when=present and not (present == at.loss and keys.has("task_type")))
+        keys.refuse(
+            present or at.kind,
+            "belongs to a trainer other than SFT; start that with swift rlhf and rlhf_type",
+            when=present and not (present == at.loss and keys.has("task_type")),
+        )
         return {}
     word = keys.word(at.kind) or "dpo"
     own = keys.agreed(MODEL, keys.word)

@@ -166,12 +166,21 @@ def _model(keys: Keys, at: Named) -> Facts:
         return {}
     still = {part: str(keys.raw(key)).lower() in ("frozen", "false") for key, part in PARTS.items()}
     encoder, _, decoder = PARTS
-    why = "trains the encoder of images, which is not counted"
     keys.note(
-        encoder, why, "costs", "weights gradients optimizer", 0.3, when=keys.has(encoder) and not still["encoder"]
+        encoder,
+        "trains the encoder of images, which is not counted",
+        "costs",
+        "weights gradients optimizer",
+        0.3,
+        when=keys.has(encoder) and not still["encoder"],
     )
-    why = "trains none of the text model's own layers; they are counted"
-    keys.note(decoder, why, "saves", "gradients optimizer", when=still["decoder"])
+    keys.note(
+        decoder,
+        "trains none of the text model's own layers; they are counted",
+        "saves",
+        "gradients optimizer",
+        when=still["decoder"],
+    )
     if not kind:
         return {"model": name, "lora_rank": 0, "qlora": False}
     chosen = keys.words(at.modules) or []

@@ -65,8 +65,8 @@ def _quantised(keys: Keys) -> Facts:
         return {"qlora": False}
     four = keys.flag(FOUR) if keys.has(FOUR) else _texts(keys) == 1  # `FastSentenceTransformer` loads 16 bits
     bits = "int8" if keys.flag(EIGHT) else "nf4" if four and not keys.flag(HALF) else None
-    if stored(keys.word("model.model_name")) == "nvfp4":
-        bits = "nvfp4"  # such a checkpoint stays as it is stored (models/loader_utils.py)
+    # Such a checkpoint stays as it is stored (models/loader_utils.py).
+    bits = "nvfp4" if stored(keys.word("model.model_name")) == "nvfp4" else bits
     # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
     return {"qlora": bits is not None, "base": bits, "kbit_upcast": "none" if bits else None}
 
@@ -281,8 +281,9 @@ def _task(keys: Keys) -> Facts:
         }
     if longest is not None and str(keys.plain(ANSWERS)).startswith("$"):
         over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
-        why = "is what prompts leave of max_seq_length, and is counted as all of it"
-        keys.note(ANSWERS, why, "saves", "loss transient")
+        keys.note(
+            ANSWERS, "is what prompts leave of max_seq_length, and is counted as all of it", "saves", "loss transient"
+        )
     facts = trl_tasks.task.read(_arguments(keys, over))
     if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
         facts["prompt_len"] = max(1, longest - int(facts["answers"]))

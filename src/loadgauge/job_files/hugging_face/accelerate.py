@@ -119,8 +119,11 @@ ENGINE_OWNED = (
 def _of_fsdp(keys: Keys) -> Facts:
     number = keys.whole(ENGINE_VERSION) or 1
     strategy = keys.has(ENGINE_STRATEGY)
-    why = f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
-    keys.refuse(ENGINE_STRATEGY, why, when=number == 2 and strategy)
+    keys.refuse(
+        ENGINE_STRATEGY,
+        f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}",
+        when=number == 2 and strategy,
+    )
     zero = keys.choice(ENGINE_STRATEGY if strategy else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING)
     word = str(keys.raw(ENGINE_STRATEGY) or keys.raw(ENGINE_RESHARD) or "").upper()
     within = number == 1 and (word.startswith("HYBRID") or word in ("4", "5"))

@@ -64,14 +64,9 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 def _batch_read(keys: Keys, at: Named) -> Facts:
-    facts = {
-        "global_batch": keys.whole(at.whole),
-        "micro_batch": keys.whole(at.micro),
-        "accumulation": keys.whole(at.count),
-    }
-    if facts["micro_batch"] and not facts["global_batch"] and at.count not in keys.left:
-        facts["accumulation"] = facts["accumulation"] or 1
-    return facts
+    whole, micro, count = (keys.whole(key) for key in (at.whole, at.micro, at.count))
+    usual = 1 if micro and not whole and at.count not in keys.left else None
+    return {"global_batch": whole, "micro_batch": micro, "accumulation": count or usual}
 
 
 def batch(prefix: str = "") -> Idea:
@@ -92,7 +87,7 @@ def _sharded(keys: Keys, at: Named) -> Facts:
     if keys.choice(at.param, at.spelled) or keys.flag(at.older):
         if number == 3:
             return {"zero": number, "offload": "all", **_beside(keys, at)}
-        keys.remarks[f"{keys.document.shown(at.param)} does nothing below ZeRO 3 (DeepSpeed 0.19, engine.py)"] = None
+        keys.remark(f"{keys.document.shown(at.param)} does nothing below ZeRO 3 (DeepSpeed 0.19, engine.py)")
     keys.refuse(at.state, "needs stages 1 to 3", when=moved and not number)
     word = in_part(keys, at.share) if moved else "none"
     keys.refuse(at.share, f"needs stage 3, not {number}", when=":" in word and number != 3)

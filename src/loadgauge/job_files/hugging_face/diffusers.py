@@ -42,8 +42,10 @@ def named(keys: Keys, name: str, usual: str, program: str) -> str | None:
     """
     if name and (name.endswith(".json") or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name)):
         return name
-    if "model" not in keys.given and usual:
-        keys.remarks[f"its model{f' {name}' if name else ''} is taken for {usual}, which {program} is for"] = None
+    keys.remark(
+        f"its model{f' {name}' if name else ''} is taken for {usual}, which {program} is for",
+        when="model" not in keys.given and usual,
+    )
     return usual or None
 
 
@@ -260,8 +262,12 @@ def of_data(
     """The sizes that a file of data says, by `read`; none where it is not there, and `usual` is noted. Raises `ConfigError`."""
     text = beside(stated(keys, key), keys)
     if text is None:
-        why = f"is not there, and it says the sizes of pictures: {usual} are counted (--pictures, --video)"
-        keys.note(key, why, parts="activations transient", share=1.0)
+        keys.note(
+            key,
+            f"is not there, and it says the sizes of pictures: {usual} are counted (--pictures, --video)",
+            parts="activations transient",
+            share=1.0,
+        )
         return {}
     try:
         return read(text)

@@ -77,13 +77,23 @@ def _method(keys: Keys) -> Facts:
     own, adapts = _program(keys)
     half = next((word for word in ("bf16", "fp16") if keys.flag(f"full_{word}")), "")
     swapped = keys.whole("blocks_to_swap", minimum=0) or 0
-    why = f"keeps {swapped} blocks on the host, each of which is fetched when it runs"
-    keys.note("blocks_to_swap", why, "saves", "weights", min(0.95, swapped / own.get("blocks", 40)), when=swapped)
+    keys.note(
+        "blocks_to_swap",
+        f"keeps {swapped} blocks on the host, each of which is fetched when it runs",
+        "saves",
+        "weights",
+        min(0.95, swapped / own.get("blocks", 40)),
+        when=swapped,
+    )
     if not adapts:
         return {"precision": "bf16-pure" if half else "bf16", "weights": None if half else "float32", "lora_rank": 0}
     module = stated(keys, "network_module")
-    why = f"has adapters of {module}'s own form, and LoRA's are counted"
-    keys.note("network_module", why, parts="gradients optimizer", when=module.endswith(("loha", "lokr")))
+    keys.note(
+        "network_module",
+        f"has adapters of {module}'s own form, and LoRA's are counted",
+        parts="gradients optimizer",
+        when=module.endswith(("loha", "lokr")),
+    )
     return {
         "precision": "bf16",
         "weights": "bfloat16",
@@ -175,8 +185,14 @@ def _trained(keys: Keys) -> Facts:
     )
     bits = (keys.word("base_model_precision") or "no_change").lower()
     share = 0.75 if re.search(r"int[2-4]|nf4|fp4", bits) else 0.5
-    why = "keeps the frozen weights in fewer bits"
-    keys.note("base_model_precision", why, "saves", "weights", share, when=bits != "no_change")
+    keys.note(
+        "base_model_precision",
+        "keeps the frozen weights in fewer bits",
+        "saves",
+        "weights",
+        share,
+        when=bits != "no_change",
+    )
     usual = table("simpletuner_targets").get(keys.word("model_family") or "", "to_k,to_q,to_v,to_out.0")
     chosen = keys.words("peft_lora_target_modules")
     return facts | {

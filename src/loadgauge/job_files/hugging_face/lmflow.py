@@ -104,8 +104,13 @@ def _adapters(keys: Keys) -> Facts:
 )
 def _optimizer(keys: Keys, at: Named) -> Facts:
     if keys.flag(at.switch):
-        why = "keeps two states more than are counted: a difference of gradients, and the last one"
-        keys.note(at.name, why, "costs", "optimizer", when=keys.word(at.name) == "adan")
+        keys.note(
+            at.name,
+            "keeps two states more than are counted: a difference of gradients, and the last one",
+            "costs",
+            "optimizer",
+            when=keys.word(at.name) == "adan",
+        )
         return {"optimizer": keys.choice(at.name, CUSTOM)}
     chosen = keys.choice(at.of_pairs, TORCH_OPTIMIZERS)  # `dpo_aligner.py`'s name of transformers' `optim`
     return {"optimizer": chosen} if chosen else at.inner.read(keys)

@@ -30,8 +30,7 @@ def of_pairs(keys: Keys) -> bool:
     if "finetune.py" in keys.program or "dpo_tune" in keys.program or keys.has(*OF_PAIRS):
         return "finetune.py" not in keys.program
     named = "dpo" in words_of_path(keys.file)
-    if named:
-        keys.remarks["it is taken for dpo_tune_cache.py's, by its name or folder"] = None
+    keys.remark("it is taken for dpo_tune_cache.py's, by its name or folder", when=named)
     return named
 
 
@@ -94,10 +93,10 @@ def _started(keys: Keys) -> Facts:
     stage = keys.whole(STAGE, minimum=0)
     if keys.document.syntax != "yaml" or stage == 0:
         return {"zero": stage, "precision": "fp32", "weights": "bfloat16"}
-    if stage is None and not keys.given.keys() & {"zero", "framework", "precision"}:
-        keys.remarks[
-            "its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it"
-        ] = None
+    keys.remark(
+        "its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it",
+        when=stage is None and not keys.given.keys() & {"zero", "framework", "precision"},
+    )
     return {"framework": "deepspeed", "zero": 3 if stage is None else stage, "precision": "bf16", "weights": "bfloat16"}
 
 

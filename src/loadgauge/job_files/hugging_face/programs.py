@@ -18,10 +18,9 @@ from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
 from loadgauge.core.families.reader import class_defaults
-from loadgauge.job_files.dialects import of_text
+from loadgauge.job_files.dialects import dialect, of_text
+from loadgauge.job_files.ideas import MISSING, short
 from loadgauge.job_files.ideas.coverage import key_lists, words
-from loadgauge.job_files.ideas.table import MISSING
-from loadgauge.job_files.ideas.words import short
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import Calls
 from loadgauge.job_files.reading.nested import leaves
@@ -297,7 +296,7 @@ class Program:
         if self._parsed():
             own = {name for name, _ in _fields(self.calls.tree)} - PRIMARY
             for name, value in self.options.items():
-                alone = name in own and not key_lists("trl").kinds(name) and name not in _trl()
+                alone = name in own and not dialect("trl").kinds(name)
                 self.values.setdefault(f"own.{name}" if alone else name, value)
         elif command is not None:
             options = _values(command)
@@ -311,9 +310,8 @@ class Program:
 
     def _loops(self) -> bool:
         """Return whether the program trains a model of transformers in a loop of its own, or in Lightning's."""
-        if not {"model", "sizes"} & self.calls.calls.keys() or OTHER_LOOPS.search(self.calls.code):
-            return False
-        if sum(LOADED.search(name) is not None for name in self.calls.program) > 1:
+        several = sum(LOADED.search(name) is not None for name in self.calls.program) > 1
+        if several or not {"model", "sizes"} & self.calls.calls.keys() or OTHER_LOOPS.search(self.calls.code):
             return False
         return "Lightning" in self.calls.calls or any(map(STEPS.search, self.calls.program))
 
@@ -341,9 +339,8 @@ class Program:
         asked = "" if cast is None else f"{told('autocast.dtype')} {ast.unparse(cast)}"
         half = "bf16" if "bf16" in word or "bfloat16" in asked else "fp16" if "16" in word or asked else ""
         if half:
-            values[half] = True
-        if word.endswith("-true") and half:
-            values["dtype"] = {"bf16": "bfloat16", "fp16": "float16"}[half]
+            own = {"dtype": {"bf16": "bfloat16", "fp16": "float16"}[half]} if word.endswith("-true") else {}
+            values |= {half: True, **own}
         optimizer = self.calls.calls.get("optimizer")
         values["optim"] = OPTIMIZERS["AdamW" if optimizer is None else called(optimizer.func).rpartition(".")[2]]
         if any(map(SHARDS.search, self.calls.program)) or "fsdp" in str(told("Lightning.strategy")):
@@ -482,12 +479,6 @@ def _model_type(name: str) -> str:
     """
     bare = name.rpartition(".")[2].removesuffix("Config")
     return {kind.replace("_", ""): kind for kind in model_types()}.get(bare.lower(), bare.lower())
-
-
-def _trl() -> frozenset[str]:
-    from loadgauge.job_files.hugging_face.huggingface import TRL
-
-    return TRL.known
 
 
 def _own(node: ast.expr, names: Names) -> bool:

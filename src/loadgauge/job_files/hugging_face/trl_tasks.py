@@ -104,7 +104,7 @@ def trainer_of(keys: Keys) -> str | None:
     among = [trainer for trainer in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[trainer]]
     of_path = [trainer for trainer in among if trainer in words_of_path(keys.file)]
     if present and started is None and len(among) > 1 and len(of_path) == 1 and named in (None, of_path[0]):
-        keys.remarks[f"its trainer is {of_path[0]}'s, as the name of the file or of its folder says"] = None
+        keys.remark(f"its trainer is {of_path[0]}'s, as the name of the file or of its folder says")
         among = of_path
     if named is not None:
         for key in present:
@@ -254,10 +254,12 @@ def _of_answers(keys: Keys, trainer: str) -> Facts:
         several = gpus_of(keys)
         own = next((ranks for ranks in range(several - 1, 0, -1) if at_once * ranks % facts["samples"] == 0), 0)
         keys.refuse("vllm_mode", "'server' has GPUs of its own; give --gpus with those too", when=not own)
-        keys.remarks[f"vLLM's server is taken to have {several - own} of the {several} GPUs"] = None
+        keys.remark(f"vLLM's server is taken to have {several - own} of the {several} GPUs")
         return facts | {"placement": f"split:{own}+{several - own}", "rollout": "vllm:tp=1"}
-    if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
-        keys.remarks["vLLM's weights are taken to be whole, and not of bitsandbytes"] = None
+    keys.remark(
+        "vLLM's weights are taken to be whole, and not of bitsandbytes",
+        when=keys.flag("load_in_4bit") or keys.flag("load_in_8bit"),
+    )
     asleep = bool(keys.flag("vllm_enable_sleep_mode"))
     text = colocated(
         keys.whole(TASK_RANKS) or 1, keys.real(TASK_SHARE, 0.3) or 0.0, at_once, asleep, keys.whole(TASK_LONGEST)

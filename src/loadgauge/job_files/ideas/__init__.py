@@ -2,6 +2,7 @@
 
 from loadgauge.job_files.ideas.evaluation import asked, saving
 from loadgauge.job_files.ideas.facts import (
+    FIELDS,
     NAMES,
     SPLITS,
     Extra,
@@ -15,9 +16,11 @@ from loadgauge.job_files.ideas.facts import (
     facts_of,
     merge,
     plainer,
+    ranks_of_replica,
     solve,
     split_of,
     trainer_gpus,
+    virtual_stages,
 )
 from loadgauge.job_files.ideas.lenses import (
     SAYABLE,
@@ -42,9 +45,9 @@ from loadgauge.job_files.ideas.lenses import (
     whole_and_dora,
     writes,
 )
-from loadgauge.job_files.ideas.micro_batches import fitted
+from loadgauge.job_files.ideas.micro_batches import fitted, in_pieces
 from loadgauge.job_files.ideas.optimizers import instantiated, optimizer
-from loadgauge.job_files.ideas.partial import adapted_layers, freeze, frozen_share, tower, unfrozen
+from loadgauge.job_files.ideas.partial import DROPOUT, adapted_layers, dropped, freeze, frozen_share, tower, unfrozen
 from loadgauge.job_files.ideas.table import (
     IDLE,
     MISSING,
@@ -84,6 +87,8 @@ __all__ = [
     "BITSANDBYTES",
     "CPU",
     "CUT_LOSS",
+    "DROPOUT",
+    "FIELDS",
     "IDLE",
     "MISSING",
     "NAMES",
@@ -119,6 +124,7 @@ __all__ = [
     "describe",
     "divided",
     "dora",
+    "dropped",
     "engine",
     "enough_gpus",
     "environment",
@@ -129,6 +135,7 @@ __all__ = [
     "freeze",
     "frozen_share",
     "in_part",
+    "in_pieces",
     "instantiated",
     "layers",
     "lengths",
@@ -138,6 +145,7 @@ __all__ = [
     "plainer",
     "product",
     "quantised",
+    "ranks_of_replica",
     "reads",
     "refers",
     "row",
@@ -153,6 +161,7 @@ __all__ = [
     "tower",
     "trainer_gpus",
     "unfrozen",
+    "virtual_stages",
     "when",
     "whole_and_dora",
     "writes",

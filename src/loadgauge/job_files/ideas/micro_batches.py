@@ -23,8 +23,14 @@ def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, rema
         micro = min(whole, key=lambda micro: abs(math.log(micro / min(rows, own))))
         rows = min(rows, own)
     effect, share = ("costs", rows / micro - 1) if micro < rows else ("saves", 1 - rows / micro)
-    counted = f"{remark}, counted as {micro} sequences of {length}"
-    keys.note(key, counted, effect, "activations loss transient", share, when=micro != rows)
+    keys.note(
+        key,
+        f"{remark}, counted as {micro} sequences of {length}",
+        effect,
+        "activations loss transient",
+        share,
+        when=micro != rows,
+    )
     return micro
 
 

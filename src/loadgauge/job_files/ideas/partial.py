@@ -17,8 +17,14 @@ def unfrozen(key: str) -> Idea:
 
     def read(keys: Keys) -> Facts:
         words = _listed(keys, key)
-        why = "has names that transformers 5 changed (block_sparse_moe is mlp), with which nothing of them is trained"
-        keys.note(key, why, "saves", "gradients optimizer", when="block_sparse_moe" in str(words), bare=True)
+        keys.note(
+            key,
+            "has names that transformers 5 changed (block_sparse_moe is mlp), with which nothing of them is trained",
+            "saves",
+            "gradients optimizer",
+            when="block_sparse_moe" in str(words),
+            bare=True,
+        )
         return {"train": ",".join(words) if words else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -44,9 +50,14 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
         told, seen = str(variables.get("MAX_PIXELS", "")), bool(SEEN & keys.given.keys())
         keyed = [name.lower() for name in BOUNDS if name not in variables and keys.has(name.lower())]
         for name in sorted({*(BOUNDS & variables.keys()), *map(keys.document.shown, keyed)}):
-            note = f"{name}: makes pictures or videos smaller, which are counted as they are given"
             keys.add(
-                Uncounted(note, name, effect="saves" if seen else "", parts=("activations", "transient"), share=0.5)
+                Uncounted(
+                    f"{name}: makes pictures or videos smaller, which are counted as they are given",
+                    name,
+                    effect="saves" if seen else "",
+                    parts=("activations", "transient"),
+                    share=0.5,
+                )
             )
         if usual and not (keys.has(tunes, joins, pixels, *others) or told or seen):
             return {}
@@ -171,8 +182,14 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
         )
         count = keys.whole(layers, minimum=-(10**6))
         count = 2 if count is None else count
-        why = "trains layers from all over the model, which are counted as its first"
-        keys.note(spread, why, "saves", "activations", 0.5, when=keys.flag(spread))
+        keys.note(
+            spread,
+            "trains layers from all over the model, which are counted as its first",
+            "saves",
+            "activations",
+            0.5,
+            when=keys.flag(spread),
+        )
         count = -abs(count) if keys.flag(spread) else count
         where = f"-{count}:" if count > 0 else f":{-count}"
         inside = [name for name in keys.words(modules) or ["all"] if name]

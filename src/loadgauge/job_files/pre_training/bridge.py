@@ -139,8 +139,14 @@ def recipe(document: Document) -> dict[str, Any]:
 def _recipe(keys: Keys) -> Facts:
     name = keys.raw("recipe")
     if keys.document.syntax == "argv" and keys.has("recipe") and not keys.has("model.hf_model_id"):
-        note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
-        keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
+        keys.add(
+            Uncounted(
+                f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted",
+                keys.document.shown("recipe"),
+                known=False,
+                effect="either",
+            )
+        )
     for narrow, parts in NARROW.items():
         keys.note(
             narrow,
@@ -151,8 +157,14 @@ def _recipe(keys: Keys) -> Facts:
             when=keys.document.get(narrow) is not MISSING and narrow not in keys.document.names(),
         )
     for key, tower in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
-        why = f"{tower} is not trained, and is counted as if it were"
-        keys.note(f"model.{key}", why, "saves", "gradients optimizer", when=keys.flag(f"model.{key}"), bare=True)
+        keys.note(
+            f"model.{key}",
+            f"{tower} is not trained, and is counted as if it were",
+            "saves",
+            "gradients optimizer",
+            when=keys.flag(f"model.{key}"),
+            bare=True,
+        )
     return {}
 
 
@@ -198,8 +210,14 @@ def _lora(keys: Keys, at: Named) -> Facts:
     )
     chosen = keys.words(at.modules) or list(TARGETS)
     mixers = [name for name in chosen if name in ("in_proj", "out_proj")]  # of Mamba's layers
-    why = "adapters of Mamba's layers are not counted"
-    keys.note(at.modules, why, "costs", "gradients optimizer activations", bare=True, when=mixers)
+    keys.note(
+        at.modules,
+        "adapters of Mamba's layers are not counted",
+        "costs",
+        "gradients optimizer activations",
+        bare=True,
+        when=mixers,
+    )
     chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
     keys.refuse(at.modules, f"read: {', '.join(TARGETS)}", when=any(name not in TARGETS for name in chosen))
     return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
@@ -229,9 +247,14 @@ def _next_tokens(keys: Keys, at: Named) -> Facts:
     many = keys.whole(at.key, minimum=0)
     spec = spec_of(keys, "model.hf_model_id") if many else None
     own = spec is not None and spec.num_nextn_predict_layers == many
-    why = f"{many} heads of the next tokens are trained too, whose sizes are not known"
-    parts = "weights gradients optimizer activations loss transient"
-    keys.note(at.key, why, "costs", parts, 0.25, when=many and not own)
+    keys.note(
+        at.key,
+        f"{many} heads of the next tokens are trained too, whose sizes are not known",
+        "costs",
+        "weights gradients optimizer activations loss transient",
+        0.25,
+        when=many and not own,
+    )
     return {"mtp": True} if own else {}
 
 

@@ -6,9 +6,20 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
-from loadgauge.job_files.ideas import STAYS, Dialect, Facts, Idea, Keys, Named, fixed, names_in, reads, row
-from loadgauge.job_files.ideas.partial import dropped
-from loadgauge.job_files.ideas.table import Document
+from loadgauge.job_files.ideas import (
+    STAYS,
+    Dialect,
+    Document,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    dropped,
+    fixed,
+    names_in,
+    reads,
+    row,
+)
 from loadgauge.job_files.pre_training.megatron import started_by_deepspeed
 from loadgauge.job_files.reading.layered import Names
 
@@ -71,8 +82,14 @@ def _attention(keys: Keys) -> str:
 
 def _read(keys: Keys) -> Facts:
     config, other = _config(keys), min(_layers(keys) & {*OTHERS}, default=None)
-    stated = f"layers of {other} are counted as attention and an MLP with as many weights"
-    keys.note(LAYERS, stated, "either", "activations transient", 0.5, when=other)
+    keys.note(
+        LAYERS,
+        f"layers of {other} are counted as attention and an MLP with as many weights",
+        "either",
+        "activations transient",
+        0.5,
+        when=other,
+    )
     return {"config": dropped(keys, config)} if config else {}
 
 

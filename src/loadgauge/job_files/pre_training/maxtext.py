@@ -97,8 +97,14 @@ def _remat(keys: Keys, at: Named) -> Facts:
     policy = keys.word(at.key) or "full"
     if policy in ("full", "none"):
         return {"recompute": policy}
-    note = f"{at.key} = {policy[:40]}: keeps some of what is counted as kept, and makes the rest again or moves it to the host"
-    keys.add(Uncounted(note, at.key, effect="either", parts=("activations",)))
+    keys.add(
+        Uncounted(
+            f"{at.key} = {policy[:40]}: keeps some of what is counted as kept, and makes the rest again or moves it to the host",
+            at.key,
+            effect="either",
+            parts=("activations",),
+        )
+    )
     return {"recompute": "none"}
 
 

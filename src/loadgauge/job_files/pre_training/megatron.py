@@ -220,8 +220,13 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
             asked = dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])
             chosen = [name for name in asked if name in MODULES]
             for name in asked:
-                why = f"{name} is recomputed too, and is not read"
-                keys.note(modules, why, "saves", "activations", when=name not in MODULES)
+                keys.note(
+                    modules,
+                    f"{name} is recomputed too, and is not read",
+                    "saves",
+                    "activations",
+                    when=name not in MODULES,
+                )
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         way, each = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual, keys.whole(number) or 1
         keys.refuse(granularity, f"full needs {keys.document.shown(how)}", when=way is None)
@@ -467,8 +472,14 @@ def optimizer(keys: Keys) -> Facts:
     elif moments != {"fp32"}:
         key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
         keys.note(key, "moments in fewer bits than the 32 that are counted", "saves", "optimizer", 0.5, bare=True)
-    why = "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted"
-    keys.note(AWARE, why, "saves", "optimizer", 1 / 6, when=keys.flag(AWARE))
+    keys.note(
+        AWARE,
+        "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted",
+        "saves",
+        "optimizer",
+        1 / 6,
+        when=keys.flag(AWARE),
+    )
     return {"optimizer": "sgd" if name == "sgd-momentum" and keys.real("sgd_momentum") == 0 else name}
 
 
@@ -516,8 +527,13 @@ def vision(keys: Keys, at: Named) -> Facts:
     drafted = re.search(
         r"--algorithm[ =]+(eagle|medusa|dflash)", keys.document.text()
     )  # ModelOpt's, beside frozen weights
-    why = "trains the draft that another command of the script puts beside the model, which is counted as if it were trained"
-    keys.note("load", why, "saves", "gradients optimizer activations", when=drafted)
+    keys.note(
+        "load",
+        "trains the draft that another command of the script puts beside the model, which is counted as if it were trained",
+        "saves",
+        "gradients optimizer activations",
+        when=drafted,
+    )
     if not keys.has(at.kind, at.frozen, at.body):
         return {}
     shown, ranks = keys.document.shown(at.kind), keys.whole("tensor_model_parallel_size") or 1
@@ -526,8 +542,14 @@ def vision(keys: Keys, at: Named) -> Facts:
     note = f"{shown}: shows images to the model, whose encoder is not counted"
     parts = ("transient",) if keys.flag(at.frozen) else ("activations", "transient")
     keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
-    why = "the language model is not trained, and is counted as if it were"
-    keys.note(at.body, why, "saves", "gradients optimizer", when=keys.flag(at.body), bare=True)
+    keys.note(
+        at.body,
+        "the language model is not trained, and is counted as if it were",
+        "saves",
+        "gradients optimizer",
+        when=keys.flag(at.body),
+        bare=True,
+    )
     return {}
 
 

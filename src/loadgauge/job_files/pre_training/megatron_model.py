@@ -8,8 +8,7 @@ from typing import Any
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.families.catalogue import find, keys as keys_of
-from loadgauge.job_files.ideas.partial import DROPOUT, dropped
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas import DROPOUT, Facts, Idea, Keys, dropped, names_in
 
 SIZES = {
     "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",

@@ -15,8 +15,7 @@ from typing import Any
 from loadgauge.core.base.files import read_text
 from loadgauge.core.base.package_data import read_table
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas import STAYS, Dialect, Document, Facts, Keys, Named, reads, row
-from loadgauge.job_files.ideas.micro_batches import in_pieces
+from loadgauge.job_files.ideas import STAYS, Dialect, Document, Facts, Keys, Named, in_pieces, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.nested import toml_document
 
@@ -111,8 +110,13 @@ def _recompute_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _recompute(keys: Keys, at: Named) -> Facts:
     for word, key in zip(POLICIES, at.chosen, strict=True):
         if keys.has(key):
-            why = "keeps what torch.compile chooses; nothing again is counted"
-            keys.note(key, why, "saves", "activations", when=word == "memory_budget")
+            keys.note(
+                key,
+                "keeps what torch.compile chooses; nothing again is counted",
+                "saves",
+                "activations",
+                when=word == "memory_budget",
+            )
             return {"recompute": {"selective": "per-op", "memory_budget": "none"}.get(word, word)}
     kind = keys.choice(at.mode, {"none": "none", "full": "full", "selective": "selective"})
     if kind == "selective" or (kind is None and keys.document.syntax == "toml"):
@@ -284,8 +288,14 @@ def _model(keys: Keys, at: Named) -> Facts:
     if name is None and keys.has(at.old, at.flavor):
         name = f"{keys.word(at.old) or 'llama3'}_{(keys.word(at.flavor) or '8B').lower().replace('-', '_')}"
     products = _usual(keys, "products")
-    why = f"multiplies in {products}, which is counted in 16 bits"
-    keys.note(at.named, why, "either", "weights activations transient", 0.5, when=products)
+    keys.note(
+        at.named,
+        f"multiplies in {products}, which is counted in 16 bits",
+        "either",
+        "weights activations transient",
+        0.5,
+        when=products,
+    )
     return {"model": _usual(keys, "model", NAMES.get(name or "")), "loss": "chunked" if keys.has(at.named) else None}
 
 

@@ -59,12 +59,9 @@ class Nested:
         return ".".join(path)
 
     def _place(self, key: str) -> tuple[str, ...]:
-        if key in self.paths:
-            return self.paths[key]
-        if self.sections:
-            section = self.sections.get(key)
-            return (section, key) if section is not None and section in self.root else (key,)
-        return tuple(key.split("."))
+        section = self.sections.get(key)
+        whole = (key,) if self.sections else tuple(key.split("."))
+        return self.paths.get(key) or ((section, key) if section is not None and section in self.root else whole)
 
     def names(self) -> tuple[str, ...]:
         """The paths of all values, in order."""
@@ -191,8 +188,14 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     def dump(value: Any) -> str:
         written = json.dumps(value, indent=space, ensure_ascii=False)
         # A float is spelled as it was read; a text cannot look like one of them outside its quotes.
-        pattern = r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?'
-        return re.sub(pattern, lambda match: numbers.get(match[0], match[0]), written) + end
+        return (
+            re.sub(
+                r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?',
+                lambda match: numbers.get(match[0], match[0]),
+                written,
+            )
+            + end
+        )
 
     return Nested("json", root, dump, dict, sections)
 

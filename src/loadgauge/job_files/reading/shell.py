@@ -95,9 +95,8 @@ class Shell(Values):
         """Reads commands; whether the last one succeeds, None where that is not known."""
         success: bool | None = True
         for before, node in commands:
-            if (before == "&&" and success is False) or (before == "||" and success is not False):
-                continue
-            if before in ("&&", "||") and self._gives_up([("", node)]):
+            decided = (before == "&&" and success is False) or (before == "||" and success is not False)
+            if decided or (before in ("&&", "||") and self._gives_up([("", node)])):
                 continue
             success = self._node(node)
         return success
@@ -195,9 +194,8 @@ class Shell(Values):
         if not head:
             return
         if head[0].text.startswith("(("):
-            match = re.match(r"\(\(\s*(\w+)\s*=\s*(\w+)", head[0].text)
-            if match is not None:
-                self._set(match[1], plain(match[2]))
+            for name, value in re.findall(r"^\(\(\s*(\w+)\s*=\s*(\w+)", head[0].text):
+                self._set(name, plain(value))
         else:
             words = [word for token in head[2:] for field in self._fields(token) for word in _listed(Text(field))]
             if len(words) > 1:
@@ -434,11 +432,8 @@ class Shell(Values):
         if name in ("true", ":"):
             return
         if name == "echo":
-            pieces: list[Piece] = []
-            for word in words[1:]:
-                if word.text not in ("-e", "-n", "-ne"):
-                    pieces += [*self._pieces(word), Piece(" ", -1, -1)]
-            self.said.append(Text(pieces[:-1]))
+            told = (self._pieces(word) for word in words[1:] if word.text not in ("-e", "-n", "-ne"))
+            self.said.append(Text([piece for pieces in told for piece in (*pieces, Piece(" ", -1, -1))][:-1]))
             return
         paths = {
             "dirname": texts and (texts[-1].rpartition("/")[0] or "."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from loadgauge.core.base.errors import ConfigError, refuse
@@ -34,9 +35,7 @@ class Text:
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self.pieces = tuple(piece for piece in pieces if piece.text)
         self.text = "".join(piece.text for piece in self.pieces)
-        self.begins = [0]
-        for piece in self.pieces:
-            self.begins.append(self.begins[-1] + len(piece.text))
+        self.begins = [*accumulate((len(piece.text) for piece in self.pieces), initial=0)]
 
     def part(self, start: int, end: int) -> tuple[Piece, ...]:
         """The pieces from one index to another."""

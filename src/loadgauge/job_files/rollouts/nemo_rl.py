@@ -62,8 +62,7 @@ def _assumed(keys: Keys, key: str) -> bool | None:
 def _model(keys: Keys, at: Named) -> Facts:
     """The model; that of a recipe in a missing one's place is not this file's, whose name may say its own."""
     name = by_name(keys.file) if _assumed(keys, f"{P}model_name") is None else None
-    if name is not None:
-        keys.remarks[f"its model is {name}, as the name of the file says"] = None
+    keys.remark(f"its model is {name}, as the name of the file says", when=name is not None)
     return {"model": name} if name else at.inner.read(keys)
 
 
@@ -249,7 +248,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     """GPUs of the cluster, and those of them that generate where they are not the trainer's."""
     count = keys.whole(at.nodes) or 1
     if taught := teachers_nodes(keys):
-        keys.remarks[f"{taught} of its {count} nodes are its teachers'"] = None
+        keys.remark(f"{taught} of its {count} nodes are its teachers'")
         keys.refuse(at.nodes, "leaves no nodes beside the teachers'", when=taught >= count)
         count -= taught
     # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
@@ -260,8 +259,11 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
         per_node -= (keys.whole(at.scores[0]) or 0) if single else 0
         count -= 0 if single else keys.whole(at.scores[1]) or 1
-        why = "leaves no GPUs for the model that is trained"
-        keys.refuse(at.scores[0 if single else 1], why, when=per_node < 1 or count < 1)
+        keys.refuse(
+            at.scores[0 if single else 1],
+            "leaves no GPUs for the model that is trained",
+            when=per_node < 1 or count < 1,
+        )
     facts: Facts = {"gpus_per_node": per_node, "nodes": count}
     if not generates(keys):
         return facts
@@ -275,8 +277,10 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     total = per_node * count
     own = keys.whole(at.own_each) if single else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
     if own is None or own >= total:
-        why = f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
-        raise keys.wrong(at.own_each if single else at.own_nodes, why)
+        raise keys.wrong(
+            at.own_each if single else at.own_nodes,
+            f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer",
+        )
     return facts | {
         "placement": f"split:{total - own}+{own}",
         "staleness": None if waits else keys.whole(names[1]) or 1,
@@ -330,8 +334,12 @@ def _task(keys: Keys, at: Named) -> Facts:
         keys.refuse(
             "teachers", "must say the model_name of each; give --teacher", when=not isinstance(name, str) or "$" in name
         )
-        stated = "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
-        keys.note("teachers", stated, "costs", "weights loss transient")
+        keys.note(
+            "teachers",
+            "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by",
+            "costs",
+            "weights loss transient",
+        )
         return {"task": "gkd", "teacher": name}
     if algorithm == "dpo":
         loss = keys.word(at.preference) or "dpo"
@@ -345,8 +353,13 @@ def _task(keys: Keys, at: Named) -> Facts:
         own = {"task": "ppo", "critic": None if value == keys.word(f"{P}model_name") else value}
         return own | {"reference": "model" if refers else "none", "frozen_offload": True if refers else None}
     kind = keys.choice(at.kind, {name: name for name in ("grpo", "reinforce_plus_plus", "gdpo", "rloo", "opd")})
-    teachers = "advantages are those of teachers, whose passes on GPUs of their own are not counted"
-    keys.note(at.kind, teachers, "costs", "", when=kind == "opd")
+    keys.note(
+        at.kind,
+        "advantages are those of teachers, whose passes on GPUs of their own are not counted",
+        "costs",
+        "",
+        when=kind == "opd",
+    )
     refers = bool(weighs) and not keys.flag(at.skipped[0])
     return {
         "task": "gspo" if keys.flag(at.whole) else "grpo",
@@ -418,8 +431,12 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if on is not None and keys.raw(on[1]) is not None:
         tokens = keys.whole(on[1]) or 1
         rows = max(1, round(tokens / length))
-        whole = f"a pack of so many tokens is no whole number of sequences of {length}, and counted as {rows}"
-        keys.note(on[1], whole, parts="activations loss transient", when=tokens != rows * length)
+        keys.note(
+            on[1],
+            f"a pack of so many tokens is no whole number of sequences of {length}, and counted as {rows}",
+            parts="activations loss transient",
+            when=tokens != rows * length,
+        )
     if not generates(keys):
         return {"global_batch": batch, "micro_batch": rows}
     name = algorithm_of(keys)
@@ -567,11 +584,19 @@ def _loss(keys: Keys, at: Named) -> Facts:
         return {}
     pieces = keys.whole(at.chunk, minimum=0)
     if not megatron_trains(keys):
-        why = "passes before an update make log-probabilities so many tokens at a time, which are counted all at once"
-        keys.note(at.chunk, why, "saves", when=pieces)
+        keys.note(
+            at.chunk,
+            "passes before an update make log-probabilities so many tokens at a time, which are counted all at once",
+            "saves",
+            when=pieces,
+        )
         return {"loss": "float32"}
-    why = "float32 logits are made in parts, which holds less for a moment"
-    keys.note(at.deferred, why, "saves", when=keys.flag(at.deferred) and not pieces)
+    keys.note(
+        at.deferred,
+        "float32 logits are made in parts, which holds less for a moment",
+        "saves",
+        when=keys.flag(at.deferred) and not pieces,
+    )
     return {"loss": "chunked" if keys.flag(at.fused) else "compiled" if pieces else None}
 
 

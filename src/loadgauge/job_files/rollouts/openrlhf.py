@@ -236,8 +236,7 @@ TASK_REMOTE = SCRIPTED[0]
 
 def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
     task = ESTIMATORS[_estimator(keys)]
-    if task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
-        task = "gspo"
+    whole = task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo"
     score, value = _rewards(keys), keys.word(at.critic)
     keys.refuse(at.reward, "several reward models are not read; one is", when=score is not None and "," in score)
     value = value or score or own
@@ -249,7 +248,7 @@ def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
         when=len({bool(flag) for flag in there}) > 1,
     )
     return {
-        "task": task,
+        "task": "gspo" if whole else task,
         "reference": "model" if beside else "none",
         "reward_model": score,
         "critic": value if task == "ppo" and value != own else None,

@@ -247,8 +247,13 @@ def _batch(keys: Keys, at: Named) -> Facts:
     keys.refuse(at.whole, f"{number} answers are no whole groups of {each}", when=left)
     for listed in at.environments:
         turns = max(map(int, TURNS.findall(str(keys.raw(listed)))), default=1)
-        why = f"its environments take up to {turns} turns, each with an answer of its own, and one answer is counted"
-        keys.note(listed, why, "costs", when=turns > 1, bare=True)
+        keys.note(
+            listed,
+            f"its environments take up to {turns} turns, each with an answer of its own, and one answer is counted",
+            "costs",
+            when=turns > 1,
+            bare=True,
+        )
     rest = keys.agreed(at.answer, keys.whole)
     unsaid = rest is None or rest >= longest
     first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
@@ -509,8 +514,13 @@ def _optimizer(keys: Keys) -> Facts:
     )
     moved = keys.flag(_of(keys, OPTIMIZER_MOVED)) is not False and not whole and keys.since(0, 7)
     stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
-    why = f"{stated} (it is on unless a file says otherwise)"
-    keys.note(_of(keys, OPTIMIZER_MOVED), why, "saves", "optimizer", when=moved)
+    keys.note(
+        _of(keys, OPTIMIZER_MOVED),
+        f"{stated} (it is on unless a file says otherwise)",
+        "saves",
+        "optimizer",
+        when=moved,
+    )
     kind = keys.choice(_of(keys, OPTIMIZER_KIND), OPTIMIZER_SORTS) or "adamw"
     # `fused=False`, which `_create_optimizer` says, is one parameter at a time; before, PyTorch chose lists of them.
     step = "foreach" if not keys.since(0, 8, 1) else "loop" if moved else "fused"

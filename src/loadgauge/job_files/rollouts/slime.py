@@ -276,8 +276,11 @@ def _batch(keys: Keys, at: Named) -> Facts:
     count, batch = keys.whole(at.steps), keys.whole(at.whole)
     if count is not None:
         sequences, left = divmod(first * each, count)
-        why = f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
-        keys.refuse(at.steps, why, when=left or batch not in (None, sequences))
+        keys.refuse(
+            at.steps,
+            f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each",
+            when=left or batch not in (None, sequences),
+        )
         batch = sequences
     micro = keys.whole(at.micro) or 1
     dynamic = keys.flag(at.dynamic)
@@ -418,8 +421,15 @@ ROUNDED = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"
 def _precision(keys: Keys, at: Named) -> Facts:
     """16-bit weights, whose gradients are summed in float32 where that is asked for."""
     if variable(keys, ROUNDED) == "1":
-        note = f"{ROUNDED}: rounds experts' weights to 4 bits in each product (QAT), in copies beside the others"
-        keys.add(Uncounted(note, ROUNDED, effect="costs", parts=("weights", "transient", "activations"), share=0.5))
+        keys.add(
+            Uncounted(
+                f"{ROUNDED}: rounds experts' weights to 4 bits in each product (QAT), in copies beside the others",
+                ROUNDED,
+                effect="costs",
+                parts=("weights", "transient", "activations"),
+                share=0.5,
+            )
+        )
     if keys.has(at.eight[0]):
         name = keys.choice(at.eight[1], FP8) or "fp8-delayed"
         return {"precision": f"{name}-primary" if keys.flag(at.eight[2]) else name}

@@ -142,8 +142,14 @@ def _of_megatron(keys: Keys) -> Facts:
     sharded = keys.flag(LAYOUT_SHARDS)
     stated = keys.choice(LAYOUT_HOW, STRATEGIES) if sharded else None
     lite = keys.word(LAYOUT_LITE) == "fsdp2"
-    why = "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP"
-    keys.note(LAYOUT_LITE, why, "either", "weights gradients optimizer gathered", 0.5, when=lite)
+    keys.note(
+        LAYOUT_LITE,
+        "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP",
+        "either",
+        "weights gradients optimizer gathered",
+        0.5,
+        when=lite,
+    )
     facts["etp"] = keys.whole(LAYOUT_ETP) or (facts["tp"] if facts["ep"] > 1 else 1)
     for axis, key in LAYOUT_AGAIN.items():  # what is overridden goes to the model after its own section
         keys.refuse(
@@ -527,11 +533,10 @@ def _lora(keys: Keys, at: Named) -> Facts:
             "lora_targets": grouped(word for word in keys.words(at.of_bridge[1]) or TARGETS if word in TARGETS),
             "lora_dropout": keys.real(at.of_bridge[2]) or None,
         }
-    facts = {"lora_rank": number, **layers(at.modules).read(keys)}
-    if keys.word(f"{F}model_dtype") not in ("bf16", "bfloat16"):
-        # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
-        facts |= {"precision": "bf16", "weights": "float32"}
-    return facts
+    # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
+    wide = keys.word(f"{F}model_dtype") not in ("bf16", "bfloat16")
+    loaded = {"precision": "bf16", "weights": "float32"} if wide else {}
+    return {"lora_rank": number, **layers(at.modules).read(keys), **loaded}
 
 
 PRECISION_WORDS = {"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bfloat16": "bf16-pure"}

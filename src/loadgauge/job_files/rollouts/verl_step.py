@@ -236,8 +236,15 @@ def engine(keys: Keys, at: Named) -> Facts:
         return {"rollout": served("hf", {"batch": keys.whole(at.micro)})}
     options, ranks = RANKS.read(keys) | OPTIONS.read(keys), keys.whole(at.data) or 1
     served_apart = adapts(keys) and not keys.flag(at.merged)
-    why = "the engine's weights stay on the card beside the trainer's where it serves adapters, and are counted as given back"
-    keys.note(at.name, why, "costs", "weights", 2.0, when=served_apart and kind != "vllm", bare=True)
+    keys.note(
+        at.name,
+        "the engine's weights stay on the card beside the trainer's where it serves adapters, and are counted as given back",
+        "costs",
+        "weights",
+        2.0,
+        when=served_apart and kind != "vllm",
+        bare=True,
+    )
     free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
     word = keys.word(at.quantised) or "none"
     keys.note(
