@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error, refuse
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base import ConfigError, Error, is_command, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
@@ -20,8 +19,7 @@ from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.dialects import FILES, dialect
 from loadgauge.job_files.exchange import JobFile, Written, read, write
-from loadgauge.job_files.ideas.coverage import key_lists, suspect
-from loadgauge.job_files.ideas.facts import FIELDS, Extra
+from loadgauge.job_files.ideas import FIELDS, Extra, key_lists, suspect
 from loadgauge.job_files.job_file import fill_in, is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 from loadgauge.job_files.reading.documents import document, load, syntax_of

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, refuse
-from loadgauge.core.base.files import is_command, place_of, read_start
+from loadgauge.core.base import ConfigError, is_command, place_of, read_start, refuse
 from loadgauge.core.definitions.job.job import FILES as JOB_FILES, POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL

@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, LayoutError, is_script, need, refuse
-from loadgauge.core.base.errors import refuse_fields
+from loadgauge.core.base import ConfigError, LayoutError, is_script, need, refuse, refuse_fields
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job

@@ -6,12 +6,25 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated, refuse, refuse_fields
-from loadgauge.core.base.files import is_command, is_script, place_of
-from loadgauge.core.base.hooks import need, provider
+from loadgauge.core.base import (
+    ConfigError,
+    LayoutError,
+    NotModelled,
+    NotStated,
+    above_zero,
+    gib,
+    host_holds,
+    is_command,
+    is_script,
+    need,
+    place_of,
+    port,
+    provider,
+    rate,
+    refuse,
+    refuse_fields,
+)
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import above_zero, gib, port, rate
-from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.definitions.hardware.calibration import slowed
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
@@ -23,11 +36,7 @@ from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
 from loadgauge.core.definitions.job.job_text import offload_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
-from loadgauge.core.definitions.layout.layout import (
-    FULL_PIPE,
-    Layout,
-    in_group,
-)
+from loadgauge.core.definitions.layout.layout import Layout, in_group
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.around import Around
@@ -42,8 +51,10 @@ from loadgauge.core.resolve.large_runs import (
     by_batch,
     chunks,
     dynamic_groups,
+    full_batch,
     overlapped,
     ragged,
+    schedule_of,
     sequence_parallel,
     stage_layers,
     usual_line,
@@ -145,7 +156,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         why = "experts that no ranks share out are split as the layer is"
         degrees["etp"] = within if chosen.own.states_splits and job.etp is None else fill("etp", within, why)
     micro_batch = fill("micro_batch", 1)
-    stated = fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"]))
+    stated = fill("global_batch", *full_batch(dp, micro_batch, degrees["pp"]))
     global_batch, shared_out = whole_batches(stated, dp, micro_batch)
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
@@ -213,7 +224,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         micro_batch=micro_batch,
         global_batch=global_batch,
         seq_len=seq_len,
-        schedule=_schedule(job, assumed),
+        schedule=schedule_of(job, assumed),
         stage_layers=stage_layers(job, chosen, degrees, assumed),
         cp_comm=job.cp_comm or "ring",  # type: ignore[arg-type]
         expert_imbalance=_imbalance(job, chosen, fill),
@@ -559,22 +570,6 @@ def _around(job: Job, stages: int) -> Around:
         generate=job.generate or 0,
         save=job.save or "",  # type: ignore[arg-type]
     )
-
-
-def _global_batch(dp: int, micro_batch: int, stages: int) -> tuple[int, str]:
-    """The batch where none is stated: of a pipeline one that keeps it full, as with a micro-batch each it would stand still."""
-    batches = 1 if stages == 1 else FULL_PIPE * stages
-    why = "dp x micro-batch" if stages == 1 else f"a full pipe: dp x micro-batch x {batches} micro-batches"
-    return dp * micro_batch * batches, why
-
-
-def _schedule(job: Job, assumed: dict[str, str]) -> Any:
-    if job.schedule is not None:
-        refuse((job.pp or 1) == 1, f"{job.schedule} is a pipeline schedule and needs pp above 1", key="schedule")
-        return job.schedule
-    name = "interleaved" if (job.pp or 1) > 1 and (job.vpp or 1) > 1 else "1f1b"
-    assumed |= {"--schedule": name} if (job.pp or 1) > 1 else {}
-    return name
 
 
 def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> int:

@@ -11,8 +11,7 @@ from urllib.parse import quote
 import click
 
 from loadgauge._version import __version__
-from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error, refuse
-from loadgauge.core.base.files import is_command, read_start
+from loadgauge.core.base import CANNOT_TELL, NO, YES, ConfigError, Error, is_command, read_start, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.job_files.commands.convert import of_task

@@ -6,8 +6,7 @@ import re
 from difflib import SequenceMatcher, unified_diff
 from io import StringIO
 
-from loadgauge.core.base import refuse
-from loadgauge.core.base.files import is_command, place_of
+from loadgauge.core.base import is_command, place_of, refuse
 from loadgauge.job_files.reading.documents import read_whole
 from loadgauge.job_files.reading.held import HEAD, held
 

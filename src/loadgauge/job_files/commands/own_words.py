@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, read_table
 from loadgauge.job_files.dialects import BUILT_ON, dialect
 from loadgauge.job_files.ideas import MISSING, Document, short
 from loadgauge.job_files.reading.documents import document

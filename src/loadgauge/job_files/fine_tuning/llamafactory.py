@@ -27,6 +27,7 @@ from loadgauge.job_files.ideas import (
     Named,
     answered,
     dora,
+    evaluation,
     fixed,
     freeze,
     layers,
@@ -37,7 +38,6 @@ from loadgauge.job_files.ideas import (
     sayable,
     tower,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 
 
 def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

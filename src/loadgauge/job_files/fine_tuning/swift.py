@@ -32,8 +32,10 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    asked,
     degree,
     dora,
+    evaluation,
     frozen_share,
     layers,
     names_in,
@@ -44,7 +46,6 @@ from loadgauge.job_files.ideas import (
     sayable,
     tower,
 )
-from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.pre_training.megatron import launched
 
 ZERO = {

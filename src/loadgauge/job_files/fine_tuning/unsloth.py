@@ -18,13 +18,13 @@ from loadgauge.job_files.ideas import (
     Named,
     Spelled,
     adapted_layers,
+    evaluation,
     fixed,
     optimizer,
     reads,
     row,
     stored,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.reading.calls import Calls
 
 LOADER = re.compile(r"Fast\w*(?:Model|Transformer)\.(from_pretrained|get_peft_model)$")

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from loadgauge.core.base.hooks import provider
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import provider, read_table
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.huggingface import compiled, dropout, processes
 from loadgauge.job_files.ideas import MISSING, Dialect, Facts, Idea, Keys, dora, fixed, names_in, reads, row

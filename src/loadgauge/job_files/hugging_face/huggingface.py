@@ -22,14 +22,15 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    evaluation,
     optimizer,
     product,
     quantised,
     reads,
     row,
+    saving,
     whole_and_dora,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation, saving
 from loadgauge.job_files.pre_training.megatron import launched
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -25,12 +25,12 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    evaluation,
     names_in,
     optimizer,
     reads,
     row,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 
 LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_modules"
 ADAM = dict.fromkeys(

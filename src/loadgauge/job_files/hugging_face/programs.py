@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError, refuse
-from loadgauge.core.base.files import LARGEST_PROGRAM, read_text
+from loadgauge.core.base import LARGEST_PROGRAM, ConfigError, read_text, refuse
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
@@ -517,11 +516,12 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
 
 def _declared(tree: ast.Module) -> dict[str, Any]:
     """The program's own arguments and their defaults: fields of its dataclasses, and those of argparse."""
-    values: dict[str, Any] = {}
     names = Names(tree)
-    for name, default in _fields(tree):
-        if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN:
-            values[name] = value
+    values: dict[str, Any] = {
+        name: value
+        for name, default in _fields(tree)
+        if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN
+    }
     for node in names.calls.get(".add_argument", []):
         flags = [
             str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")

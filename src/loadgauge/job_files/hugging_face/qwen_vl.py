@@ -21,6 +21,7 @@ from loadgauge.job_files.ideas import (
     Keys,
     adapters,
     dora,
+    evaluation,
     fixed,
     optimizer,
     quantised,
@@ -29,7 +30,6 @@ from loadgauge.job_files.ideas import (
     tower,
     when,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.pre_training.megatron import launched
 
 LORA, RANK, BITS, KIND, DOUBLE = "lora_enable", "lora_rank", "bits", "quant_type", "double_quant"

@@ -1,6 +1,7 @@
 """Job files of other tools, read and written. A file is data: nothing in it is imported, expanded or run."""
 
-from loadgauge.job_files.ideas.evaluation import asked, saving
+from loadgauge.job_files.ideas.coverage import key_lists, suspect
+from loadgauge.job_files.ideas.evaluation import asked, evaluation, saving
 from loadgauge.job_files.ideas.facts import (
     FIELDS,
     NAMES,
@@ -128,6 +129,7 @@ __all__ = [
     "engine",
     "enough_gpus",
     "environment",
+    "evaluation",
     "facts_given",
     "facts_of",
     "fitted",
@@ -137,6 +139,7 @@ __all__ = [
     "in_part",
     "in_pieces",
     "instantiated",
+    "key_lists",
     "layers",
     "lengths",
     "merge",
@@ -158,6 +161,7 @@ __all__ = [
     "spelled",
     "split_of",
     "stored",
+    "suspect",
     "tower",
     "trainer_gpus",
     "unfrozen",

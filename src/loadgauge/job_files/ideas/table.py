@@ -536,8 +536,10 @@ def _missing(keys: Keys, unknown: Sequence[tuple[Unknown, str]], *, named: bool)
     if keys.document.syntax == "argv" and variables and all(VARIABLE.search(str(error)) for error, _ in unknown):
         words = " ".join(f"--set {name}=..." for name in variables)
         more = "" if named else " --model NAME"
-        names = f"{', '.join(variables)} {'is' if len(variables) == 1 else 'are'}"
-        return ConfigError(f"{names} set nowhere: add {words}{more}", key=key, file=keys.file)
+        names = ", ".join(variables)
+        if len(variables) == 1:
+            return ConfigError(f"{names} is set nowhere: add {words}{more}", key=key, file=keys.file)
+        return ConfigError(f"{names} are set nowhere: add {words}{more}", key=key, file=keys.file)
     if len(unknown) == 1:
         return ConfigError(f"{str(error).rpartition(': ')[2]}: add {', '.join(flags)}", key=key, file=keys.file)
     facts = ", ".join(str(error.key) for error, _ in unknown)

@@ -527,13 +527,8 @@ def vision(keys: Keys, at: Named) -> Facts:
     drafted = re.search(
         r"--algorithm[ =]+(eagle|medusa|dflash)", keys.document.text()
     )  # ModelOpt's, beside frozen weights
-    keys.note(
-        "load",
-        "trains the draft that another command of the script puts beside the model, which is counted as if it were trained",
-        "saves",
-        "gradients optimizer activations",
-        when=drafted,
-    )
+    why = "trains the draft that another command of the script puts beside the model, which is counted as if it were trained"
+    keys.note("load", why, "saves", "gradients optimizer activations", when=drafted)
     if not keys.has(at.kind, at.frozen, at.body):
         return {}
     shown, ranks = keys.document.shown(at.kind), keys.whole("tensor_model_parallel_size") or 1

@@ -128,9 +128,7 @@ def resized(keys: Keys, name: str, prefix: str = "") -> dict[str, Any] | None:
         else:
             body[theirs] = size
     count = int(body.get("num_hidden_layers") or 0)
-    for word, value in body.items():
-        if isinstance(value, list) and len(value) == layers:
-            body[word] = value[:count]
+    body |= {word: each[:count] for word, each in body.items() if isinstance(each, list) and len(each) == layers}
     if "first_k_dense_replace" in body:
         first = _dense_first(keys, count) if keys.has("moe_layer_freq") else body["first_k_dense_replace"]
         body["first_k_dense_replace"] = min(first or 0, count)

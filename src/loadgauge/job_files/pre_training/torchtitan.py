@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import read_table, read_text
 from loadgauge.job_files.hugging_face.huggingface import compiled
 from loadgauge.job_files.ideas import STAYS, Dialect, Document, Facts, Keys, Named, in_pieces, reads, row
 from loadgauge.job_files.pre_training.megatron import launched

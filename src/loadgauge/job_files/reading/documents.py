@@ -11,8 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from loadgauge.core.base import ConfigError, read_table, read_text, refuse
-from loadgauge.core.base.files import is_command, place_of, read_start
+from loadgauge.core.base import ConfigError, is_command, place_of, read_start, read_table, read_text, refuse
 from loadgauge.job_files.dialects import dialect as dialect_of, recognise
 from loadgauge.job_files.ideas import Dialect, Document
 from loadgauge.job_files.reading.argv import Argv

@@ -16,9 +16,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadgauge.core.base import read_table
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base import ConfigError, is_command, read_table
 from loadgauge.job_files.reading.nested import leaves, plain_yaml
 from loadgauge.job_files.reading.values import UNKNOWN, Names, called, worked_out
 

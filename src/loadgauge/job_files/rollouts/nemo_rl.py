@@ -17,7 +17,6 @@ from loadgauge.job_files.ideas import (
     in_part,
     instantiated,
     layers,
-    lengths,
     reads,
     refers,
     row,
@@ -33,6 +32,7 @@ from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     M,
     P,
     algorithm_of,
+    answers_lengths,
     backend_of,
     by_name,
     generates,
@@ -44,8 +44,6 @@ from loadgauge.job_files.rollouts.nemo_rl_rollout import (
 BEGUN = {"grpo": "grpo_math_1B", "gspo": "grpo_math_1B", "dapo": "grpo_math_1B", "dpo": "dpo", "sft": "sft", "rm": "rm",
          "opd": "distillation_math"}  # fmt: skip
 """The recipe that an export of a task is built on."""
-PROMPT_SHARE = 8
-"""One of so many tokens of the longest sequence is the prompt's, where the file says only how long both are together."""
 FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 EIGHT_BITS = {"tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "delayed": "fp8-delayed", "mxfp8": "mxfp8"}
 """`fp8_recipe`."""
@@ -457,39 +455,6 @@ def _batch(keys: Keys, at: Named) -> Facts:
     }
 
 
-def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    if not generates(keys):
-        return {at.whole: facts["seq_len"]} if facts.get("seq_len") else {}
-    longest = str(facts.get("answers") or "")
-    if not longest.isdecimal() or facts.get("prompt_len") is None:
-        return {}
-    return {at.whole: facts["prompt_len"] + int(longest), at.answer: int(longest)}
-
-
-@reads(
-    facts="seq_len prompt_len answers",
-    write=_lengths_written,
-    whole=f"{P}max_total_sequence_length",
-    answer=f"{G}max_new_tokens",
-    prompt="data.max_input_seq_length",
-)
-def _lengths(keys: Keys, at: Named) -> Facts:
-    """`max_total_sequence_length` is that of prompt and answer; `max_new_tokens` and `max_input_seq_length` are often the same."""
-    length = keys.whole(at.whole) or 512
-    if not generates(keys):
-        return {"seq_len": length}
-    first, rest = keys.whole(at.prompt), keys.whole(at.answer)
-    keys.refuse(
-        at.answer,
-        f"{rest} tokens of an answer are more than the {length} of prompt and answer",
-        when=rest is not None and rest > length,
-    )
-    unsaid = rest in (None, length) and (first is None or first >= length)
-    if rest is None or rest == length:
-        rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
-    return lengths(keys, length - rest, rest, taken=unsaid)
-
-
 ADAPTER_NAMES = ("enabled", "dim", "target_modules", "dropout")
 ADAPTER_BOTH = {
     False: [f"{D}lora_cfg.{name}" for name in ADAPTER_NAMES],
@@ -619,7 +584,7 @@ NEMO_RL = Dialect(
         _precision,
         _task,
         _batch,
-        _lengths,
+        answers_lengths,
         rollout,
         _adapter,
         _optimizer,
