@@ -28,7 +28,6 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
     tower,
-    when,
 )
 from loadgauge.job_files.pre_training.megatron import launched
 
@@ -78,6 +77,17 @@ def _kernels(keys: Keys) -> Facts:
     return {"kernels": "liger" if on else "native", "loss": "float32" if on and _program(keys, "train_dpo") else None}
 
 
+@reads(
+    "num_labels",
+    facts="head",
+    write=lambda facts, keys: {"num_labels": facts.get("head")},
+    when=lambda keys: _program(keys, "train_cls"),
+)
+def _labels(keys: Keys) -> Facts:
+    """`CLSArguments`: two labels, where nothing says how many."""
+    return {"head": keys.whole("num_labels") or 2}
+
+
 QWEN_VL = Dialect(
     name="qwen-vl-finetune",
     trainers="trl",
@@ -96,7 +106,7 @@ QWEN_VL = Dialect(
         optimizer("optim", TORCH_OPTIMIZERS, "adamw-foreach"),
         row("attention", "disable_flash_attn2", words={"false": "fa2", "true": "flash"}, default="fa2"),
         row("seq_len", "max_seq_length"),  # whose default of 32,768 cuts nothing short: rows are padded to the longest
-        when(lambda keys: _program(keys, "train_cls"), row("head", "num_labels", default=2)),
+        _labels,
         checkpointing(new="gradient_checkpointing"),
         half(),
         _task,
