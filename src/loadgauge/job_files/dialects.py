@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
 from importlib import import_module
 
-from loadgauge.core.base import ConfigError, read_data, suggest
+from loadgauge.core.base import ConfigError, read_table, suggest
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.job_files.ideas.table import Dialect, Document
 
@@ -114,7 +113,7 @@ TRLS = re.compile(r"(?i)sft|\btrl\b")
 @cache
 def _marks() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """The syntaxes and the marks of every dialect (`data/marks.toml`): only those that a file has marks of are imported."""
-    table = tomllib.loads(read_data("marks.toml"))
+    table = read_table("marks.toml")
     return {name: (frozenset(table[name]["syntaxes"]), frozenset(table[name]["marks"].split())) for name in FILES}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Untrained
+from loadgauge.core.base import ConfigError, Untrained, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, RANK_ORDER
@@ -173,8 +173,11 @@ def read(
         why = (unread_program(line) if line else "") or "has no keys of a job file that is known"
         raise ConfigError(f"{why}; say whose it is with --from", file=file)
     read_as = program or document(text, syntax, chosen, opens, variables)
-    if not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes):
-        raise ConfigError(f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}", file=file)
+    refuse(
+        not {syntax, getattr(read_as, "inner", syntax)} & set(chosen.syntaxes),
+        f"is {syntax}, and {chosen.title} is {' or '.join(chosen.syntaxes)}",
+        file=file,
+    )
     release = _version(version, chosen)
     world = next((value for key in WORLD if isinstance(value := read_as.get(key), int)), None)
     whole = Without(read_as if world is None else Without(read_as, WORLD), ignore)
@@ -185,17 +188,14 @@ def read(
         release, key = older
         keys.version = release
         number = ".".join(map(str, release))
-        why = f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken"
-        keys.remarks[why] = None
+        keys.remark(f"{keys.document.shown(key)} is a key of {chosen.title} up to {number}, whose defaults are taken")
     listed = facts_given({name: value for name, value in (given or {}).items() if name in NAMES})
     reading = _read_alone(chosen, keys, frozenset(listed), keeping=keeping == chosen.name, strict=strict)
     facts, unread, uncounted, remarks = reading.facts, reading.unread, reading.uncounted, reading.remarks
     # Whoever has a configuration of DeepSpeed trains with it, whatever the trainer's own file would do.
     facts.setdefault("framework", Fact(chosen.framework, chosen.name, chosen.name != "deepspeed"))
-    if told_whole is not None:
-        remarks = (*remarks, told_whole[2])
-    if whole.dropped:
-        remarks = (*remarks, f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}")
+    remarks += () if told_whole is None else (told_whole[2],)
+    remarks += (f"left out as asked: {', '.join(map(whole.shown, whole.dropped))}",) if whole.dropped else ()
     if not alone:
         named = _read_named(keys, file, frozenset(listed), beside, strict)
         for other in (*_of_launcher(keys, chosen, frozenset(listed)), *named):
@@ -219,7 +219,7 @@ def read(
             remarks = (*remarks, f"its {fact.value} GPUs are those that its comments or its launcher tell")
     if not listed.keys() & {"gpus", "gpus_per_node", *SPLITS}:
         facts, fewer = enough_gpus(facts)
-        remarks = (*remarks, fewer) if fewer else remarks
+        remarks += (fewer,) if fewer else ()
     job, extra = solve(_with(facts, listed), file)
     return msgspec.structs.replace(
         reading,
@@ -244,18 +244,37 @@ def _read_alone(
     absent: Mapping[str, str] = getattr(keys.document, "absent", {})
     for name, instead in absent.items():
         taken = f"; {instead} of {chosen.title} takes its place" if instead else ""
-        note = f"{name}: is not there, so what it sets is not known{taken}"
-        keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
+        keys.add(
+            Uncounted(
+                f"{name}: is not there, so what it sets is not known{taken}",
+                name,
+                effect="either",
+                parts=(*STATE, "activations", "loss"),
+            )
+        )
     for name, note in getattr(keys.document, "guessed", {}).items():
         keys.add(Uncounted(note, name, effect="either", parts=(*STATE, "activations", "loss")))
     facts = chosen.read(keys, fact_names)
     model, rank, quantised = (facts.get(name, Fact(None, "")) for name in ("model", "lora_rank", "qlora"))
     if rank.value and not quantised.value and (small := stored(model.value)) is not None:
         name = str(model.key)
-        note = f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits"
-        keys.add(Uncounted(note, name, effect="saves", parts=("weights", "gathered"), share=SMALLER[small]))
-    why = "is a checkpoint of Unsloth's dynamic 4 bits, which leave some matrices in 16; all are counted in 4"
-    keys.note(str(model.key), why, "costs", "weights", 0.1, when=bool(quantised.value) and DYNAMIC in str(model.value))
+        keys.add(
+            Uncounted(
+                f"{name} = {short(model.value)}: its matrices are in {small}, and counted in 16 bits",
+                name,
+                effect="saves",
+                parts=("weights", "gathered"),
+                share=SMALLER[small],
+            )
+        )
+    keys.note(
+        str(model.key),
+        "is a checkpoint of Unsloth's dynamic 4 bits, which leave some matrices in 16; all are counted in 4",
+        "costs",
+        "weights",
+        0.1,
+        when=bool(quantised.value) and DYNAMIC in str(model.value),
+    )
     noted = tuple(msgspec.structs.replace(item, file=keys.file) for item in keys.noted.values())
     texts = {keys.document.shown(name): short(keys.plain(name)) for name in keys.document.names()}
     unread = frozenset(chosen.unread(keys.document))
@@ -297,8 +316,11 @@ def _version(text: str | None, chosen: Dialect) -> tuple[int, ...] | None:
         if not word.strip() or (library and library.strip().lower() != chosen.library):
             continue
         parts = release.strip().split(".")
-        if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
-            raise ConfigError(f"must be a version such as 1.6, got {release!r}", key="version")
+        refuse(
+            not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts),
+            f"must be a version such as 1.6, got {release!r}",
+            key="version",
+        )
         return tuple(int(part) for part in parts)
     return None
 
@@ -314,10 +336,9 @@ def _read_named(
     for key, dialect, endings in named:
         name = keys.raw(key)
         name = name[0] if isinstance(name, list) and name else name
-        if name == getattr(keys.document, "path", None):
-            continue  # its own arguments
+        inside = name == getattr(keys.document, "path", None)  # its own arguments
         outside = key == LAUNCHED_WITH and "$" in str(name)
-        if not isinstance(name, str) or not (outside or name.endswith(endings)):
+        if inside or not isinstance(name, str) or not (outside or name.endswith(endings)):
             continue
         name = HERE.sub("", " ".join(name.split()))
         written: dict[str, str] = getattr(getattr(keys.document, "shell", None), "documents", {})
@@ -333,21 +354,21 @@ def _read_named(
         if position is None and (told := known_file(name)) is not None:
             files.append(_of_tool(name, told, fact_names))
             continue
-        if position is None and beside:
-            continue
         if position is None:
-            if "zero" not in fact_names and strict:
-                message = f"names {name}, which is not there, and only it says the ZeRO stage; give --zero"
-                raise ConfigError(message, key=keys.document.shown(key), file=file)
-            if "zero" not in fact_names:
-                files.append(_unseen(name, dialect, keys.document.shown(key), file))
+            unsaid, shown = "zero" not in fact_names and not beside, keys.document.shown(key)
+            refuse(
+                unsaid and strict,
+                f"names {name}, which is not there, and only it says the ZeRO stage; give --zero",
+                key=shown,
+                file=file,
+            )
+            files += [_unseen(name, dialect, shown, file)] if unsaid else []
             continue
         chosen = dialect_of(dialect)
         syntax = SYNTAXES.get(position.suffix.lower(), "json")
         other = Keys(document(load(position), syntax, chosen, str(position)), str(position), chosen.auto)
         files.append(_read_alone(chosen, other, fact_names))
-        if dialect == "accelerate":
-            files += _read_named(other, str(position), fact_names, beside, strict)
+        files += _read_named(other, str(position), fact_names, beside, strict) if dialect == "accelerate" else []
     return files
 
 
@@ -369,14 +390,21 @@ def _unseen(name: str, dialect: str, key: str, of: str) -> JobFile:
     match = STAGE.search(Path(name).stem.lower())
     stage = 0 if match is None else 3 if "fsdp" in match[0] else int(match[1])
     why = "as its name says" if match is not None else "as DeepSpeed itself has it"
-    note = f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)"
     return JobFile(
         dialect=dialect,
         syntax=SYNTAXES.get(Path(name).suffix, "json"),
         file=name,
         job=Job(model=""),
         facts={"zero": Fact(stage, key)},
-        uncounted=(Uncounted(note, key, effect="either", parts=STATE, file=of),),
+        uncounted=(
+            Uncounted(
+                f"{key}: names {name}, which is not there, and only it says the ZeRO stage: {stage} is taken, {why} (--zero)",
+                key,
+                effect="either",
+                parts=STATE,
+                file=of,
+            ),
+        ),
     )
 
 
@@ -390,17 +418,15 @@ def _of_tool(name: str, told: KnownFile, fact_names: frozenset[str]) -> JobFile:
 
 def _with(of_file: Mapping[str, Fact], of_flags: Mapping[str, Fact]) -> dict[str, Fact]:
     """The facts of a file with those that are given, which go first; facts that followed from replaced ones are dropped."""
-    facts = {**of_file, **of_flags}
-    stale: set[str] = set()
-    if "gpus" in of_flags:
-        stale |= {"nodes", "gpus_per_node", "dp", "shards"}
-    if of_flags.keys() & set(SPLITS):
-        stale |= {"dp", "shards"}
-    if "global_batch" in of_flags or ("global_batch" in of_file and of_flags.keys() & {"gpus", *SPLITS, "micro_batch"}):
-        stale |= {"accumulation"}
-    if "replicas" in of_flags:
-        stale |= {"shards", "dp"}
-    return {name: fact for name, fact in facts.items() if name not in stale or name in of_flags}
+    flags = of_flags.keys()
+    batch = "global_batch" in flags or ("global_batch" in of_file and flags & {"gpus", *SPLITS, "micro_batch"})
+    rules = (
+        ("gpus" in flags, ("nodes", "gpus_per_node")),
+        (flags & {"gpus", "replicas", *SPLITS}, ("dp", "shards")),
+        (batch, ("accumulation",)),
+    )
+    stale = {name for stated, names in rules if stated for name in names} - flags
+    return {name: fact for name, fact in {**of_file, **of_flags}.items() if name not in stale}
 
 
 def write(
@@ -423,10 +449,12 @@ def write(
     """
     chosen = dialect_of(name)
     kind = syntax or (chosen.syntaxes[0] if template is None else syntax_of(template, file))
-    if kind not in chosen.syntaxes:
-        raise ConfigError(f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
-    if chosen.name in OF_PICTURES and of_text(job.model):
-        raise ConfigError(f"{chosen.title}: trains diffusion models, and {job.model} is none", key="to")
+    refuse(kind not in chosen.syntaxes, f"{chosen.title} is {' or '.join(chosen.syntaxes)}, not {kind}")
+    refuse(
+        chosen.name in OF_PICTURES and of_text(job.model),
+        f"{chosen.title}: trains diffusion models, and {job.model} is none",
+        key="to",
+    )
     target = document(chosen.begun(kind, job.task) if template is None else template, kind, chosen, file)
     keys = Keys(target, file, chosen.auto)
     wanted, changed = facts_of(job, extra), False
@@ -454,9 +482,8 @@ def _put(target: Document, key: str, value: Any) -> bool:
     if value is None:
         target.drop(key)
         return not isinstance(before, Missing)
-    if before == value and isinstance(before, bool) == isinstance(value, bool):
-        return False
-    if target.syntax == "argv" and str(before).lower() == str(value).lower():
+    alike = target.syntax == "argv" and str(before).lower() == str(value).lower()
+    if alike or (before == value and isinstance(before, bool) == isinstance(value, bool)):
         return False
     target.put(key, value)
     return True
@@ -467,10 +494,8 @@ def _stale(have: Mapping[str, Any], names: tuple[str, ...], wanted: Mapping[str,
     for name in names:
         if name not in wanted or (name == "framework" and wanted[name] == "torchtitan"):
             continue
-        if have.get(name) is not None:
-            if have[name] != wanted[name]:
-                return True
-        elif name not in DERIVED and wanted[name] != ALIKE.get(name):
+        usual = wanted[name] if name in DERIVED else ALIKE.get(name)
+        if wanted[name] != (usual if have.get(name) is None else have[name]):
             return True
     return False
 
@@ -486,9 +511,8 @@ def _left_out(job: Job, text: str, chosen: Dialect, syntax: str, file: str) -> t
     for field, asked in describe(job, Extra()).items():
         got = written.get(field)
         same = _runs(asked, got) if field == "optimizer" else plainer({field: got})[field] == asked
-        if field in ("framework", "gpus_per_node", "gpus") or same:
-            continue
-        if field in ("lora_targets", "base", "schedule", "cp_comm") and got is None and _alike(field, asked, job):
+        unsaid = field in ("lora_targets", "base", "schedule", "cp_comm") and got is None
+        if field in ("framework", "gpus_per_node", "gpus") or same or (unsaid and _alike(field, asked, job)):
             continue
         if (ALIKE.get(field) if got is None else got) != asked:
             flag = f"--{field.replace('_', '-')}" + ("" if asked is True else f" {asked}")

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base import ConfigError, Error, is_command, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.definitions.model.lora import ATTENTION_TARGETS
@@ -20,8 +19,7 @@ from loadgauge.core.resolve.recompute_words import spell_recompute
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.job_files.dialects import FILES, dialect
 from loadgauge.job_files.exchange import JobFile, Written, read, write
-from loadgauge.job_files.ideas.coverage import key_lists, suspect
-from loadgauge.job_files.ideas.facts import FIELDS, Extra
+from loadgauge.job_files.ideas import FIELDS, Extra, key_lists, suspect
 from loadgauge.job_files.job_file import fill_in, is_job_file
 from loadgauge.job_files.pre_training.megatron_model import missing_sizes
 from loadgauge.job_files.reading.documents import document, load, syntax_of
@@ -314,10 +312,10 @@ def _plain(key: str) -> str:
 
 def _read_beside(job: Job, name: str, keys: Mapping[str, Any]) -> list[JobFile]:
     """Return a tool's file of a job as it is read without keys, with them, and with switches turned. Raises `ConfigError`."""
-    if job.task is not None and any(re.search("gpus|nodes|engines|devices", key) for key in keys):
-        raise ConfigError(
-            "shares out GPUs: give --gpus, and --placement split:A+B where trainer and rollout have their own"
-        )
+    refuse(
+        job.task is not None and any(re.search("gpus|nodes|engines|devices", key) for key in keys),
+        "shares out GPUs: give --gpus, and --placement split:A+B where trainer and rollout have their own",
+    )
     own, extra = name_for_dialect(job, name)
     text = write(own, name, extra=extra).text
     turned = {key: not value if isinstance(value, bool) else value for key, value in keys.items()}

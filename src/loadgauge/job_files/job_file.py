@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_command, place_of, read_start
+from loadgauge.core.base import ConfigError, is_command, place_of, read_start, refuse
 from loadgauge.core.definitions.job.job import FILES as JOB_FILES, POSTTRAIN, Job
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL
@@ -28,8 +27,7 @@ from loadgauge.core.resolve.posttrain import scalar
 from loadgauge.core.resolve.recompute_words import resolve_recompute
 from loadgauge.job_files.dialects import dialect as dialect_of
 from loadgauge.job_files.exchange import ALIKE, JobFile, combine, read, write
-from loadgauge.job_files.ideas.facts import FIELDS, Extra, ranks_of_replica, trainer_gpus, virtual_stages
-from loadgauge.job_files.ideas.table import Dialect
+from loadgauge.job_files.ideas import FIELDS, Dialect, Extra, ranks_of_replica, trainer_gpus, virtual_stages
 from loadgauge.job_files.reading.configured import Asked, asked_for
 from loadgauge.job_files.reading.documents import SYNTAXES, ending, holds_no_model, load, of_folder, read_whole
 from loadgauge.job_files.reading.held import held
@@ -105,8 +103,11 @@ def from_job_file(job: Job) -> FromFile:
     inside = {name: flags_set[name] for name in FIELDS if name in flags_set}
     first = is_job_file(job.model) or (job.dialect is not None and os.path.isfile(job.model))
     for name in ("dialect", "base_model"):
-        if getattr(job, name) is not None and not first:
-            raise ConfigError("is about a job file, and MODEL is none; give the file", key=name.replace("base_", ""))
+        refuse(
+            getattr(job, name) is not None and not first,
+            "is about a job file, and MODEL is none; give the file",
+            key=name.replace("base_", ""),
+        )
     if job.base_model is not None:
         inside["model"] = job.base_model
     paths = ([job.model] if first else []) + names_beside(job)
@@ -248,10 +249,11 @@ def update_alone(job: Job) -> tuple[Job, tuple[Uncounted, ...]]:
     if not task.rollout:
         return job, ()
     engine = Engine.parse(job.rollout or "hf")
-    if engine.kind != "hf" and not engine.sleep:
-        raise ConfigError(
-            f"{engine.kind} keeps its memory through the update; `loadgauge estimate FILE` counts it", key="task"
-        )
+    refuse(
+        engine.kind != "hf" and not engine.sleep,
+        f"{engine.kind} keeps its memory through the update; `loadgauge estimate FILE` counts it",
+        key="task",
+    )
     scores = [role.name for role in task.roles[1:] if role.name != "reference" or job.reference == "model"]
     scores = [name for name in scores if name != "reward model" or job.reward_model is not None]
     scores = [name for name in scores if name != "critic" or job.critic != "shared"]
@@ -354,8 +356,7 @@ def read_files(
         for path in paths
     )
     for key in _ignored(how):
-        if not any(_has(file, key) for file in files):
-            raise ConfigError(f"{key!r} is no key of {', '.join(paths)}", key="ignore")
+        refuse(not any(_has(file, key) for file in files), f"{key!r} is no key of {', '.join(paths)}", key="ignore")
     return files
 
 
@@ -407,8 +408,11 @@ def variables_of(text: str | None) -> dict[str, str]:
     values: dict[str, str] = {}
     for word in re.split(r",(?=(?:[A-Za-z_]\w*|\d{1,2})=)", text or ""):
         name, sign, value = word.partition("=")
-        if text and not (sign and (name.isidentifier() or name.isdecimal())):
-            raise ConfigError(f"must be NAME=VALUE, got {word!r}", key="set")
+        refuse(
+            text and not (sign and (name.isidentifier() or name.isdecimal())),
+            f"must be NAME=VALUE, got {word!r}",
+            key="set",
+        )
         if sign:
             values[name.strip()] = value
     return {**os.environ, **values}
@@ -461,19 +465,18 @@ def fill_in(job: Job, extra: Extra, model: ModelSpec | None) -> Job:
     '--gpus 8 --tp 2 --micro-batch 3 --global-batch 24'
     """
     changes: dict[str, Any] = {}
+    ranks = 1 if job.gpus is None else trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job)
     if job.global_batch is None and extra.accumulation is not None:
-        ranks = 1 if job.gpus is None else trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job)
         changes["global_batch"] = (job.micro_batch or 1) * extra.accumulation * ranks
     if extra.generated is not None:
-        ranks = 1 if job.gpus is None else trainer_gpus(job.gpus, job.placement) // ranks_of_replica(job)
         samples = job.samples or 1
         changes["prompts"], left = divmod(extra.generated * ranks, samples)
-        if left:
-            raise ConfigError(
-                f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}"
-                + ("; give --gpus" if job.gpus is None else ""),
-                key="samples",
-            )
+        refuse(
+            left,
+            f"{extra.generated * ranks} sequences of a generation are no whole groups of {samples}"
+            + ("; give --gpus" if job.gpus is None else ""),
+            key="samples",
+        )
     if job.recompute is not None and model is not None:
         framework = job.framework or default_framework({axis: (getattr(job, axis) or 1,) for axis in MODEL_PARALLEL})
         changes["recompute"] = resolve_recompute(job.recompute, model, training(framework))
@@ -506,14 +509,16 @@ def model_of(file: JobFile) -> tuple[Found, str]:
         return Found(from_dict(file.extra.config, file.file, Path(file.file).stem)), ""
     name = file.job.model
     if not name:
-        if file.job.gpus is None:
-            raise ConfigError("names neither a model nor the number of GPUs: add --model NAME --gpus N", file=file.file)
+        refuse(
+            file.job.gpus is None,
+            "names neither a model nor the number of GPUs: add --model NAME --gpus N",
+            file=file.file,
+        )
         lines = (*file.remarks, *(item.note for item in file.uncounted))
         hint = next((f" ({line})" for line in lines if "add --set" in line or "no recipe that is known" in line), "")
         raise ConfigError(f"names no model that is read: add --model NAME{hint}", file=file.file)
-    next_to_it = Path(file.file).parent / name
-    if not os.path.exists(name) and os.path.exists(next_to_it):
-        name = str(next_to_it)
+    next_to_it = str(Path(file.file).parent / name)
+    name = next_to_it if os.path.exists(next_to_it) and not os.path.exists(name) else name
     try:
         looked_up = found_model(file.job.replace(model=name, hub=False))
     except ConfigError as error:

@@ -31,9 +31,20 @@ from loadgauge.core.base.errors import (
     Untrained,
     closest,
     first_line,
+    refuse,
+    refuse_fields,
     suggest,
 )
-from loadgauge.core.base.files import is_script, no_function, read_start, read_text, write_text
+from loadgauge.core.base.files import (
+    LARGEST_PROGRAM,
+    is_command,
+    is_script,
+    no_function,
+    place_of,
+    read_start,
+    read_text,
+    write_text,
+)
 from loadgauge.core.base.hooks import Door, load, need, provider
 from loadgauge.core.base.optional_deps import needs_capture, needs_mcp, needs_torch, needs_web
 from loadgauge.core.base.package_data import list_data, read_bytes, read_data, read_table
@@ -51,6 +62,7 @@ from loadgauge.core.base.units import (
     in_gib,
     parse,
     parse_count,
+    port,
     rate,
     seconds,
     share,
@@ -62,6 +74,7 @@ __all__ = [
     "GB",
     "GIB",
     "KIB",
+    "LARGEST_PROGRAM",
     "MIB",
     "NO",
     "RANK",
@@ -92,6 +105,7 @@ __all__ = [
     "gib",
     "host_holds",
     "in_gib",
+    "is_command",
     "is_script",
     "judge",
     "list_data",
@@ -109,6 +123,8 @@ __all__ = [
     "no_function",
     "parse",
     "parse_count",
+    "place_of",
+    "port",
     "provider",
     "rate",
     "read_bytes",
@@ -116,6 +132,8 @@ __all__ = [
     "read_start",
     "read_table",
     "read_text",
+    "refuse",
+    "refuse_fields",
     "remembered",
     "same",
     "seconds",

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, refuse_fields
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse, refuse_fields
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import (
     ADAPTER_DTYPES,
@@ -40,8 +40,7 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
     framework: whose modules run them; fill: takes the name of a field, its default and why, and notes a default that is taken
     assumed: takes a note on names that no layer has
     """
-    if job.base is not None and not job.qlora:
-        raise ConfigError("needs --qlora", key="base")
+    refuse(job.base is not None and not job.qlora, "needs --qlora", key="base")
     if not job.adapts:
         refuse_fields(job, ("lora_targets", "virtual_tokens", *ADAPTERS), "needs --lora-rank or --qlora")
         return None
@@ -58,8 +57,7 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
         )
     if job.adapter in TUNERS:
         return tuner(job, model, framework, fill, assumed)
-    if job.virtual_tokens is not None:
-        raise ConfigError("needs --adapter prompt or p-tuning", key="virtual_tokens")
+    refuse(job.virtual_tokens is not None, "needs --adapter prompt or p-tuning", key="virtual_tokens")
     rank = fill("lora_rank", LORA_RANK)
     if not model.own.rewritten:
         return _of_captured(job, framework, fill, rank)
@@ -68,10 +66,12 @@ def adapters(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dic
 
 def trained_part(job: Job, model: ModelSpec) -> ModelSpec:
     """The model with what the job does not train frozen. Raises `ConfigError`."""
-    if job.train is not None and job.adapts:
-        raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
-    if job.lora_layers is not None and not job.adapts:
-        raise ConfigError("needs --lora-rank or --qlora", key="lora_layers")
+    refuse(
+        job.train is not None and job.adapts,
+        "trains weights of the model itself; beside adapters: --modules-to-save",
+        key="train",
+    )
+    refuse(job.lora_layers is not None and not job.adapts, "needs --lora-rank or --qlora", key="lora_layers")
     if not model.own.rewritten:
         return model  # what it does not train was frozen when it was captured
     if job.train is not None:
@@ -114,12 +114,14 @@ def tuner(job: Job, model: ModelSpec, framework: str, fill: Any, assumed: dict[s
     name = job.adapter or ""
     listed = TUNERS[name]
     where = FRAMEWORKS.get(framework)
-    if where is None or not where.peft or where.fused_adapters:
-        raise ConfigError(f"{listed.title} is PEFT's, and needs --framework huggingface", key="adapter")
+    refuse(
+        where is None or not where.peft or where.fused_adapters,
+        f"{listed.title} is PEFT's, and needs --framework huggingface",
+        key="adapter",
+    )
     _fits(job, listed, model)
     if listed.virtual:
-        if job.virtual_tokens is None:
-            raise ConfigError(f"{listed.title} needs --virtual-tokens: PEFT has no default", key="adapter")
+        refuse(job.virtual_tokens is None, f"{listed.title} needs --virtual-tokens: PEFT has no default", key="adapter")
         rank = fill("lora_rank", int(model.hidden_size), "the width of the encoder") if listed.size else 0
         lora = Lora(
             rank=rank,
@@ -146,16 +148,19 @@ def _fits(job: Job, tuner: Tuner, model: ModelSpec) -> None:
         **dict.fromkeys(("lora_targets", "lora_dtype", "modules_to_save"), tuner.virtual),
     }
     for name, wrong in stray.items():
-        if wrong and getattr(job, name):
-            raise ConfigError(f"is not of {tuner.title}", key=name)
-    if job.qlora and not tuner.quantised:
-        raise NotModelled(f"{tuner.title} on a quantised base is not modelled")
-    if tuner.virtual and (job.lengths is not None or (job.cp or 1) > 1):
-        raise NotModelled(f"{tuner.title} with --lengths or --cp is not modelled")
-    if (job.tp or 1) > 1:
-        raise NotModelled(f"{tuner.title} with --tp is not modelled")
-    if tuner.virtual and model.head.kind != "lm":
-        raise NotModelled(f"{tuner.title} of a model without a language modelling head is not modelled")
+        refuse(wrong and getattr(job, name), f"is not of {tuner.title}", key=name)
+    refuse(job.qlora and not tuner.quantised, f"{tuner.title} on a quantised base is not modelled", NotModelled)
+    refuse(
+        tuner.virtual and (job.lengths is not None or (job.cp or 1) > 1),
+        f"{tuner.title} with --lengths or --cp is not modelled",
+        NotModelled,
+    )
+    refuse((job.tp or 1) > 1, f"{tuner.title} with --tp is not modelled", NotModelled)
+    refuse(
+        tuner.virtual and model.head.kind != "lm",
+        f"{tuner.title} of a model without a language modelling head is not modelled",
+        NotModelled,
+    )
 
 
 def _widest(model: ModelSpec, lora: Lora) -> tuple[int, int]:
@@ -214,8 +219,7 @@ def _placed(
         return lora if plain else msgspec.structs.replace(lora, targets=linear | own)
     if (pattern := target_pattern(wanted)) is not None:
         chosen = frozenset(target for target, _ in _matched(pattern, model, sorts))
-        if not chosen:
-            raise ConfigError(f"{wanted!r} fits no linear layer of {model.name}", key="lora_targets")
+        refuse(not chosen, f"{wanted!r} fits no linear layer of {model.name}", key="lora_targets")
         for name in re.findall(r"experts\.\w+", BESIDE_PATTERN.findall(wanted)[0]):
             chosen |= _by_name(name, model, sorts, possible, apart=False)
         return msgspec.structs.replace(lora, targets=chosen)
@@ -232,15 +236,14 @@ def _placed(
         old = frozenset({renamed.get(name.rpartition(".")[2], "")}) & (others | {"router"})
         meant = words.get(name) or old or _by_name(name, model, sorts, possible | refused, apart=framework in APART)
         meant |= {EXPERTS_OF.get(name, "")} & own
-        if meant & refused:
-            raise ConfigError(f"PEFT refuses {name!r} of {model.model_type} models", key="lora_targets")
+        refuse(meant & refused, f"PEFT refuses {name!r} of {model.model_type} models", key="lora_targets")
         chosen |= meant
         ignored += [] if meant else [name]
-    if not chosen:
-        raise ConfigError(
-            f"no linear layer {names[0]!r} in this model (known: all-linear, attention, {', '.join(sorted(possible))})",
-            key="lora_targets",
-        )
+    refuse(
+        not chosen,
+        f"no linear layer {names[0]!r} in this model (known: all-linear, attention, {', '.join(sorted(possible))})",
+        key="lora_targets",
+    )
     if ignored:
         assumed["--lora-targets"] = f"{wanted} (no layer of {model.name} is called {', '.join(ignored)})"
     return msgspec.structs.replace(lora, targets=chosen)
@@ -276,11 +279,8 @@ def _by_name(
     ):
         matched.discard("output")  # which has another name in models with such mixers
     meant = TARGETS.get(name, "")
-    if not matched and meant in possible:
-        matched = {meant}
-    if not matched and apart and FUSED_OF.get(meant) in possible:
-        matched = {FUSED_OF[meant]}
-    return frozenset(matched)
+    others = [each for each in (meant, FUSED_OF.get(meant, "") if apart else "") if each in possible]
+    return frozenset(matched or others[:1])
 
 
 EVERY = ("all", "all-linear")
@@ -321,10 +321,11 @@ def target_pattern(text: str) -> re.Pattern[str] | None:
     text = BESIDE_PATTERN.sub("", text)
     if not re.search(r"[\\()|*+?^$\[\]]", text):
         return None
-    if len(text) > 1000 or re.search(r"\)\s*[*+{]", text) or len(re.findall(r"[*+}]", text)) > REPEATED:
-        raise ConfigError(
-            "is a regular expression with many repetitions, which is not tried; names are", key="lora_targets"
-        )
+    refuse(
+        len(text) > 1000 or re.search(r"\)\s*[*+{]", text) or len(re.findall(r"[*+}]", text)) > REPEATED,
+        "is a regular expression with many repetitions, which is not tried; names are",
+        key="lora_targets",
+    )
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
@@ -397,8 +398,7 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
     if framework is None or not framework.splits_model:
         beside = ("use_dora",) if framework is None or framework.engine is None else ()
     for name in beside:
-        if not peft and getattr(job, name):
-            raise ConfigError("is PEFT's, and needs --framework huggingface", key=name)
+        refuse(not peft and getattr(job, name), "is PEFT's, and needs --framework huggingface", key=name)
     if not peft:
         return "none"
     if framework is None or usual_upcast(lora, framework, job.precision, job.zero) == "none":
@@ -409,8 +409,11 @@ def _upcast(job: Job, lora: Lora, name: str, fill: Any) -> Any:
 def _saved(job: Job, model: ModelSpec) -> frozenset[str]:
     names = [] if job.modules_to_save is None else [name.strip() for name in job.modules_to_save.split(",")]
     for name in names:
-        if name not in SAVED_MODULES or model.head.kind != "lm":
-            raise ConfigError(f"{name!r} is not modelled (known: {', '.join(SAVED_MODULES)})", key="modules_to_save")
+        refuse(
+            name not in SAVED_MODULES or model.head.kind != "lm",
+            f"{name!r} is not modelled (known: {', '.join(SAVED_MODULES)})",
+            key="modules_to_save",
+        )
     return frozenset(SAVED_MODULES[name] for name in names)
 
 

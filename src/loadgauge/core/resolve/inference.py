@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, refuse
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.hardware.host import host_link
@@ -63,12 +63,14 @@ def resolve_inference(
             own = {"micro_batch": "--batch", "seq_len": "--context", "generate": "--answer"}.get(name, "")
             instead = f"; here it is {own}" if own else ""
             raise ConfigError(f"is an option of training; --task {task} only runs the model forward{instead}", key=name)
-    if job.offload not in (None, "none", "experts"):
-        raise ConfigError(f"is an option of training; --task {task} takes experts", key="offload")
+    refuse(
+        job.offload not in (None, "none", "experts"),
+        f"is an option of training; --task {task} takes experts",
+        key="offload",
+    )
     if task != "generate":
         for name in ("answer", "cache_format", "server", *DRAFTED):
-            if flags.get(name) is not None:
-                raise ConfigError("needs --task generate", key=name)
+            refuse(flags.get(name) is not None, "needs --task generate", key=name)
     card, assumed = named_card(job)
     source = find(job.model, allowed(job.hub)) if model is None else Found(model, "")
     if source.how:
@@ -89,15 +91,19 @@ def resolve_inference(
             flags = flags | {"weight_format": stored}
             assumed["--weight-format"] = f"{stored} ({why})"
     degrees: dict[str, Any] = {name: getattr(job, name) or 1 for name in AXES_OF}
-    if degrees["ep"] > 1 and not source.spec.has_experts:
-        raise ConfigError(f"{source.spec.name} has no experts to shard", key="ep")
+    refuse(degrees["ep"] > 1 and not source.spec.has_experts, f"{source.spec.name} has no experts to shard", key="ep")
     within = degrees["pp"] * max(degrees["tp"], degrees["ep"])
-    if job.gpus is not None and job.gpus % within:
-        raise LayoutError(
-            f"{job.gpus} GPUs are not whole replicas of {within}", dimension="gpus", size=job.gpus, ranks=within
-        )
-    if job.offload == "experts" and not source.spec.has_experts:
-        raise ConfigError(f"{source.spec.name} has no experts", key="offload")
+    refuse(
+        job.gpus is not None and job.gpus % within,
+        f"{job.gpus} GPUs are not whole replicas of {within}",
+        LayoutError,
+        dimension="gpus",
+        size=job.gpus,
+        ranks=within,
+    )
+    refuse(
+        job.offload == "experts" and not source.spec.has_experts, f"{source.spec.name} has no experts", key="offload"
+    )
     draft = _draft(job, flags, source.spec, assumed) if task == "generate" else None
     spec, seen = _seen(job, source.spec, assumed)
     asked = Inference(
@@ -202,16 +208,17 @@ def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str,
     """Return the model or heads that propose tokens, None without speculation. Raises `ConfigError`."""
     kind = "mtp" if job.mtp else flags.get("draft")
     for name in DRAFTED:
-        if flags.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")):
-            raise ConfigError("needs --draft or --mtp, one of them", key=name)
+        refuse(
+            flags.get(name) is not None and (kind is None or (kind == "mtp" and name == "draft")),
+            "needs --draft or --mtp, one of them",
+            key=name,
+        )
     if kind is None:
         return None
-    if (job.pp or 1) > 1:
-        raise NotModelled("a draft beside pipeline stages")
+    refuse((job.pp or 1) > 1, "a draft beside pipeline stages", NotModelled)
     usual, share = (1, 0.85) if kind == "mtp" else (3, 0.7)
     acceptance, tokens = flags.get("acceptance") or share, flags.get("draft_tokens") or usual
-    if acceptance > 1:
-        raise ConfigError(f"must be a share from 0 to 1, got {acceptance:g}", key="acceptance")
+    refuse(acceptance > 1, f"must be a share from 0 to 1, got {acceptance:g}", key="acceptance")
     for name, value in (("draft_tokens", tokens), ("acceptance", acceptance)):
         if flags.get(name) is None:
             assumed[f"--{name.replace('_', '-')}"] = f"{value:g}"
@@ -227,8 +234,7 @@ def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str,
 def _seen(job: Job, model: ModelSpec, assumed: dict[str, str]) -> tuple[ModelSpec, pictures.Seen | None]:
     """Return the model without the towers that a job's prompts need, and with them. Raises `ConfigError` or `NotModelled`."""
     if job.pictures is None and job.video is None and job.audio is None:
-        if job.max_pixels is not None:
-            raise ConfigError("needs --pictures or --video", key="max_pixels")
+        refuse(job.max_pixels is not None, "needs --pictures or --video", key="max_pixels")
         return model, None
     seen = pictures.with_pictures(model, job.pictures or "", job.video or "", "frozen", True, job.max_pixels, job.audio)
     assumed["pictures or sound of a prompt"] = f"{seen.words} of it (by the limits of the published processor)"

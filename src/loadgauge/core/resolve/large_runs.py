@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, refuse
 from loadgauge.core.base.lengths import Lengths, RankGroups
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.hardware.usual import usual_network, usual_node
@@ -14,7 +14,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts, stage_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import MODEL_PARALLEL, REPLICA
-from loadgauge.core.definitions.layout.layout import V_SHAPED, Filled, Layout, of_lengths, shared_out
+from loadgauge.core.definitions.layout.layout import FULL_PIPE, V_SHAPED, Filled, Layout, of_lengths, shared_out
 from loadgauge.core.definitions.layout.overlap import Overlap
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
@@ -41,15 +41,18 @@ def dynamic_groups(
         return None
     if lengths is None or job.padding not in (None, "free"):
         raise ConfigError("needs --lengths, without padding", key="dynamic_cp")
-    if job.cp_comm == "all_to_all" or stages > 1 or (job.micro_batch or 1) > 1:
-        raise NotModelled("--dynamic-cp with --pp, --cp-comm all_to_all or --micro-batch above 1")
+    refuse(
+        job.cp_comm == "all_to_all" or stages > 1 or (job.micro_batch or 1) > 1,
+        "--dynamic-cp with --pp, --cp-comm all_to_all or --micro-batch above 1",
+        NotModelled,
+    )
     groups = lengths.over_ranks(job.dynamic_cp)
-    if ranks % groups.largest:
-        raise ConfigError(
-            f"a sequence of {lengths.longest:,} tokens takes {groups.largest} ranks of at most {job.dynamic_cp:,} each, and"
-            f" there are {ranks}",
-            key="dynamic_cp",
-        )
+    refuse(
+        ranks % groups.largest,
+        f"a sequence of {lengths.longest:,} tokens takes {groups.largest} ranks of at most {job.dynamic_cp:,} each, and"
+        f" there are {ranks}",
+        key="dynamic_cp",
+    )
     return groups
 
 
@@ -95,11 +98,9 @@ def ragged(
     if lengths is not None and groups is not None:
         return _dynamic_batches(lengths, groups, dp, whole, assumed)
     if lengths is None:
-        if job.padding not in (None, "max-length"):
-            raise ConfigError("needs --lengths", key="padding")
+        refuse(job.padding not in (None, "max-length"), "needs --lengths", key="padding")
         return {}
-    if job.padding == "free" and not flash:
-        raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
+    refuse(job.padding == "free" and not flash, "free needs --attention flash: eager attention pads", key="padding")
     how = job.padding or ("free" if flash else "dynamic")
     if job.padding is None:
         assumed["--padding"] = f"{how} (--attention {kind.kernels.attention})"
@@ -311,6 +312,23 @@ def sequence_parallel(job: Job, model: ModelSpec, tp: int, fill: Any) -> bool:
     if tp > 1 and model.has_experts and job.sequence_parallel is None:
         return bool(fill("sequence_parallel", True, "experts with tp above 1 need it"))
     return job.sequence_parallel or False
+
+
+def full_batch(dp: int, micro_batch: int, stages: int) -> tuple[int, str]:
+    """The batch where none is stated: of a pipeline one that keeps it full, as with a micro-batch each it would stand still."""
+    batches = 1 if stages == 1 else FULL_PIPE * stages
+    why = "dp x micro-batch" if stages == 1 else f"a full pipe: dp x micro-batch x {batches} micro-batches"
+    return dp * micro_batch * batches, why
+
+
+def schedule_of(job: Job, assumed: dict[str, str]) -> Any:
+    """The schedule of a pipeline, as stated or as chunks have it. Raises `ConfigError` without a pipeline."""
+    if job.schedule is not None:
+        refuse((job.pp or 1) == 1, f"{job.schedule} is a pipeline schedule and needs pp above 1", key="schedule")
+        return job.schedule
+    name = "interleaved" if (job.pp or 1) > 1 and (job.vpp or 1) > 1 else "1f1b"
+    assumed |= {"--schedule": name} if (job.pp or 1) > 1 else {}
+    return name
 
 
 def stage_layers(

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider
+from loadgauge.core.base import ConfigError, NotModelled, is_script, need, provider, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.families.catalogue import Found, find, keys
 from loadgauge.core.families.encoders import pictures
@@ -20,10 +20,12 @@ def found_model(job: Job) -> Found:
     script = is_script(job.model)
     of_library = getattr(provider("MODEL_SOURCES"), "of_library", bool)
     for name in ("inputs", "rows"):
-        if getattr(job, name) is not None and not script and not (name == "inputs" and of_library(job.model)):
-            raise ConfigError("needs script.py:function; the inputs of a MODEL are known", key=name)
-    if script and job.road == "written":
-        raise ConfigError("a module of one's own has no written family: --road captured", key="road")
+        refuse(
+            getattr(job, name) is not None and not script and not (name == "inputs" and of_library(job.model)),
+            "needs script.py:function; the inputs of a MODEL are known",
+            key=name,
+        )
+    refuse(script and job.road == "written", "a module of one's own has no written family: --road captured", key="road")
     library = ":" in job.model and not script and of_library(job.model)
     if script or library or job.road == "captured":
         recorded: Found = need("MODEL_SOURCES").model(job, "")

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Error, LayoutError, is_script, need
-from loadgauge.core.base.errors import refuse_fields
+from loadgauge.core.base import ConfigError, Error, LayoutError, is_script, need, refuse, refuse_fields
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN, Job
@@ -97,10 +96,11 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = N
     _belongs(job, task)
     assumed: dict[str, str] = {"file": file} if file else {}
     placement = Placement.parse(job.placement or "colocated", job.gpus)
-    if job.staleness and placement.colocated:
-        raise ConfigError(
-            "needs GPUs for each side (--placement split:16+16): on the same ones answers are new", key="staleness"
-        )
+    refuse(
+        job.staleness and placement.colocated,
+        "needs GPUs for each side (--placement split:16+16): on the same ones answers are new",
+        key="staleness",
+    )
     sequences = _sequences(job, task, assumed, model)
     trained = _training(job, task, sequences, placement, assumed, trainers)
     setup = _laid_out(resolve_job(trained, model), trained)
@@ -132,14 +132,17 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = N
         engine = Engine.parse(job.rollout or "vllm")
         if job.rollout is None:
             assumed["--rollout"] = engine.text()
-        if engine.seen >= sequences.answers.mean:
-            raise ConfigError(
-                f"{engine.turns} turns and {engine.observed} tokens of each observation leave nothing of"
-                f" {sequences.answers.mean:,.0f} tokens of an answer",
-                key="rollout",
-            )
-        if engine.inside and not placement.colocated:
-            raise ConfigError(f"{engine.kind} generates in the trainer, on its GPUs", key="placement")
+        refuse(
+            engine.seen >= sequences.answers.mean,
+            f"{engine.turns} turns and {engine.observed} tokens of each observation leave nothing of"
+            f" {sequences.answers.mean:,.0f} tokens of an answer",
+            key="rollout",
+        )
+        refuse(
+            engine.inside and not placement.colocated,
+            f"{engine.kind} generates in the trainer, on its GPUs",
+            key="placement",
+        )
         alone = {"ipc": True, "delta": False, "delta-disk": False}.get(engine.sync or "", placement.colocated)
         if placement.colocated != alone:
             where = "the same GPUs (--placement colocated)" if alone else "GPUs of each side (--placement split:8+8)"
@@ -166,13 +169,12 @@ def resolve_posttrain(job: Job, model: ModelSpec | None = None, reading: Any = N
         _used(job, task, members)
     rows = job.logprob_batch
     if job.logprob_tokens is not None:
-        if rows is not None:
-            raise ConfigError("says it in sequences; give --logprob-tokens or --logprob-batch", key="logprob_batch")
-        if job.logprob_tokens < sequences.longest:
-            raise ConfigError(
-                f"{job.logprob_tokens:,} do not hold the longest sequence of {sequences.longest:,}",
-                key="logprob_tokens",
-            )
+        refuse(rows is not None, "says it in sequences; give --logprob-tokens or --logprob-batch", key="logprob_batch")
+        refuse(
+            job.logprob_tokens < sequences.longest,
+            f"{job.logprob_tokens:,} do not hold the longest sequence of {sequences.longest:,}",
+            key="logprob_tokens",
+        )
         rows = max(1, job.logprob_tokens // max(1, sequences.longest))
     run = Run(
         task=task,
@@ -227,22 +229,30 @@ def _used(job: Job, task: Task, members: dict[str, Member]) -> None:
     """Refuses flags that change nothing in this run. Another tool's job file may have them: its trainer reads over them too."""
     if all("train" in member.role.uses for member in members.values()):
         for name in ("frozen_offload", "frozen_weights"):
-            if getattr(job, name) not in (None, False):
-                raise ConfigError("changes nothing: this run has no frozen model beside the trained one", key=name)
+            refuse(
+                getattr(job, name) not in (None, False),
+                "changes nothing: this run has no frozen model beside the trained one",
+                key=name,
+            )
     if not any(each.does == "forward" and each.within is None for each in task.passes):
-        why = f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)"
-        refuse_fields(job, ("logprob_batch", "logprob_tokens"), why)
+        refuse_fields(
+            job,
+            ("logprob_batch", "logprob_tokens"),
+            f"changes nothing: {task.name} scores in the micro-batches of its update (--micro-batch)",
+        )
 
 
 def _passes(job: Job, task: Task) -> Task:
     """The task without the passes that are not run: of old log-probs, where nothing is compared with them (answers that are trained
     on once, before anything is updated, have those of the update, and an engine's may be taken), and of KTO's estimate of KL."""
     if job.loss_terms is not None and job.loss_terms not in task.objectives:
-        if not task.objectives:
-            raise ConfigError(f"{task.name} has one form of its loss", key="loss_terms")
+        refuse(not task.objectives, f"{task.name} has one form of its loss", key="loss_terms")
         raise ConfigError(f"{task.name} has {', '.join(task.objectives)}, not {job.loss_terms}", key="loss_terms")
-    if job.on_policy is not None and (task.name != "opd" or job.on_policy > 1):
-        raise ConfigError("is a share, 1 at the most" if task.name == "opd" else "needs --task opd", key="on_policy")
+    refuse(
+        job.on_policy is not None and (task.name != "opd" or job.on_policy > 1),
+        "is a share, 1 at the most" if task.name == "opd" else "needs --task opd",
+        key="on_policy",
+    )
     passes = task.passes
     if job.loss_terms in DIVERGENCES and task.rollout:  # whole distributions are compared as soon as there are both
         passes = tuple(
@@ -270,13 +280,9 @@ def _of_logprobs(setup: Setup, task: Task, objective: str | None, trainers: str)
     diverges = wanted in DIVERGENCES and setup.job.loss in (None, "auto")
     if task.name in ("sft", "gkd", "opd") and not diverges:
         return setup
-    unit = "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
-    if diverges:
-        unit = str(wanted)
-    elif task.slices:
-        unit = "whole" if objective == "no-nll" else "slices"
-    if trainers == "softmax":
-        unit = "softmax"
+    sliced = "whole" if objective == "no-nll" else "slices"
+    usual = sliced if task.slices else "policy" if task.rollout else "pairs" if task.rows == 2 else "rows"
+    unit = "softmax" if trainers == "softmax" else str(wanted) if diverges else usual
     kernels = msgspec.structs.replace(setup.training.kernels, logprobs=unit)
     paired = setup.training.framework.engine is not None and unit in ("pairs", "rows")
     if (
@@ -312,8 +318,7 @@ def _belongs(job: Job, task: Task) -> None:
         refuse_fields(job, OF_ROLLOUT, f"needs a task that generates its answers; {task.name} does not")
     refuse_fields(job, (*AROUND, "measured"), f"needs --task train; with {task.name} it is not counted")
     refuse_fields(job, OF_WHOLE, f"needs --task train; for {task.name} give --steps")
-    if job.price is not None and job.steps is None:
-        raise ConfigError("needs --steps, the length of the whole run", key="price")
+    refuse(job.price is not None and job.steps is None, "needs --steps, the length of the whole run", key="price")
     fields = {role.field for role in task.roles}
     for name, field in (
         ("teacher", "teacher"),
@@ -321,16 +326,25 @@ def _belongs(job: Job, task: Task) -> None:
         ("critic", "critic"),
         ("critic_batch", "critic"),
     ):
-        if getattr(job, name) is not None and field not in fields:
-            raise ConfigError(f"{task.name} has none", key=name)
-    if job.critic == SHARED and job.critic_batch is not None:
-        raise ConfigError("follows the actor with --critic shared; leave it out", key="critic_batch")
-    if "teacher" in fields and job.teacher is None:
-        raise ConfigError(f"{task.name} needs the model that is distilled (--teacher MODEL)", key="teacher")
-    if task.rollout and job.lengths is not None:
-        raise ConfigError(f"{task.name} says it by --prompt-len and --answers", key="lengths")
-    if task.rollout and None not in (job.seq_len, job.prompt_len, job.answers):
-        raise ConfigError("is what --prompt-len and --answers say already", key="seq_len")
+        refuse(getattr(job, name) is not None and field not in fields, f"{task.name} has none", key=name)
+    refuse(
+        job.critic == SHARED and job.critic_batch is not None,
+        "follows the actor with --critic shared; leave it out",
+        key="critic_batch",
+    )
+    refuse(
+        "teacher" in fields and job.teacher is None,
+        f"{task.name} needs the model that is distilled (--teacher MODEL)",
+        key="teacher",
+    )
+    refuse(
+        task.rollout and job.lengths is not None, f"{task.name} says it by --prompt-len and --answers", key="lengths"
+    )
+    refuse(
+        task.rollout and None not in (job.seq_len, job.prompt_len, job.answers),
+        "is what --prompt-len and --answers say already",
+        key="seq_len",
+    )
 
 
 def _sequences(job: Job, task: Task, assumed: dict[str, str], model: ModelSpec | None) -> Sequences:
@@ -399,8 +413,11 @@ def _training(
     if task.rollout:
         changes["seq_len"] = sequences.longest
         changes["padding"] = None
-        if job.padding == "free" and job.attention == "eager":
-            raise ConfigError("free needs --attention flash: eager attention pads", key="padding")
+        refuse(
+            job.padding == "free" and job.attention == "eager",
+            "free needs --attention flash: eager attention pads",
+            key="padding",
+        )
         if job.placement is not None and placement.gpus != placement.trainer:
             changes["gpus"] = placement.trainer
             node = job.gpus_per_node or GPUS_PER_NODE
@@ -446,31 +463,26 @@ def _longest(job: Job, model: ModelSpec, sequences: Sequences, assumed: dict[str
 def _reference(job: Job, task: Task, setup: Setup, assumed: dict[str, str]) -> Any:
     """Where the reference's log-probs come from; with adapters, the model without them."""
     if task.reference is None:
-        if job.reference not in (None, "none"):
-            raise ConfigError(f"{task.name} has no reference model", key="reference")
+        refuse(job.reference not in (None, "none"), f"{task.name} has no reference model", key="reference")
         return None
     adapts = setup.training.lora is not None
     if job.reference is None:
         reference = "adapter-off" if adapts else task.reference
         assumed["--reference"] = f"{reference}{' (the policy without its adapters)' if adapts else ''}"
         return reference
-    if job.reference in ("adapter", "adapter-off") and not adapts:
-        raise ConfigError(f"{job.reference} needs adapters (--lora-rank)", key="reference")
+    refuse(
+        job.reference in ("adapter", "adapter-off") and not adapts,
+        f"{job.reference} needs adapters (--lora-rank)",
+        key="reference",
+    )
     return None if job.reference == "none" else job.reference
 
 
 def _roles(job: Job, task: Task, reference: str | None) -> list[Role]:
     """The roles that this run has: a reference only where one is run, a reward model where one is named."""
-    present = []
-    for role in task.roles:
-        if role.name == "reference" and reference in (None, "precomputed"):
-            continue
-        if role.field == "reward_model" and job.reward_model is None:
-            continue
-        if role.field == "critic" and job.critic == SHARED:
-            continue
-        present.append(role)
-    return present
+    left_out = {"reward_model": job.reward_model is None, "critic": job.critic == SHARED}
+    alone = reference in (None, "precomputed")
+    return [role for role in task.roles if not (alone if role.name == "reference" else left_out.get(role.field, False))]
 
 
 def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | None, placement: Placement) -> Member:
@@ -480,18 +492,19 @@ def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | Non
     named = None if role.field == "model" else getattr(job, role.field)
     trains = "train" in role.uses
     second = role.field == "reward_model" and named == SECOND
-    if second:
-        named = None
-        if setup.training.lora is None:
-            raise ConfigError(f"{SECOND} needs adapters (--lora-rank)", key=role.field)
+    refuse(second and setup.training.lora is None, f"{SECOND} needs adapters (--lora-rank)", key=role.field)
+    named = None if second else named
     if named is not None:
         other = setup.job.replace(model=named, seq_len=layout.seq_len, lengths=None, **dict.fromkeys(OF_ADAPTERS))
         resolved = resolve_job(other)
         chosen, training, layout = resolved.model, resolved.training, resolved.layout
         layout.check(chosen)
     if side != "trainer":
-        if second or (role.name == "reference" and reference in ("adapter", "adapter-off")):
-            raise ConfigError(f"the {role.name} is the trained model's, on its GPUs", key="placement")
+        refuse(
+            second or (role.name == "reference" and reference in ("adapter", "adapter-off")),
+            f"the {role.name} is the trained model's, on its GPUs",
+            key="placement",
+        )
         node = job.gpus_per_node or GPUS_PER_NODE
         width = None if own <= node or own % node == 0 else math.gcd(own, node)
         there = resolve_job(
@@ -510,8 +523,11 @@ def _member(role: Role, job: Job, task: Task, setup: Setup, reference: str | Non
         layout = msgspec.structs.replace(layout, micro_batch=job.critic_batch)
     if role.scalar and not second:
         chosen = scalar(chosen)
-    if not trains and role.name != "reference" and named is None and not second:
-        raise ConfigError(f"{task.name} needs a model for its {role.name}", key=role.field)
+    refuse(
+        not trains and role.name != "reference" and named is None and not second,
+        f"{task.name} needs a model for its {role.name}",
+        key=role.field,
+    )
     return Member(
         role=role,
         model=chosen,

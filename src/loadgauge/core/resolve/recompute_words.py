@@ -5,7 +5,7 @@ from itertools import accumulate, combinations
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.definitions.layout.layout import LEAST, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
@@ -72,8 +72,7 @@ def resolve_recompute(word: str, model: ModelSpec, training: Training) -> str:
     [False, True]
     """
     kind, _, modules = word.partition(":")
-    if kind == LEAST:
-        raise ConfigError("least: needs `loadgauge plan`, which chooses what runs again", key="recompute")
+    refuse(kind == LEAST, "least: needs `loadgauge plan`, which chooses what runs again", key="recompute")
     if kind.startswith("memory_budget="):
         return ",".join(sorted(_budget(kind.partition("=")[2], model, training))) or "none"
     if kind == "per-op":
@@ -246,8 +245,7 @@ def _budget(text: str, model: ModelSpec, training: Training) -> frozenset[str]:
         share = float(text)
     except ValueError:
         share = -1.0
-    if not 0 <= share <= 1:
-        raise ConfigError(f"memory_budget must be a share from 0 to 1, got {text[:20]!r}", key="recompute")
+    refuse(not 0 <= share <= 1, f"memory_budget must be a share from 0 to 1, got {text[:20]!r}", key="recompute")
     chosen: set[str] = set()
     for layer in _layers(model, training):
         most = share * float(layer.saved())

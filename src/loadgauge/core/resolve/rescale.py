@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgauge._version import __version__
-from loadgauge.core.base import ConfigError, gib, is_script, parse, share
+from loadgauge.core.base import ConfigError, gib, is_script, parse, refuse, share
 from loadgauge.core.definitions.hardware.calibration import Efficiencies, with_own
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.job.job import FILES, POSTTRAIN, WHOLE_RUN, Job
@@ -57,8 +57,11 @@ def sustained(job: Job) -> float | None:
         value, unit = (float(text) * 1e12, "FLOP/s") if text[-1:].isdigit() else parse(text)
     except ValueError:
         raise ConfigError(f"cannot read {text!r}", key="measured") from None
-    if unit != "FLOP/s" or not 0 < value < float("inf"):
-        raise ConfigError(f"{PRODUCT} cannot be {text!r} (such as {PRODUCT}=612TFLOP/s)", key="measured")
+    refuse(
+        unit != "FLOP/s" or not 0 < value < float("inf"),
+        f"{PRODUCT} cannot be {text!r} (such as {PRODUCT}=612TFLOP/s)",
+        key="measured",
+    )
     return value
 
 
@@ -91,8 +94,11 @@ def told(there: Setup, time: Time | None, name: str, text: str) -> tuple[float, 
         raise ConfigError(f"{name} {error}", key="measured") from None
     except ValueError:
         raise ConfigError(f"cannot read {text!r}", key="measured") from None
-    if not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"):
-        raise ConfigError(f"{name} cannot be {text!r} (step needs a unit of time, the others none)", key="measured")
+    refuse(
+        not 0 < value < float("inf") or unit not in ("", "second") or (unit == "second") != (name == "step"),
+        f"{name} cannot be {text!r} (step needs a unit of time, the others none)",
+        key="measured",
+    )
     predicted = {
         "step": time.step,
         "tokens_per_second_per_gpu": time.tokens_per_second_per_gpu,
@@ -121,11 +127,11 @@ def run(job: Job) -> tuple[Job, str, str]:
     product = words.pop(PRODUCT, None)
     measures = [name for name in words if name in MEASURES]
     others = {name.replace("-", "_"): value for name, value in words.items() if name not in MEASURES}
-    if len(measures) != 1:
-        raise ConfigError(
-            f"name one of {', '.join(MEASURES)}, as in step=12.3s, or {PRODUCT}=612TFLOP/s, or a file that ends in {FILE}",
-            key="measured",
-        )
+    refuse(
+        len(measures) != 1,
+        f"name one of {', '.join(MEASURES)}, as in step=12.3s, or {PRODUCT}=612TFLOP/s, or a file that ends in {FILE}",
+        key="measured",
+    )
     unknown = [name for name in others if name not in Job.__struct_fields__ or name in ("model", "gpu", "measured")]
     if unknown:
         raise ConfigError(f"no flag {unknown[0]!r} in which the measured run could differ", key="measured")
@@ -231,19 +237,20 @@ def evidence_text(result: Estimate, measured: Mapping[str, str], torch: str = ""
 
     assert result.setup is not None
     job = result.setup.job
-    if names_file(job.model) or is_script(job.model):
-        raise ConfigError(f"{job.model} is a file of yours, and evidence names models of the catalogue", key="model")
-    if result.gpu is None:
-        raise ConfigError("is missing: evidence is about a card", key="gpu")
+    refuse(
+        names_file(job.model) or is_script(job.model),
+        f"{job.model} is a file of yours, and evidence names models of the catalogue",
+        key="model",
+    )
+    refuse(result.gpu is None, "is missing: evidence is about a card", key="gpu")
     flags = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if name not in KEPT_BACK}
     run = {"model": job.model, **measured, "flags": {name: value for name, value in flags.items() if value is not None}}
     predicted = {
         "loadgauge": __version__,
         "allocated": gib(result.memory.allocated, 3),
         "card": gib(result.memory.total, 3),
+        **({} if result.time is None else {"step": f"{result.time.step:.4g}s"}),
     }
-    if result.time is not None:
-        predicted["step"] = f"{result.time.step:.4g}s"
     about = {"gpu": result.gpu, "date": datetime.date.today().isoformat(), "torch": torch}
     return tomlkit.dumps(about | {"run": run, "predicted": predicted})
 

@@ -6,12 +6,25 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, NotStated, refuse_fields
-from loadgauge.core.base.files import is_command, is_script, place_of
-from loadgauge.core.base.hooks import need, provider
+from loadgauge.core.base import (
+    ConfigError,
+    LayoutError,
+    NotModelled,
+    NotStated,
+    above_zero,
+    gib,
+    host_holds,
+    is_command,
+    is_script,
+    need,
+    place_of,
+    port,
+    provider,
+    rate,
+    refuse,
+    refuse_fields,
+)
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.units import above_zero, gib, port, rate
-from loadgauge.core.base.verdict import host_holds
 from loadgauge.core.definitions.hardware.calibration import slowed
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.gpu_names import names_one, variants
@@ -23,11 +36,7 @@ from loadgauge.core.definitions.job.job import POSTTRAIN, Job, fields
 from loadgauge.core.definitions.job.job_text import offload_words
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.definitions.layout.axes import DEGREES, MODEL_PARALLEL, RANK_ORDER
-from loadgauge.core.definitions.layout.layout import (
-    FULL_PIPE,
-    Layout,
-    in_group,
-)
+from loadgauge.core.definitions.layout.layout import Layout, in_group
 from loadgauge.core.definitions.model.lora import BASE_FORMATS
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.around import Around
@@ -42,8 +51,10 @@ from loadgauge.core.resolve.large_runs import (
     by_batch,
     chunks,
     dynamic_groups,
+    full_batch,
     overlapped,
     ragged,
+    schedule_of,
     sequence_parallel,
     stage_layers,
     usual_line,
@@ -103,8 +114,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
     (2, 4096, 'megatron')
     """
     file, uncounted = "", tuple[Uncounted, ...]()
-    if model is not None and job.beside is not None:
-        raise ConfigError("needs the name of a model or of a job file", key="beside")
+    refuse(model is not None and job.beside is not None, "needs the name of a model or of a job file", key="beside")
     if job.dialect is not None and not os.path.isfile(job.model):
         need("DIALECTS").dialect(job.dialect)  # in whose words remedies are told
     if model is None and asks_for_files(job):
@@ -146,7 +156,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         why = "experts that no ranks share out are split as the layer is"
         degrees["etp"] = within if chosen.own.states_splits and job.etp is None else fill("etp", within, why)
     micro_batch = fill("micro_batch", 1)
-    stated = fill("global_batch", *_global_batch(dp, micro_batch, degrees["pp"]))
+    stated = fill("global_batch", *full_batch(dp, micro_batch, degrees["pp"]))
     global_batch, shared_out = whole_batches(stated, dp, micro_batch)
     usual = "bf16" if card is None or card.bf16 else "fp16"
     if is_script(job.model):
@@ -214,7 +224,7 @@ def resolve_job(job: Job, model: ModelSpec | None = None) -> Setup:
         micro_batch=micro_batch,
         global_batch=global_batch,
         seq_len=seq_len,
-        schedule=_schedule(job, assumed),
+        schedule=schedule_of(job, assumed),
         stage_layers=stage_layers(job, chosen, degrees, assumed),
         cp_comm=job.cp_comm or "ring",  # type: ignore[arg-type]
         expert_imbalance=_imbalance(job, chosen, fill),
@@ -307,11 +317,12 @@ def _model(job: Job, assumed: dict[str, str]) -> tuple[ModelSpec, Job]:
     job = job.replace(**dict(source.usual))
     if not source.stored or job.qlora is not None:
         return source.spec, job
-    if source.stored not in BASE_FORMATS:
-        raise NotModelled(
-            f"training on {job.model}, whose weights are stored in {source.stored}: known are {', '.join(BASE_FORMATS)};"
-            " --no-qlora trains the model it was made from, in 16 bits"
-        )
+    refuse(
+        source.stored not in BASE_FORMATS,
+        f"training on {job.model}, whose weights are stored in {source.stored}: known are {', '.join(BASE_FORMATS)};"
+        " --no-qlora trains the model it was made from, in 16 bits",
+        NotModelled,
+    )
     assumed["--qlora"] = f"the copy that is named is stored in {source.stored}"
     return source.spec, job.replace(qlora=True, base=job.base or source.stored)
 
@@ -363,8 +374,7 @@ def _whole_run(job: Job) -> None:
         spot = field.needs == "mtbf_hours" and "@" in str(job.price)  # instances are taken away
         if field.needs in NEEDED and not spot and getattr(job, field.needs) is None and getattr(job, name) is not None:
             raise ConfigError(NEEDED[field.needs], key=name)
-    if job.cp_comm is not None and (job.cp or 1) == 1:
-        raise ConfigError("needs --cp above 1", key="cp_comm")
+    refuse(job.cp_comm is not None and (job.cp or 1) == 1, "needs --cp above 1", key="cp_comm")
 
 
 def bandwidth(text: str | None, name: str) -> float | None:
@@ -389,8 +399,7 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
         adapter = usual[0]
     try:
         machines = cluster(card, gpus, job.gpus_per_node, link, adapter, topology=network)
-        anchor = anchor_of(job, card)
-        kernels = None if anchor is None else anchor.kernels
+        kernels = None if (anchor := anchor_of(job, card)) is None else anchor.kernels
         return msgspec.structs.replace(machines, sustained=sustained(job), kernels=kernels), ""
     except NotStated as error:
         return None, str(error)
@@ -398,16 +407,20 @@ def cluster_of(job: Job, card: Gpu | None, gpus: int) -> tuple[Cluster | None, s
 
 def _applies(job: Job, model: ModelSpec) -> None:
     """Refuses flags that mean nothing for this model."""
-    if job.loss is not None and model.head.kind != "lm":
-        raise ConfigError(f"{model.name} has no language-model head, so it has no such loss", key="loss")
+    refuse(
+        job.loss is not None and model.head.kind != "lm",
+        f"{model.name} has no language-model head, so it has no such loss",
+        key="loss",
+    )
     for name in ("target_len", "audio"):
         hears = name == "audio" and any(tower.name.endswith("audio_config") for tower in model.towers)
-        if getattr(job, name) is not None and not model.own.names and not hears:
-            raise ConfigError(f"{model.name} is trained on one text, whose tokens are --seq-len", key=name)
-    experts = model.has_experts
-    for name in ("ep", "etp"):
-        if (getattr(job, name) or 1) > 1 and not experts:
-            raise ConfigError(f"{model.name} has no experts to shard", key=name)
+        refuse(
+            getattr(job, name) is not None and not model.own.names and not hears,
+            f"{model.name} is trained on one text, whose tokens are --seq-len",
+            key=name,
+        )
+    for name in () if model.has_experts else ("ep", "etp"):
+        refuse((getattr(job, name) or 1) > 1, f"{model.name} has no experts to shard", key=name)
 
 
 def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
@@ -418,14 +431,15 @@ def _degrees(job: Job, fill: Any) -> tuple[int, dict[str, int]]:
     within = degrees["tp"] * degrees["pp"] * degrees["cp"]
     fewest = degrees["pp"] * math.lcm(degrees["tp"] * degrees["cp"], degrees["ep"] * degrees["etp"])
     gpus = fill("gpus", fewest, "one replica" if fewest > 1 else "")
-    if gpus % within:
-        raise LayoutError(
-            f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"
-            f" leaves {gpus % within}",
-            dimension="gpus",
-            size=gpus,
-            ranks=within,
-        )
+    refuse(
+        gpus % within,
+        f"{gpus} GPUs are not divisible by tp {degrees['tp']} x pp {degrees['pp']} x cp {degrees['cp']} = {within}:"
+        f" leaves {gpus % within}",
+        LayoutError,
+        dimension="gpus",
+        size=gpus,
+        ranks=within,
+    )
     return gpus // within, degrees
 
 
@@ -459,15 +473,19 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
         assumed["--activation-offload"] = f"checkpoints (as {job.framework} does; none: they stay on the card)"
     moved = job.offload not in (None, "none")
     hosted = job.activation_offload or "none"
-    if job.offload_to is not None and not moved:
-        raise ConfigError("needs --offload optimizer or all", key="offload_to")
-    if job.pin_memory is not None and not moved and hosted == "none":
-        raise ConfigError("needs --offload or --activation-offload", key="pin_memory")
-    if "checkpoints" in hosted.split(",") and not whole:
-        raise ConfigError("checkpoints: needs --recompute full", key="activation_offload")
+    refuse(job.offload_to is not None and not moved, "needs --offload optimizer or all", key="offload_to")
+    refuse(
+        job.pin_memory is not None and not moved and hosted == "none",
+        "needs --offload or --activation-offload",
+        key="pin_memory",
+    )
+    refuse(
+        "checkpoints" in hosted.split(",") and not whole,
+        "checkpoints: needs --recompute full",
+        key="activation_offload",
+    )
     nvme = job.offload_to == "nvme"
-    if job.nvme_bandwidth is not None and not nvme:
-        raise ConfigError("needs --offload-to nvme", key="nvme_bandwidth")
+    refuse(job.nvme_bandwidth is not None and not nvme, "needs --offload-to nvme", key="nvme_bandwidth")
     link = host_link(bandwidth(job.host_link, "host_link"), card)
     if job.host_link is None and card is not None and (moved or hosted != "none"):
         assumed["--host-link"] = (
@@ -487,47 +505,65 @@ def _host(job: Job, card: Gpu | None, assumed: dict[str, str], file: str = "") -
 def _runs(kind: Training, layout: Layout) -> None:
     """Refuses optimizers and offload where the framework or the layout has none."""
     optimizer = kind.optimizer
-    if not optimizer.sharded and layout.zero:
-        raise NotModelled(
-            f"{optimizer.name} under ZeRO {layout.zero}: its states are those of whole tensors (--zero 0)"
-        )
-    if optimizer.in_backward and (layout.num_microbatches > 1 or layout.gpus > 1):
-        raise ConfigError(
-            f"{optimizer.name} updates each tensor in backward: on one GPU, without gradient accumulation"
-            f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)",
-            key="optimizer",
-        )
-    if kind.offloaded_share % 1:
-        engine = kind.framework.engine
-        if not kind.framework.host.parts or kind.host.nvme or (engine is not None and layout.zero != 3):
-            raise NotModelled(
-                f"--offload {kind.offload}: a part is of Megatron-Core's, and of DeepSpeed's ZeRO 3 in host memory"
-            )
-    if kind.host.nvme and not (kind.framework.engine is not None and layout.zero == 3):
-        raise NotModelled("--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3")
-    if kind.framework.engine is not None and layout.pp > 1 and layout.zero >= 2:
-        raise ConfigError(
-            f"{kind.framework.name} refuses ZeRO 2 and 3 with a pipeline (its runtime/pipe/engine.py); ZeRO 1 goes with it",
-            key="zero",
-        )
-    if kind.host.activations != "none" and layout.splits_backward:
-        raise NotModelled(f"--activation-offload {kind.host.activations} with --schedule {layout.schedule}")
-    if layout.ranks_each is not None and (layout.zero > 1 or not kind.framework.transformer_engine):
-        raise NotModelled(
-            f"--dynamic-cp with {kind.framework.name} and ZeRO {layout.zero}: it is Megatron-Core's, with ZeRO 0 or 1"
-        )
-    if (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist:
-        raise NotModelled(f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays")
-    if (optimizer.in_backward or optimizer.one_block) and kind.offload != "none":
-        raise NotModelled(f"{optimizer.name} with --offload {kind.offload}")
+    refuse(
+        not optimizer.sharded and layout.zero,
+        f"{optimizer.name} under ZeRO {layout.zero}: its states are those of whole tensors (--zero 0)",
+        NotModelled,
+    )
+    refuse(
+        optimizer.in_backward and (layout.num_microbatches > 1 or layout.gpus > 1),
+        f"{optimizer.name} updates each tensor in backward: on one GPU, without gradient accumulation"
+        f" ({layout.gpus} GPUs, {layout.num_microbatches:g} micro-batches a step here)",
+        key="optimizer",
+    )
+    engine = kind.framework.engine is not None
+    whole = not kind.framework.host.parts or kind.host.nvme or (engine and layout.zero != 3)
+    refuse(
+        kind.offloaded_share % 1 and whole,
+        f"--offload {kind.offload}: a part is of Megatron-Core's, and of DeepSpeed's ZeRO 3 in host memory",
+        NotModelled,
+    )
+    refuse(
+        kind.host.nvme and not (engine and layout.zero == 3),
+        "--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3",
+        NotModelled,
+    )
+    refuse(
+        engine and layout.pp > 1 and layout.zero >= 2,
+        f"{kind.framework.name} refuses ZeRO 2 and 3 with a pipeline (its runtime/pipe/engine.py); ZeRO 1 goes with it",
+        key="zero",
+    )
+    refuse(
+        kind.host.activations != "none" and layout.splits_backward,
+        f"--activation-offload {kind.host.activations} with --schedule {layout.schedule}",
+        NotModelled,
+    )
+    refuse(
+        layout.ranks_each is not None and (layout.zero > 1 or not kind.framework.transformer_engine),
+        f"--dynamic-cp with {kind.framework.name} and ZeRO {layout.zero}: it is Megatron-Core's, with ZeRO 0 or 1",
+        NotModelled,
+    )
+    refuse(
+        (optimizer.in_backward or optimizer.one_block) and kind.framework.gradients_persist,
+        f"{optimizer.name} with {kind.framework.name}, whose gradients are a buffer that stays",
+        NotModelled,
+    )
+    refuse(
+        (optimizer.in_backward or optimizer.one_block) and kind.offload != "none",
+        f"{optimizer.name} with --offload {kind.offload}",
+        NotModelled,
+    )
 
 
 def _around(job: Job, stages: int) -> Around:
     """Return the evaluation and saving between the steps. Raises `ConfigError` or `NotModelled`."""
     if job.eval_batch is None:
         refuse_fields(job, ("eval_batches", "generate"), "needs --eval-batch")
-    if stages > 1 and (job.eval_batch is not None or job.save == "full"):
-        raise NotModelled("evaluation, generation and full checkpoints over pipeline stages")
+    refuse(
+        stages > 1 and (job.eval_batch is not None or job.save == "full"),
+        "evaluation, generation and full checkpoints over pipeline stages",
+        NotModelled,
+    )
     return Around(
         eval_batch=job.eval_batch or 0,
         eval_batches=job.eval_batches or 0,
@@ -536,30 +572,13 @@ def _around(job: Job, stages: int) -> Around:
     )
 
 
-def _global_batch(dp: int, micro_batch: int, stages: int) -> tuple[int, str]:
-    """The batch where none is stated: of a pipeline one that keeps it full, as with a micro-batch each it would stand still."""
-    if stages == 1:
-        return dp * micro_batch, "dp x micro-batch"
-    batches = FULL_PIPE * stages
-    return dp * micro_batch * batches, f"a full pipe: dp x micro-batch x {batches} micro-batches"
-
-
-def _schedule(job: Job, assumed: dict[str, str]) -> Any:
-    if job.schedule is not None:
-        if (job.pp or 1) == 1:
-            raise ConfigError(f"{job.schedule} is a pipeline schedule and needs pp above 1", key="schedule")
-        return job.schedule
-    if (job.pp or 1) > 1:
-        name = "interleaved" if (job.vpp or 1) > 1 else "1f1b"
-        assumed["--schedule"] = name
-        return name
-    return "1f1b"
-
-
 def _seq_len(job: Job, model: ModelSpec, lengths: Lengths | None, fill: Any) -> int:
     if lengths is not None:
-        if job.seq_len is not None:
-            raise ConfigError("the lengths file says how long the sequences are; leave --seq-len out", key="seq_len")
+        refuse(
+            job.seq_len is not None,
+            "the lengths file says how long the sequences are; leave --seq-len out",
+            key="seq_len",
+        )
         return lengths.longest
     names = model.own.names
     if "n" in names:
@@ -580,8 +599,11 @@ def _order(text: str | None) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
     if "ep" not in names and "dp" in names:
         names.insert(names.index("dp"), "ep")
-    if sorted(names) != sorted(RANK_ORDER):
-        raise ConfigError(f"must name each of {', '.join(RANK_ORDER)} once, got {text!r}", key="order")
+    refuse(
+        sorted(names) != sorted(RANK_ORDER),
+        f"must name each of {', '.join(RANK_ORDER)} once, got {text!r}",
+        key="order",
+    )
     return tuple(names)
 
 
@@ -589,6 +611,5 @@ def _imbalance(job: Job, model: ModelSpec, fill: Any) -> float:
     """Tokens of the busiest expert rank over the mean; balanced where nothing is said, and said so."""
     if model.has_experts:
         return float(fill("expert_imbalance", 1.0, "balanced routing"))
-    if job.expert_imbalance is not None:
-        raise ConfigError(f"{model.name} has no experts", key="expert_imbalance")
+    refuse(job.expert_imbalance is not None, f"{model.name} has no experts", key="expert_imbalance")
     return 1.0

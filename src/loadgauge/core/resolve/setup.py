@@ -156,9 +156,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Return the estimate of the layout as it stands. untimed: the same without its time, where it is there"""
         workings = None if untimed is None else untimed.workings
         result = estimate(self.model, self.layout, self.training, self.gpu, self.cluster, shared=workings)
-        result = result.replace(assumed=self.assumed)
-        if self.untimed:
-            result = result.replace(untimed=self.untimed)
+        result = result.replace(assumed=self.assumed, untimed=self.untimed or result.untimed)
         result = open_to(with_unsaid(self.with_uncounted(result), self.others), _towers(result))
         if self.overlap_open and result.time is not None:
             result = self.with_ends(result)
@@ -237,9 +235,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             for name in ("checkpoint_seconds", "restart_seconds")
             if (value := getattr(job, name)) is not None
         }
-        failures = None
-        if job.mtbf_hours is not None or took:
-            failures = Failures(hours_between_failures_per_gpu=job.mtbf_hours or math.inf, **took)
+        failed = job.mtbf_hours is not None or took
+        failures = Failures(hours_between_failures_per_gpu=job.mtbf_hours or math.inf, **took) if failed else None
         return Budget.of(
             tokens=parse_count(job.tokens, "tokens"),
             gpus=self.layout.gpus,

@@ -3,11 +3,12 @@
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, closest, sums
+from loadgauge.core.base import ConfigError, NotModelled, closest, lists, refuse, sums
 from loadgauge.core.definitions.model.lora import MIXERS
 from loadgauge.core.definitions.model.model import Block, ModelSpec
 from loadgauge.core.layers import View, block_layer, embedding_layer, head_layer
@@ -87,10 +88,12 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
     >>> sorted(train_only(llama_model(4, 512, 8, 1000), "but:embed_tokens").trained)
     ['head.logits', 'head.norm']
     """
-    if any(block.shares_weights for block in model.blocks):
-        raise NotModelled(f"training a part of {model.name}, whose layers share their weights")
-    if model.mtp_layers:
-        raise NotModelled("training a part of a model together with its multi-token prediction modules")
+    refuse(
+        any(block.shares_weights for block in model.blocks),
+        f"training a part of {model.name}, whose layers share their weights",
+        NotModelled,
+    )
+    refuse(model.mtp_layers, "training a part of a model together with its multi-token prediction modules", NotModelled)
     ends, by_block = _weights(model)
     parts = _parts(model, ends, by_block)
 
@@ -120,8 +123,7 @@ def chosen_by(words: str, everything: set[T], find: Callable[[str], set[T]]) -> 
     for word in sorted(listed, key=lambda word: word.startswith(BUT)):
         matched = find(word.removeprefix(BUT))
         chosen = chosen - matched if word.startswith(BUT) else chosen | matched
-    if not chosen:
-        raise ConfigError(f"{words!r} leaves nothing to train", key="train")
+    refuse(not chosen, f"{words!r} leaves nothing to train", key="train")
     return chosen
 
 
@@ -164,8 +166,7 @@ def words_of(text: str) -> list[str]:
     ['lm_head', 'layers.(0,1)']
     """
     words = [word.strip() for word in re.split(r",(?![^\[\]{}()]*[\]})])", text)]
-    if not all(words):
-        raise ConfigError(f"an empty word in {text!r}", key="train")
+    refuse(not all(words), f"an empty word in {text!r}", key="train")
     return words
 
 
@@ -264,11 +265,11 @@ def places(text: str, count: int, key: str) -> list[int]:
             chosen = [range(count)[int(text)]]
     except (ValueError, IndexError):
         chosen = []
-    if not chosen:
-        raise ConfigError(
-            f"{text!r} are none of the {count} layers (0 to {count - 1}, -1 is the last, 24: the last from 24 on)",
-            key=key,
-        )
+    refuse(
+        not chosen,
+        f"{text!r} are none of the {count} layers (0 to {count - 1}, -1 is the last, 24: the last from 24 on)",
+        key=key,
+    )
     return chosen
 
 
@@ -314,13 +315,8 @@ def after_share(word: str, sizes: Sequence[int]) -> int:
         share = float(word.removeprefix(SHARE))
     except ValueError:
         share = -1.0
-    if not 0 <= share < 1:
-        raise ConfigError(f"{word!r}: a share below 1, such as frozen:0.8", key="train")
-    ends, total = [], 0
-    for numel in sizes:
-        total += numel
-        ends.append(total)
-    return bisect_right(ends, int(total * share))
+    refuse(not 0 <= share < 1, f"{word!r}: a share below 1, such as frozen:0.8", key="train")
+    return bisect_right([*accumulate(sizes)], int(sum(sizes) * share))
 
 
 def _frozen(
@@ -335,14 +331,11 @@ def _frozen(
         outside.add("head.logits")
     if len(chosen) == len(ends[0]) + len(ends[1]) + sum(len(by_block[kind]) for kind in model.pattern):
         return model
-    inside: dict[int, set[str]] = {}
-    for layer, name in chosen:
-        if layer is not None:
-            inside.setdefault(layer, set()).add(name)
+    inside = lists((layer, name) for layer, name in chosen if layer is not None)
     blocks, pattern = _Distinct(), []
     reached = any(name in outside for name in ends[0])
     for layer, kind in enumerate(model.pattern):
-        names = inside.get(layer, set())
+        names = inside.get(layer, [])
         trained = None if len(names) == len(by_block[kind]) else frozenset(names)
         pattern.append(blocks.of(model.blocks[kind], trained=trained, reached=reached))
         reached = reached or bool(names)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError, Error
+from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError, Error, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.core.definitions.job.job import Job
@@ -136,8 +136,7 @@ def command(
     from loadgauge.core.command_line.main import say
     from loadgauge.core.plan.advise import budget as budgets
 
-    if as_json and as_markdown:
-        raise ConfigError("--json and --markdown exclude one another")
+    refuse(as_json and as_markdown, "--json and --markdown exclude one another")
     budgets_file = settings(file)
     names = jobs or tuple(budgets_file.jobs)
     if not names:
@@ -153,12 +152,17 @@ def command(
                 # A job that is new, or could not be told before, has nothing to be compared with.
                 with contextlib.suppress(Error):
                     before[name] = budgets.figures(was.job(name, flags))
-    checked = []
-    for name in names:
-        own = budgets_file.jobs.get(name, Settings())
-        limits = budgets.read_limits([*budgets_file.budget, *own.budget, *budget])
-        job = budgets_file.job(name, flags)
-        checked.append(budgets.check(name, job, limits, before.get(name), allow_tight=allow_tight))
+    own = {name: budgets_file.jobs.get(name, Settings()).budget for name in names}
+    checked = [
+        budgets.check(
+            name,
+            budgets_file.job(name, flags),
+            budgets.read_limits([*budgets_file.budget, *own[name], *budget]),
+            before.get(name),
+            allow_tight=allow_tight,
+        )
+        for name in names
+    ]
     code = budgets.exit_code(checked)
     if code == CANNOT_TELL:  # As with every command, one line on stderr says why, before what could be told.
         say("; ".join(_named(check.name, check.error) for check in checked if check.error), code)

@@ -67,10 +67,9 @@ def command(
         click.echo(written.text, nl=not written.text.endswith("\n"))
     else:
         write_text(out, written.text)
-    lines = []
-    for file in result.files:
-        lines.append(note(file))
-        lines += [f"{file.file}: stays as it is, and there is no estimate with it: {line}" for line in file.stopped]
+    stays = "stays as it is, and there is no estimate with it"
+    stopped = {file.file: [f"{file.file}: {stays}: {line}" for line in file.stopped] for file in result.files}
+    lines = [line for file in result.files for line in (note(file), *stopped[file.file])]
     dropped = [] if result.onto else [file for file in result.files if file.unread or file.uncounted]
     lines += [
         f"{written.dialect}: the {len({*file.unread, *(item.key for item in file.uncounted)})} keys of {file.file} that are"

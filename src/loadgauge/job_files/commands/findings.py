@@ -314,10 +314,10 @@ def _comes_to(memory: Needs) -> str:
 def _tries(setup: Setup) -> Iterator[tuple[Rule, dict[str, Any], str]]:
     run = Run.of_setup(setup)
     for change in changes(run, RULES):
-        if change.kind is Kind.ZERO and setup.training.framework.fsdp_apart and change.fields["zero"] > 1:
+        apart = change.kind is Kind.ZERO and setup.training.framework.fsdp_apart and change.fields["zero"] > 1
+        wide = setup.layout.tp > (setup.job.gpus_per_node or run.node)  # a rule of its own
+        if apart or (change.kind is Kind.LESS_TP and wide):
             continue
-        if change.kind is Kind.LESS_TP and setup.layout.tp > (setup.job.gpus_per_node or run.node):
-            continue  # a rule of its own
         yield from (
             (RULES[change.kind], fields, change.why) for fields in _sizes(change, setup) if _runs(setup, fields)
         )

@@ -11,8 +11,7 @@ from urllib.parse import quote
 import click
 
 from loadgauge._version import __version__
-from loadgauge.core.base.errors import CANNOT_TELL, NO, YES, ConfigError, Error
-from loadgauge.core.base.files import is_command, read_start
+from loadgauge.core.base import CANNOT_TELL, NO, YES, ConfigError, Error, is_command, read_start, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
 from loadgauge.job_files.commands.convert import of_task
@@ -86,8 +85,7 @@ def command(
         if code == YES and any(each.level != "note" for each in shown):
             code = NO
         if as_diff or fix:
-            if is_command(file):
-                raise ConfigError("--diff and --fix are for files; without them the command is shown as it would be")
+            refuse(is_command(file), "--diff and --fix are for files; without them the command is shown as it would be")
             new, _ = fixed(linted, job, text, frozenset(rules))
             # A byte-order mark stays.
             mark = "\ufeff" * read_start(file, 3).startswith(BOM_UTF8)

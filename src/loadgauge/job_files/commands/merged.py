@@ -6,8 +6,7 @@ import re
 from difflib import SequenceMatcher, unified_diff
 from io import StringIO
 
-from loadgauge.core.base import ConfigError
-from loadgauge.core.base.files import is_command, place_of
+from loadgauge.core.base import is_command, place_of, refuse
 from loadgauge.job_files.reading.documents import read_whole
 from loadgauge.job_files.reading.held import HEAD, held
 
@@ -65,8 +64,10 @@ def rewrapped(manifest: str, script: str, changed: str, file: str) -> str:
                 new[at : at + b - a] = [f"{depth}{line}\n" for line in now[c:d]]
                 break
     text = "".join(new)
-    if changed not in {part.whole for part in held(text, file)}:
-        raise ConfigError("the script stands in a manifest in other words; change it there")
+    refuse(
+        changed not in {part.whole for part in held(text, file)},
+        "the script stands in a manifest in other words; change it there",
+    )
     return text
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import ConfigError, read_table
 from loadgauge.job_files.dialects import BUILT_ON, dialect
-from loadgauge.job_files.ideas.table import MISSING, Document
-from loadgauge.job_files.ideas.words import short
+from loadgauge.job_files.ideas import MISSING, Document, short
 from loadgauge.job_files.reading.documents import document
 
 OFF = ("", "0", "no", "none", "false", "null", "off")
@@ -53,8 +51,12 @@ def own_words(text: str, tool: str, syntax: str, file: str = "", *, nvlink: bool
             dead = [key for key in row["keys"].split() if _on(_value(of_file, key))]
             shown = [of_file.shown(key) for key in dead]
             if dead:
-                says = f"{', '.join(f'`{each}`' for each in shown)} {'says' if len(dead) == 1 else 'say'} {row['says']}"
-                yield Words("dead-key", says, shown[0].rpartition(".")[2], dict.fromkeys(dead))
+                yield Words(
+                    "dead-key",
+                    f"{', '.join(f'`{each}`' for each in shown)} {'says' if len(dead) == 1 else 'say'} {row['says']}",
+                    shown[0].rpartition(".")[2],
+                    dict.fromkeys(dead),
+                )
     for row in filter(of_tool, table["clash"]):
         both = [key for key in row["keys"].split() if _on(_value(of_file, key))]
         if len(both) > 1:
@@ -62,8 +64,11 @@ def own_words(text: str, tool: str, syntax: str, file: str = "", *, nvlink: bool
     for row in filter(of_tool, table["renamed"]):
         for key in row.keys() - {"tools", "since"}:
             if _value(of_file, key) is not None:
-                says = f"`{of_file.shown(key)}` is of another release: `{row[key]}` since {row['since']}"
-                yield Words("other-release", says, key)
+                yield Words(
+                    "other-release",
+                    f"`{of_file.shown(key)}` is of another release: `{row[key]}` since {row['since']}",
+                    key,
+                )
     for key in getattr(of_file, "skipped", ()) if syntax == "yaml" else ():  # given twice
         yield Words("key-twice", key, re.escape(key.split()[0]))
     for row in table["text"]:

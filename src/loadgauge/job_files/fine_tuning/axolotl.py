@@ -222,11 +222,16 @@ def _fuses_adapters(keys: Keys) -> bool:
     if not keys.has("adapter"):
         return False
     if keys.has(*FUNCTIONS, TABLE):
-        on = {bool(keys.flag(key)) for key in FUNCTIONS}
-        if len(on) > 1:
-            odd = next(key for key in FUNCTIONS if keys.flag(key))
-            keys.note(odd, "runs some of the adapters in one function, which keeps fewer tensors", "saves", RUNS, 0.3)
-        return all(on)
+        on = [key for key in FUNCTIONS if keys.flag(key)]
+        keys.note(
+            (on or FUNCTIONS)[0],
+            "runs some of the adapters in one function, which keeps fewer tensors",
+            "saves",
+            RUNS,
+            0.3,
+            when=0 < len(on) < len(FUNCTIONS),
+        )
+        return len(on) == len(FUNCTIONS)
     return (
         keys.since(0, 9)
         and not keys.has("rl")
@@ -236,11 +241,6 @@ def _fuses_adapters(keys: Keys) -> bool:
         and (keys.since(0, 16) or not keys.real("lora_dropout"))
         and _fsdp(keys) != 1
     )
-
-
-def _cuts(keys: Keys, at: Named) -> bool:
-    """Whether cut cross-entropy is on, as it is where its plugin is listed and nothing else said (`CutCrossEntropyArgs`)."""
-    return _plugged(keys, CUT) and keys.flag(at.cut) is not False
 
 
 def _kernels(keys: Keys) -> bool:
@@ -302,7 +302,7 @@ def _loss(keys: Keys, at: Named) -> Facts:
     if keys.flag(at.key):
         number = keys.whole(at.count)
         return facts | {"loss": f"chunked:{number}" if number else "chunked"}
-    if _cuts(keys, at):
+    if _plugged(keys, CUT) and keys.flag(at.cut) is not False:
         return facts | {"loss": CUT_LOSS}
     if keys.flag(at.fused) and _plugged(keys, LIGER):
         return facts | {"loss": "auto" if _kernels(keys) else "liger"}
@@ -369,8 +369,13 @@ def _adapter(keys: Keys) -> Facts:
     )
     if kind is None:
         return {"lora_rank": 0, "qlora": False}
-    why = "has one square matrix of as many parameters as the two of LoRA, which are counted"
-    keys.note("adapter", why, parts=RUNS, share=0.2, when=kind == "mora")
+    keys.note(
+        "adapter",
+        "has one square matrix of as many parameters as the two of LoRA, which are counted",
+        parts=RUNS,
+        share=0.2,
+        when=kind == "mora",
+    )
     facts, named = ADAPTER_INNER.read(keys) | ADAPTER_BESIDE.read(keys), keys.raw(ADAPTER_MODULES)
     if isinstance(named, str) and named != "all-linear":
         # One regular expression on the whole name, with the matrices of experts beside it.
@@ -378,8 +383,12 @@ def _adapter(keys: Keys) -> Facts:
     if keys.flag(ADAPTER_LINEAR):
         ends = [name for name in keys.words(ADAPTER_MODULES) or [] if name in ("embed_tokens", "lm_head")]
         facts["lora_targets"] = ",".join(["all", *ends, *(keys.words(EXPERTS) or [])])
-    why = f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits"
-    keys.note(ADAPTER_FOUR, why, "", when=keys.flag(ADAPTER_FOUR) and kind != "qlora")  # (`_set_quantization_config`)
+    keys.note(
+        ADAPTER_FOUR,
+        f"does nothing in axolotl beside adapter: {kind}; the base is loaded in 16 bits",
+        "",
+        when=keys.flag(ADAPTER_FOUR) and kind != "qlora",
+    )  # (`_set_quantization_config`)
     # As linear layers, the experts of Llama 4 are quantised with all others.
     if (keys.flag(ADAPTER_MOE) or keys.flag(LINEARISED)) and facts["base"] in ("nf4", "int8"):
         facts["base"] += "-experts"
@@ -438,11 +447,11 @@ def _degrees_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _degrees(keys: Keys, at: Named) -> Facts:
     facts, replicas, parts = at.inner.read(keys), keys.whole(at.copies), keys.whole(at.shards)
-    if replicas is not None:
-        facts["replicas"] = replicas if parts is None or parts * facts["ep"] > 1 else 1
-    if parts is not None:
-        facts["dp"] = parts * (replicas or 1) * facts["ep"]  # an axis beside the others (`utils/distributed.py`)
-    return facts
+    split = parts is None or parts * facts["ep"] > 1
+    return facts | {
+        "replicas": replicas if split or replicas is None else 1,
+        "dp": parts and parts * (replicas or 1) * facts["ep"],  # an axis beside the others (`utils/distributed.py`)
+    }
 
 
 CORRECTS = "and what corrects the weights"
@@ -473,14 +482,14 @@ OPTIMIZER_MEANINGS = TORCH_OPTIMIZERS | AXOLOTL_OPTIMIZERS
     )
 )
 def _optimizer(keys: Keys, at: Named) -> Facts:
-    beside = LIKE.get(keys.word(OPTIMIZER_KEY) or "", ("", ""))[1]
-    if beside:
-        keys.note(
-            OPTIMIZER_KEY,
-            f"holds what {LIKE[str(keys.word(OPTIMIZER_KEY))][0]} does, which is counted, {beside}",
-            parts="optimizer transient",
-            share=0.5,
-        )
+    other, beside = LIKE.get(keys.word(OPTIMIZER_KEY) or "", ("", ""))
+    keys.note(
+        OPTIMIZER_KEY,
+        f"holds what {other} does, which is counted, {beside}",
+        parts="optimizer transient",
+        share=0.5,
+        when=beside,
+    )
     return at.inner.read(keys)
 
 
@@ -508,8 +517,8 @@ def _accumulation(keys: Keys, at: Named) -> Facts:
     micro, number = keys.whole(at.each) or 1, keys.whole(at.rounds)
     if number is None and not isinstance(keys.document.get(at.rounds), Missing):
         number = max(1, (keys.whole(at.whole) or micro) // micro)
-    facts: Facts = {"micro_batch": micro * completions(keys), "accumulation": number or 1}
-    return facts | ({"gpus": keys.whole(at.workers) or 1} if keys.flag(at.ray) else {})
+    workers = (keys.whole(at.workers) or 1) if keys.flag(at.ray) else None
+    return {"micro_batch": micro * completions(keys), "accumulation": number or 1, "gpus": workers}
 
 
 @reads(inner=unfrozen("unfrozen_parameters"))

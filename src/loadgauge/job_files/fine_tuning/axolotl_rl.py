@@ -111,12 +111,11 @@ def _served(keys: Keys) -> Facts:
         "graphs": not keys.flag(EAGER),
         "prefix": keys.flag(PREFIXES) is not False,
     }
-    keys.remarks[f"vLLM's server is taken to have {own} of the {everything} GPUs"] = None
-    late = any(keys.flag(key) for key in EARLY)
+    keys.remark(f"vLLM's server is taken to have {own} of the {everything} GPUs")
     return {
         "gpus": everything,
         "placement": f"split:{everything - own}+{own}",
-        "staleness": 1 if late else None,
+        "staleness": 1 if any(map(keys.flag, EARLY)) else None,
         "rollout": served("vllm", options),
     }
 
@@ -146,8 +145,13 @@ def _preference_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
             at.chosen: True if facts.get("reference") == "precomputed" else None,
         }
     engine = Engine.parse(facts.get("rollout") or "hf")
-    served = {SWITCH: True, MODE: "colocate", SHARE: engine.utilization, WIDTH: engine.tp}
-    served |= {ASLEEP: True if engine.sleep else None}
+    served = {
+        SWITCH: True,
+        MODE: "colocate",
+        SHARE: engine.utilization,
+        WIDTH: engine.tp,
+        ASLEEP: True if engine.sleep else None,
+    }
     return {
         "rl": keys.word("rl") if keys.word("rl") in GROUPS else "grpo",
         COUNT: facts.get("samples"),
@@ -226,9 +230,8 @@ def preference(keys: Keys, at: Named) -> Facts:
     keys.note(
         STEPS, "scores the steps of one answer, where pairs are counted", "saves", RUNS, 0.5, when=scored == STEPS
     )
-    facts: Facts = {"task": "rm" if scored else word}
-    if word == "simpo" and keys.real(at.likelihood) == 0:
-        facts["loss_terms"] = "no-nll"
-    if word in ("dpo", "ipo", "kto") and keys.flag(at.chosen):
-        facts["reference"] = "precomputed"
-    return facts
+    return {
+        "task": "rm" if scored else word,
+        "loss_terms": "no-nll" if word == "simpo" and keys.real(at.likelihood) == 0 else None,
+        "reference": "precomputed" if word in ("dpo", "ipo", "kto") and keys.flag(at.chosen) else None,
+    }

@@ -13,6 +13,7 @@ from loadgauge.job_files.ideas import (
     Facts,
     Keys,
     Named,
+    fixed,
     reads,
     row,
     short,
@@ -118,22 +119,14 @@ def _model(keys: Keys, at: Named) -> Facts:
     return {"model": None if name is None else name.strip("/").removeprefix("checkpoints/")}
 
 
-@reads("train.tie_embeddings", facts="tied")
-def _ends(keys: Keys) -> Facts:
-    """Only `litgpt pretrain` can tie them (`pretrain.py`, `main`); a checkpoint whose head is the embedding is written with both
-    (`scripts/convert_hf_checkpoint.py`)."""
-    return {"tied": bool(_pretrains(keys) and keys.flag("train.tie_embeddings"))}
-
-
 def _pretrains(keys: Keys) -> bool:
     """Return whether the file is of `litgpt pretrain`, which compiles the model and shards it within a node (`pretrain.py`)."""
-    return keys.has(NAME) or "pretrain" in " ".join(getattr(keys.document, "program", ()))
+    return keys.has(NAME) or "pretrain" in keys.program
 
 
 def _trains_adapters(keys: Keys) -> bool:
     """Return whether LoRA is trained: `litgpt finetune lora`, or a file with LoRA's keys."""
-    asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
-    if asked is not None:
+    if (asked := COMMAND.search(keys.program)) is not None:
         return asked[1] == "lora"
     return keys.has("quantize") or any(keys.raw(name) is not None for name in LORA)
 
@@ -166,16 +159,12 @@ def _adapter_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     also=(*SWITCHES,),
 )
 def _adapter(keys: Keys, at: Named) -> Facts:
-    asked = COMMAND.search(" ".join(getattr(keys.document, "program", ())))
-    keys.refuse(
-        at.rank, "LLaMA-Adapter is not read; lora and full are", when=asked is not None and asked[1] == "adapter"
-    )
+    adapter = COMMAND.findall(keys.program)[:1] == ["adapter"]
+    keys.refuse(at.rank, "LLaMA-Adapter is not read; lora and full are", when=adapter)
     if not _trains_adapters(keys):
         return {"lora_rank": 0, "qlora": False}
-    names: list[str] = []
-    for switch, (layers, usual) in SWITCHES.items():
-        flag = keys.flag(switch)
-        names += layers if (usual if flag is None else flag) else ()
+    on = [layers for switch, (layers, usual) in SWITCHES.items() if keys.flag(switch, usual)]
+    names = [name for layers in on for name in layers]
     base = keys.choice(at.quantised, BASES)
     return {
         "lora_rank": keys.whole(at.rank) or 8,
@@ -276,7 +265,7 @@ LITGPT = Dialect(
     blank={"yaml": "out_dir: out/finetune\ntrain:\n  epochs: 1\n", "argv": "litgpt finetune --train.epochs 1\n"},
     ideas=(
         _model,
-        _ends,
+        fixed("train.tie_embeddings", tied=lambda keys: bool(_pretrains(keys) and keys.flag("train.tie_embeddings"))),
         _adapter,
         _gpus,
         row("global_batch", "train.global_batch_size", default=lambda keys: 512 if _pretrains(keys) else 16),

@@ -27,6 +27,7 @@ from loadgauge.job_files.ideas import (
     Named,
     answered,
     dora,
+    evaluation,
     fixed,
     freeze,
     layers,
@@ -37,7 +38,6 @@ from loadgauge.job_files.ideas import (
     sayable,
     tower,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 
 
 def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -121,9 +121,12 @@ def _adapter(keys: Keys, at: Named) -> Facts:
     )
     if how == "full":
         return {"lora_rank": 0, "qlora": False}
-    if how == "oft" and keys.whole(ADAPTER_SIZE, minimum=0):
-        why = "says how many blocks there are, whose size is counted as usual"
-        keys.note(ADAPTER_SIZE, why, parts="optimizer gradients")
+    keys.note(
+        ADAPTER_SIZE,
+        "says how many blocks there are, whose size is counted as usual",
+        parts="optimizer gradients",
+        when=how == "oft" and keys.whole(ADAPTER_SIZE, minimum=0),
+    )
     keys.note(
         "module_dropout",
         "leaves out OFT's rotations at random",
@@ -190,7 +193,7 @@ def _precision(keys: Keys, at: Named) -> Facts:
     facts = at.inner.read(keys)
     whole = keys.choice("finetuning_type", METHODS) == "full"
     if whole and keys.flag("use_badam"):  # which leaves what it trains in the checkpoint's 16 bits
-        half_of = {"bf16": "bfloat16", "fp16": "float16"}.get(facts["precision"])
+        half_of = HALVES.get(facts["precision"])
         return {"precision": facts["precision"] if half_of else "bf16-pure", "weights": half_of}
     # Under adapters the base is in the checkpoint's dtype (`infer_optim_dtype` of its misc.py).
     usual = "auto" if facts["precision"] == "fp32" and not whole else None
@@ -360,9 +363,14 @@ def _losses(keys: Keys) -> Facts:
     if not any(keys.flag(name) for name in LOSSES):
         return {}
     keys.note(entropic, "copies the logits once more for their entropy", "costs", "loss", 0.5, when=keys.flag(entropic))
-    if keys.flag(anchored):
-        why = "compares with a frozen copy of the model, whose logits are kept too"
-        keys.note(anchored, why, "costs", "weights gathered loss transient", 2.0)
+    keys.note(
+        anchored,
+        "compares with a frozen copy of the model, whose logits are kept too",
+        "costs",
+        "weights gathered loss transient",
+        2.0,
+        when=keys.flag(anchored),
+    )
     return {"loss": "float32"}
 
 

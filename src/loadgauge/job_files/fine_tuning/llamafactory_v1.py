@@ -140,9 +140,13 @@ def _adapter(keys: Keys, at: Named) -> Facts:
 @reads("train_dataset")
 def _pairs(keys: Keys) -> Facts:
     """Preferences, by the names of the file and of its data: of their trainers the release has none (`launcher.py`)."""
-    if "dpo" in words_of_path(keys.file, 1) | words_of_path(str(keys.raw("train_dataset")), 1):
-        why = "is of pairs, whose trainer 0.9.5 does not have; counted as SFT, without a reference"
-        keys.note("train_dataset", why, "costs", "weights gathered activations loss")
+    keys.note(
+        "train_dataset",
+        "is of pairs, whose trainer 0.9.5 does not have; counted as SFT, without a reference",
+        "costs",
+        "weights gathered activations loss",
+        when="dpo" in words_of_path(keys.file, 1) | words_of_path(str(keys.raw("train_dataset")), 1),
+    )
     return {}
 
 

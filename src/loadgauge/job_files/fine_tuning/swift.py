@@ -32,8 +32,10 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    asked,
     degree,
     dora,
+    evaluation,
     frozen_share,
     layers,
     names_in,
@@ -44,7 +46,6 @@ from loadgauge.job_files.ideas import (
     sayable,
     tower,
 )
-from loadgauge.job_files.ideas.evaluation import asked, evaluation
 from loadgauge.job_files.pre_training.megatron import launched
 
 ZERO = {
@@ -269,9 +270,7 @@ def _optimizer(keys: Keys, at: Named) -> Facts:
         )
         return {"optimizer": "muon"}
     inner = OPTIMIZER.read(keys)
-    if kind is None and keys.flag(at.switch):
-        kind = "galore"
-    if kind != "galore":
+    if kind != "galore" and (kind is not None or not keys.flag(at.switch)):
         return inner
     for name in at.more:
         keys.note(
@@ -356,8 +355,7 @@ def _started(keys: Keys, at: Named) -> bool:
     """Return whether a command line is one of `swift rlhf`; a file with `rlhf_type` is."""
     if keys.document.syntax != "argv":
         return keys.has(at.kind)
-    program = " ".join(getattr(keys.document, "program", ()))
-    return re.search(r"\b(?:swift|megatron) rlhf\b|\brlhf\.py\b", program) is not None
+    return re.search(r"\b(?:swift|megatron) rlhf\b|\brlhf\.py\b", keys.program) is not None
 
 
 def _rlhf_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -375,11 +373,12 @@ def _rlhf_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def rlhf(keys: Keys, at: Named) -> Facts:
     """Return what `swift rlhf` trains for. A reference is the model itself, with adapters the model without them."""
     present = next((key for key in (at.kind, at.loss, *OF_PREFERENCES) if keys.has(key)), None)
-    if not _started(keys, at) and present == at.loss and keys.has("task_type"):
-        return {}
     if not _started(keys, at):
-        if present is not None:
-            raise keys.wrong(present, "belongs to a trainer other than SFT; start that with swift rlhf and rlhf_type")
+        keys.refuse(
+            present or at.kind,
+            "belongs to a trainer other than SFT; start that with swift rlhf and rlhf_type",
+            when=present and not (present == at.loss and keys.has("task_type")),
+        )
         return {}
     word = keys.word(at.kind) or "dpo"
     own = keys.agreed(MODEL, keys.word)

@@ -207,16 +207,19 @@ def _answers_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _answers_read(keys: Keys, at: Named) -> Facts:
     kind = generating(keys)
     if kind is None:
-        other = next((key for key in (at.samples_of, at.reward, at.teacher) if keys.has(key)), None)
-        if other is not None:
+        for other in filter(keys.has, (at.samples_of, at.reward, at.teacher)):
             raise keys.wrong(other, "needs a trainer that generates its answers (rlhf_type grpo, ppo, gkd)")
         return {}
     rounds = keys.whole(ACCUMULATED) or 1
     facts: Facts = _lengths_of(keys, at) | {"samples": 1}
     if kind == "grpo":
-        if keys.has(at.teacher, at.server):
-            name = at.teacher if keys.has(at.teacher) else at.server
-            keys.note(name, "compares with a teacher too, which is not counted", "costs", "weights transient loss")
+        keys.note(
+            at.teacher if keys.has(at.teacher) else at.server,
+            "compares with a teacher too, which is not counted",
+            "costs",
+            "weights transient loss",
+            when=keys.has(at.teacher, at.server),
+        )
         factor, samples = keys.real(at.weight), keys.whole(at.samples_of) or 8
         step: Batches = at.batches(keys, samples)
         return (

@@ -97,11 +97,9 @@ def _zero(keys: Keys) -> Facts:
 def experts(keys: Keys, at: Named) -> Facts:
     """Expert parallelism; where nothing says on how many GPUs, the fewest that hold all experts."""
     ranks, within = keys.whole(at.ep) or 1, keys.whole(at.etp) or 1
-    facts: Facts = {"ep": ranks, "etp": within}
     inside = (keys.whole("tensor_model_parallel_size") or 1) * (keys.whole("context_parallel_size") or 1)
-    if world(keys) is None and ranks * within > inside:
-        facts["gpus"] = (keys.whole("pipeline_model_parallel_size") or 1) * ranks * within
-    return facts
+    fewest = (keys.whole("pipeline_model_parallel_size") or 1) * ranks * within
+    return {"ep": ranks, "etp": within, "gpus": fewest if world(keys) is None and ranks * within > inside else None}
 
 
 MEGATRON_SWIFT = Dialect(

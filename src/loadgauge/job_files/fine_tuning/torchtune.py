@@ -158,35 +158,34 @@ def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     also=(*PARTS,),
 )
 def _model(keys: Keys, at: Named) -> Facts:
-    idle = (
-        None
-        if any(key.startswith("optimizer") for key in keys.document.names())
-        else next(filter(keys.has, IDLE), None)
-    )
-    if idle is not None:
+    trains = any(key.startswith("optimizer") for key in keys.document.names())
+    for idle in filter(keys.has, () if trains else IDLE):
         raise keys.idle(idle, "without an optimizer trains nothing; the file is no training job")
     kind, name = _builder(keys)[1], _named(keys, COMPONENT)
     if name is None:
         return {}
-    for key, part in PARTS.items():
-        if key.startswith("model.decoder") and str(keys.raw(key)).lower() in ("frozen", "false"):
-            keys.note(
-                key, "trains none of the text model's own layers; they are counted", "saves", "gradients optimizer"
-            )
-        elif part == "encoder" and keys.has(key) and str(keys.raw(key)).lower() not in ("frozen", "false"):
-            keys.note(
-                key,
-                "trains the encoder of images, which is not counted",
-                "costs",
-                "weights gradients optimizer",
-                0.3,
-            )
+    still = {part: str(keys.raw(key)).lower() in ("frozen", "false") for key, part in PARTS.items()}
+    encoder, _, decoder = PARTS
+    keys.note(
+        encoder,
+        "trains the encoder of images, which is not counted",
+        "costs",
+        "weights gradients optimizer",
+        0.3,
+        when=keys.has(encoder) and not still["encoder"],
+    )
+    keys.note(
+        decoder,
+        "trains none of the text model's own layers; they are counted",
+        "saves",
+        "gradients optimizer",
+        when=still["decoder"],
+    )
     if not kind:
         return {"model": name, "lora_rank": 0, "qlora": False}
     chosen = keys.words(at.modules) or []
-    unknown = [word for word in chosen if word not in ATTENTION]
-    if unknown:
-        raise keys.wrong(at.modules, f"{short(unknown[0])} is not one of {', '.join(ATTENTION)}")
+    for word in chosen:
+        keys.refuse(at.modules, f"{short(word)} is not one of {', '.join(ATTENTION)}", when=word not in ATTENTION)
     names = [ATTENTION[word] for word in chosen] + (list(MLP) if keys.flag(at.mlp) else [])
     four = kind == "qlora" or bool(keys.flag(at.quantised))
     return {
@@ -275,10 +274,9 @@ def _end_units_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 @reads(facts="end_units", write=_end_units_written, key="custom_sharded_layers")
 def _end_units(keys: Keys, at: Named) -> Facts:
     names = [name.rpartition(".")[2] for name in keys.words(at.key) or []]
-    if names and sorted(names) != sorted(END_UNITS_BOTH):
-        keys.note(at.key, f"is read where it names {' and '.join(END_UNITS_BOTH)}", parts="gathered", share=0.5)
-        return {"end_units": None}
-    return {"end_units": "apart" if names else None}
+    other = names and sorted(names) != sorted(END_UNITS_BOTH)
+    keys.note(at.key, f"is read where it names {' and '.join(END_UNITS_BOTH)}", parts="gathered", share=0.5, when=other)
+    return {"end_units": "apart" if names and not other else None}
 
 
 def _checkpointing_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

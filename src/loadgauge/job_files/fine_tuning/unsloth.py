@@ -18,12 +18,13 @@ from loadgauge.job_files.ideas import (
     Named,
     Spelled,
     adapted_layers,
+    evaluation,
+    fixed,
     optimizer,
     reads,
     row,
     stored,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.reading.calls import Calls
 
 LOADER = re.compile(r"Fast\w*(?:Model|Transformer)\.(from_pretrained|get_peft_model)$")
@@ -46,12 +47,6 @@ def _texts(keys: Keys) -> int:
     return 2 if any("SentenceTransformer" in name for name in getattr(keys.document, "program", ())) else 1
 
 
-@reads("model.num_labels", facts="head")
-def _head(keys: Keys) -> Facts:
-    """A classifier of labels, or the states of texts that are embedded, in the place of logits."""
-    return {"head": keys.whole("model.num_labels") or (1 if _texts(keys) > 1 else None)}
-
-
 FOUR, EIGHT, HALF, FULL = (
     f"model.{name}" for name in ("load_in_4bit", "load_in_8bit", "load_in_16bit", "full_finetuning")
 )
@@ -70,8 +65,8 @@ def _quantised(keys: Keys) -> Facts:
         return {"qlora": False}
     four = keys.flag(FOUR) if keys.has(FOUR) else _texts(keys) == 1  # `FastSentenceTransformer` loads 16 bits
     bits = "int8" if keys.flag(EIGHT) else "nf4" if four and not keys.flag(HALF) else None
-    if stored(keys.word("model.model_name")) == "nvfp4":
-        bits = "nvfp4"  # such a checkpoint stays as it is stored (models/loader_utils.py)
+    # Such a checkpoint stays as it is stored (models/loader_utils.py).
+    bits = "nvfp4" if stored(keys.word("model.model_name")) == "nvfp4" else bits
     # Adapters are float32, and nothing that is frozen is (unsloth_zoo's `prepare_model_for_training`).
     return {"qlora": bits is not None, "base": bits, "kbit_upcast": "none" if bits else None}
 
@@ -116,9 +111,8 @@ def _adapter(keys: Keys, at: Named) -> Facts:
     # As targets they are trained whole too (`_redirect_embedding_targets` of models/llama.py).
     named = [*(keys.words(at.save) or ()), *(chosen or ())]
     saved = [name for name in WHOLE if name in named]
-    other = [name for name in keys.words(at.save) or () if name not in WHOLE]
-    if other:
-        raise keys.wrong(at.save, f"{other[0]!r} is not read; {' and '.join(WHOLE)} are")
+    for name in keys.words(at.save) or ():
+        keys.refuse(at.save, f"{name!r} is not read; {' and '.join(WHOLE)} are", when=name not in WHOLE)
     chosen = None if chosen is None else [name for name in chosen if name not in WHOLE]
     everything = not chosen or chosen == ["all-linear"]
     return {
@@ -278,7 +272,7 @@ def _task(keys: Keys) -> Facts:
     else:
         over = {key.removeprefix("args."): value for key, value in zip(ROWS, _batch(keys), strict=True)}
         longest = keys.whole("model.max_seq_length")
-    over |= {} if keys.flag("model.fast_inference") else {"use_vllm": False}
+    over |= {"use_vllm": False}
     if keys.flag("model.fast_inference"):
         over |= {
             "use_vllm": True,
@@ -287,8 +281,9 @@ def _task(keys: Keys) -> Facts:
         }
     if longest is not None and str(keys.plain(ANSWERS)).startswith("$"):
         over |= {"max_completion_length": longest - 1, "max_prompt_length": 1}
-        why = "is what prompts leave of max_seq_length, and is counted as all of it"
-        keys.note(ANSWERS, why, "saves", "loss transient")
+        keys.note(
+            ANSWERS, "is what prompts leave of max_seq_length, and is counted as all of it", "saves", "loss transient"
+        )
     facts = trl_tasks.task.read(_arguments(keys, over))
     if "answers" in facts and facts.get("prompt_len") is None and longest is not None:
         facts["prompt_len"] = max(1, longest - int(facts["answers"]))
@@ -353,7 +348,9 @@ UNSLOTH = Dialect(
     blank={"python": SCRIPT},
     ideas=(
         row("model", "model.model_name", kind="word"),
-        _head,
+        fixed(
+            "model.num_labels", head=lambda keys: keys.whole("model.num_labels") or (1 if _texts(keys) > 1 else None)
+        ),
         _quantised,
         _adapter,
         adapted_layers("peft.layers_to_transform", "peft.finetune_last_n_layers"),

@@ -85,15 +85,14 @@ def _degrees(keys: Keys, at: Named) -> Facts:
             "cp": 1,
         }
     ranks, parts = keys.whole(at.copies) or 1, keys.whole(at.shards)
-    facts: Facts = {
+    return {
         "tp": keys.whole(at.tp) or 1,
         "cp": keys.whole(at.cp) or keys.whole(f"{P}sp_size") or 1,
         "pp": 1,
         "ep": 1,
+        "dp": parts and ranks * parts,
+        "replicas": None if parts is None else ranks if parts > 1 else 1,
     }
-    if keys.has(at.copies, at.shards) and parts is not None:
-        facts |= {"dp": ranks * parts, "replicas": ranks if parts > 1 else 1}
-    return facts
 
 
 ENGINE_VERSION, ENGINE_STRATEGY, ENGINE_RESHARD = f"{F}version", f"{F}sharding_strategy", f"{F}reshard_after_forward"
@@ -120,8 +119,11 @@ ENGINE_OWNED = (
 def _of_fsdp(keys: Keys) -> Facts:
     number = keys.whole(ENGINE_VERSION) or 1
     strategy = keys.has(ENGINE_STRATEGY)
-    why = f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}"
-    keys.refuse(ENGINE_STRATEGY, why, when=number == 2 and strategy)
+    keys.refuse(
+        ENGINE_STRATEGY,
+        f"contradicts {keys.document.shown(ENGINE_VERSION)} = 2, which has {ENGINE_RESHARD}",
+        when=number == 2 and strategy,
+    )
     zero = keys.choice(ENGINE_STRATEGY if strategy else ENGINE_RESHARD, RESHARDED if number == 2 else SHARDING)
     word = str(keys.raw(ENGINE_STRATEGY) or keys.raw(ENGINE_RESHARD) or "").upper()
     within = number == 1 and (word.startswith("HYBRID") or word in ("4", "5"))

@@ -64,14 +64,9 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 
 
 def _batch_read(keys: Keys, at: Named) -> Facts:
-    facts = {
-        "global_batch": keys.whole(at.whole),
-        "micro_batch": keys.whole(at.micro),
-        "accumulation": keys.whole(at.count),
-    }
-    if facts["micro_batch"] and not facts["global_batch"] and at.count not in keys.left:
-        facts["accumulation"] = facts["accumulation"] or 1
-    return facts
+    whole, micro, count = (keys.whole(key) for key in (at.whole, at.micro, at.count))
+    usual = 1 if micro and not whole and at.count not in keys.left else None
+    return {"global_batch": whole, "micro_batch": micro, "accumulation": count or usual}
 
 
 def batch(prefix: str = "") -> Idea:
@@ -92,7 +87,7 @@ def _sharded(keys: Keys, at: Named) -> Facts:
     if keys.choice(at.param, at.spelled) or keys.flag(at.older):
         if number == 3:
             return {"zero": number, "offload": "all", **_beside(keys, at)}
-        keys.remarks[f"{keys.document.shown(at.param)} does nothing below ZeRO 3 (DeepSpeed 0.19, engine.py)"] = None
+        keys.remark(f"{keys.document.shown(at.param)} does nothing below ZeRO 3 (DeepSpeed 0.19, engine.py)")
     keys.refuse(at.state, "needs stages 1 to 3", when=moved and not number)
     word = in_part(keys, at.share) if moved else "none"
     keys.refuse(at.share, f"needs stage 3, not {number}", when=":" in word and number != 3)
@@ -222,21 +217,15 @@ def _optimizer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     name = facts["optimizer"]
     spelled = {ours: theirs for theirs, ours in reversed(OPTIMIZERS.items())} | {"adamw": "AdamW"}
     theirs = spelled.get(name.removesuffix("-momentum"))
-    if theirs is None:
-        return {}
-    return {at.kind: theirs, at.momentum: 0.9 if name == "sgd-momentum" else None}
+    return {at.kind: theirs, at.momentum: 0.9 if name == "sgd-momentum" else None} if theirs else {}
 
 
 @reads(facts="optimizer", write=_optimizer_written, kind="optimizer.type", momentum="optimizer.params.momentum")
 def _optimizer(keys: Keys, at: Named) -> Facts:
     name = keys.choice(at.kind, OPTIMIZERS, NEAREST["optimizer"])
-    if more := COMPRESSED.get(str(keys.raw(at.kind)).lower()):
-        keys.note(
-            at.kind, "keeps errors of what it sends compressed", effect="costs", parts="optimizer", share=more / 2
-        )
-    if name == "sgd" and keys.real(at.momentum):
-        name = "sgd-momentum"
-    return {"optimizer": name}
+    more = COMPRESSED.get(str(keys.raw(at.kind)).lower(), 0)
+    keys.note(at.kind, "keeps errors of what it sends compressed", "costs", "optimizer", more / 2, when=more)
+    return {"optimizer": "sgd-momentum" if name == "sgd" and keys.real(at.momentum) else name}
 
 
 def _context_parallel_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

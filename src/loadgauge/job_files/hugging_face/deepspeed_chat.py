@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import attention, processes
 from loadgauge.job_files.hugging_face.trl_tasks import words_of_path
-from loadgauge.job_files.ideas import Dialect, Facts, Keys, Named, Unknown, names_in, reads, row, short
+from loadgauge.job_files.ideas import Dialect, Facts, Keys, Named, Unknown, fixed, names_in, reads, row, short
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.known_files import beside
 
@@ -29,6 +29,7 @@ CONFIG, SIZES = "deepspeed_config", "cf"
 NAMED = ("model_name_or_path", ACTOR, "lm_model_name_or_path", "model_name", "bert_model")
 BATCHES = ("per_device_train_batch_size", "train_batch_size", "batch_size")
 HALF = {"fp16": "fp16", "bf16": "bf16"}
+DROPOUTS = ("dropout", "actor_dropout")
 MOST = 64
 """Sequences of a micro-batch that nothing says, at the most."""
 HEAD = 2
@@ -53,9 +54,14 @@ def _told(keys: Keys) -> bool:
     )
     batch = {"micro_batch", "global_batch"} & keys.given.keys() or keys.has(*BATCHES)
     exact = "precision" in keys.given or keys.has("dtype", *HALF)
-    if not batch:
-        why = f"is not there, and only it says the micro-batch: 1 is counted, and the range has up to {MOST}"
-        keys.note(CONFIG, why, "costs", "activations transient loss", MOST - 1)
+    keys.note(
+        CONFIG,
+        f"is not there, and only it says the micro-batch: 1 is counted, and the range has up to {MOST}",
+        "costs",
+        "activations transient loss",
+        MOST - 1,
+        when=not batch,
+    )
     keys.note(
         CONFIG,
         "is not there, and only it says the precision",
@@ -64,8 +70,14 @@ def _told(keys: Keys) -> bool:
         when=not exact,
     )
     # A one-bit optimizer holds up to 8 bytes of a parameter beside the 12 of AdamW and of Lamb.
-    why = "is not there, and only it says the optimizer: AdamW's states are counted"
-    keys.note(CONFIG, why, "either", "optimizer", 0.67, when="optimizer" not in keys.given)
+    keys.note(
+        CONFIG,
+        "is not there, and only it says the optimizer: AdamW's states are counted",
+        "either",
+        "optimizer",
+        0.67,
+        when="optimizer" not in keys.given,
+    )
     return False
 
 
@@ -80,8 +92,13 @@ def _outside(keys: Keys) -> int | None:
     key = next((key for key in BATCHES[1:] if "$" in str(keys.raw(key))), None)
     if key is None or {"micro_batch", "global_batch"} & keys.given.keys():
         return None
-    why = f"comes from outside the file: 1 is counted, and the range has up to {MOST} (--micro-batch says how many)"
-    keys.note(key, why, "costs", "activations transient loss", MOST - 1)
+    keys.note(
+        key,
+        f"comes from outside the file: 1 is counted, and the range has up to {MOST} (--micro-batch says how many)",
+        "costs",
+        "activations transient loss",
+        MOST - 1,
+    )
     return 1
 
 
@@ -113,8 +130,10 @@ def _task(keys: Keys) -> Facts:
     if not keys.has(ACTOR, *OF_PPO):
         words = words_of_path(keys.file, 8)
         task = "rm" if "reward" in words else "dpo" if "dpo" in words else None
-        if task is not None:
-            keys.remarks[f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says"] = None
+        keys.remark(
+            f"it is the step of {'a reward model' if task == 'rm' else 'DPO'}, as its folder says",
+            when=task is not None,
+        )
         # DPO's is a model of its own beside adapters too (step2_dpo_finetuning/main.py).
         return {"task": task, "reference": "model" if task == "dpo" else None}
     each = keys.whole(EACH) or 16
@@ -138,9 +157,9 @@ def _scorers(keys: Keys) -> Facts:
     named = keys.raw(CRITIC)
     if isinstance(named, str) and "$" not in named:
         return {"critic": named, "reward_model": named}
-    keys.remarks[
+    keys.remark(
         f"{keys.document.shown(CRITIC)} does not say which model: the critic and the reward model are as the actor"
-    ] = None
+    )
     return {}
 
 
@@ -165,8 +184,7 @@ def _sizes(keys: Keys) -> Facts:
     if not isinstance(config, dict):
         stem = Path(str(name)).stem.lower().replace("_", "-")
         size = next((size for size in ("bert-large", "bert-base") if stem.startswith(size)), None)
-        if size is not None:
-            keys.remarks[f"{name} is not there, and is taken for {size}, as its name says"] = None
+        keys.remark(f"{name} is not there, and is taken for {size}, as its name says", when=size is not None)
         return {} if size is None else {"model": size}
     keys.note(SIZES, "logits are made of masked tokens alone", effect="saves", parts="loss transient")
     return {"config": {"model_type": "bert", "tie_word_embeddings": True, **config, "vocab_size": 30528}}
@@ -208,12 +226,6 @@ def _adapters(keys: Keys, at: Named) -> Facts:
     return {"lora_rank": rank, "lora_targets": "all", "modules_to_save": whole} if rank else {"lora_rank": 0}
 
 
-@reads("dropout", "actor_dropout", facts="undropped")
-def _dropout(keys: Keys) -> Facts:
-    """Rates of dropout of the model that is trained, which are its config's own where nothing is said (`configure_dropout`)."""
-    return {"undropped": 0 in (keys.real("dropout"), keys.real("actor_dropout")) or None}
-
-
 DEEPSPEED_CHAT = Dialect(
     name="deepspeed-chat",
     title="DeepSpeed-Chat",
@@ -237,7 +249,7 @@ DEEPSPEED_CHAT = Dialect(
         _task,
         _engine,
         _adapters,
-        _dropout,
+        fixed(*DROPOUTS, undropped=lambda keys: 0 in [*map(keys.real, DROPOUTS)] or None),
         _precision,
         row(
             "recompute", "gradient_checkpointing", "actor_gradient_checkpointing", "activation_checkpointing",

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from loadgauge.core.base.hooks import provider
-from loadgauge.core.base.package_data import read_table
+from loadgauge.core.base import provider, read_table
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.huggingface import compiled, dropout, processes
 from loadgauge.job_files.ideas import MISSING, Dialect, Facts, Idea, Keys, dora, fixed, names_in, reads, row
@@ -42,8 +41,10 @@ def named(keys: Keys, name: str, usual: str, program: str) -> str | None:
     """
     if name and (name.endswith(".json") or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name)):
         return name
-    if "model" not in keys.given and usual:
-        keys.remarks[f"its model{f' {name}' if name else ''} is taken for {usual}, which {program} is for"] = None
+    keys.remark(
+        f"its model{f' {name}' if name else ''} is taken for {usual}, which {program} is for",
+        when="model" not in keys.given and usual,
+    )
     return usual or None
 
 
@@ -64,7 +65,7 @@ def _program(keys: Keys) -> tuple[str, dict[str, Any], bool]:
 
     Where there is none, Stable Diffusion's row, with adapters or not.
     """
-    name = next(iter(PROGRAM.findall(" ".join(getattr(keys.document, "program", ())))), "")
+    name = next(iter(PROGRAM.findall(keys.program)), "")
     words, rows = set(name.split("_")), table("diffusers")
     fits = [row for row in rows if set(row.split("_")) <= words]
     lora = "_lora" if "lora" in words or keys.has(*RANKS) else ""
@@ -260,8 +261,12 @@ def of_data(
     """The sizes that a file of data says, by `read`; none where it is not there, and `usual` is noted. Raises `ConfigError`."""
     text = beside(stated(keys, key), keys)
     if text is None:
-        why = f"is not there, and it says the sizes of pictures: {usual} are counted (--pictures, --video)"
-        keys.note(key, why, parts="activations transient", share=1.0)
+        keys.note(
+            key,
+            f"is not there, and it says the sizes of pictures: {usual} are counted (--pictures, --video)",
+            parts="activations transient",
+            share=1.0,
+        )
         return {}
     try:
         return read(text)

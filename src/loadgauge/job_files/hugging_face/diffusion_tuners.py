@@ -33,7 +33,7 @@ ALIGNED = 64
 
 def _program(keys: Keys) -> tuple[dict[str, Any], bool]:
     """The row of the program, and whether it trains adapters."""
-    name, network = next(iter(STARTED.findall(" ".join(getattr(keys.document, "program", ())))), ("", "_network"))
+    name, network = next(iter(STARTED.findall(keys.program)), ("", "_network"))
     return table("musubi").get(name, {}), bool(network)
 
 
@@ -76,17 +76,24 @@ def _method(keys: Keys) -> Facts:
     """Adapters in float32 beside 16 bits; what is trained whole is float32 unless it is told otherwise."""
     own, adapts = _program(keys)
     half = next((word for word in ("bf16", "fp16") if keys.flag(f"full_{word}")), "")
-    if swapped := keys.whole("blocks_to_swap", minimum=0):
-        why = f"keeps {swapped} blocks on the host, each of which is fetched when it runs"
-        keys.note("blocks_to_swap", why, "saves", "weights", min(0.95, swapped / own.get("blocks", 40)))
+    swapped = keys.whole("blocks_to_swap", minimum=0) or 0
+    keys.note(
+        "blocks_to_swap",
+        f"keeps {swapped} blocks on the host, each of which is fetched when it runs",
+        "saves",
+        "weights",
+        min(0.95, swapped / own.get("blocks", 40)),
+        when=swapped,
+    )
     if not adapts:
         return {"precision": "bf16-pure" if half else "bf16", "weights": None if half else "float32", "lora_rank": 0}
-    if (module := stated(keys, "network_module")).endswith(("loha", "lokr")):
-        keys.note(
-            "network_module",
-            f"has adapters of {module}'s own form, and LoRA's are counted",
-            parts="gradients optimizer",
-        )
+    module = stated(keys, "network_module")
+    keys.note(
+        "network_module",
+        f"has adapters of {module}'s own form, and LoRA's are counted",
+        parts="gradients optimizer",
+        when=module.endswith(("loha", "lokr")),
+    )
     return {
         "precision": "bf16",
         "weights": "bfloat16",
@@ -176,9 +183,16 @@ def _trained(keys: Keys) -> Facts:
         parts="gradients optimizer",
         when=keys.word("lora_type") == "lycoris",
     )
-    if (bits := (keys.word("base_model_precision") or "no_change").lower()) != "no_change":
-        share = 0.75 if re.search(r"int[2-4]|nf4|fp4", bits) else 0.5
-        keys.note("base_model_precision", "keeps the frozen weights in fewer bits", "saves", "weights", share)
+    bits = (keys.word("base_model_precision") or "no_change").lower()
+    share = 0.75 if re.search(r"int[2-4]|nf4|fp4", bits) else 0.5
+    keys.note(
+        "base_model_precision",
+        "keeps the frozen weights in fewer bits",
+        "saves",
+        "weights",
+        share,
+        when=bits != "no_change",
+    )
     usual = table("simpletuner_targets").get(keys.word("model_family") or "", "to_k,to_q,to_v,to_out.0")
     chosen = keys.words("peft_lora_target_modules")
     return facts | {

@@ -22,14 +22,15 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    evaluation,
     optimizer,
     product,
     quantised,
     reads,
     row,
+    saving,
     whole_and_dora,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation, saving
 from loadgauge.job_files.pre_training.megatron import launched
 
 FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -102,8 +103,7 @@ def sharding(switched: bool = True) -> Idea:
         strategy, reshard = first(keys, "sharding_strategy"), first(keys, "reshard_after_forward")
         if (key := strategy or reshard) is not None:
             zero = keys.choice(key, SHARDING | RESHARDED)
-        if strategy is not None and version == 2:
-            raise keys.wrong(strategy, "needs version 1 of FSDP, not 2")
+        keys.refuse(strategy or "", "needs version 1 of FSDP, not 2", when=strategy is not None and version == 2)
         moved = "offload" in words or any(
             keys.flag(key) for name in ("cpu_offload", "offload_params") if (key := first(keys, name)) is not None
         )
@@ -320,11 +320,6 @@ def processes(*, argv: bool = True) -> Idea:
     )
 
 
-def attention_word(kernel: str | None) -> str | None:
-    """Return transformers' name of an attention, or None where it has none."""
-    return next((theirs for theirs, ours in ATTENTION.items() if ours == kernel), None)
-
-
 def attention(*switches: str) -> Idea:
     """The idea of the attention kernel, `attn_implementation`; `switches`: older keys that switch flash attention on."""
     key = "attn_implementation"
@@ -337,7 +332,7 @@ def attention(*switches: str) -> Idea:
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         off: dict[str, Any] = {name: None for name in switches if keys.has(name)}
-        named = attention_word(facts["attention"])
+        named = next((theirs for theirs, ours in ATTENTION.items() if ours == facts["attention"]), None)
         return off | {key: named} if named else {}
 
     return Idea(keys=(key, *switches), facts=("attention",), read=read, write=write)

@@ -25,12 +25,12 @@ from loadgauge.job_files.ideas import (
     Idea,
     Keys,
     Named,
+    evaluation,
     names_in,
     optimizer,
     reads,
     row,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 
 LORA, QLORA, RANK, TARGETS = "use_lora", "use_qlora", "lora_r", "lora_target_modules"
 ADAM = dict.fromkeys(
@@ -48,7 +48,7 @@ PAIRS = "q_proj,v_proj,k_proj,out_proj,fc_in,fc_out,wte"
 
 
 def _program(keys: Keys, name: str) -> bool:
-    return name in " ".join(getattr(keys.document, "program", ()))
+    return name in keys.program
 
 
 def _by_program(aligner: Any, usual: Any = None, second: Any = None) -> Callable[[Keys], Any]:
@@ -104,8 +104,13 @@ def _adapters(keys: Keys) -> Facts:
 )
 def _optimizer(keys: Keys, at: Named) -> Facts:
     if keys.flag(at.switch):
-        why = "keeps two states more than are counted: a difference of gradients, and the last one"
-        keys.note(at.name, why, "costs", "optimizer", when=keys.word(at.name) == "adan")
+        keys.note(
+            at.name,
+            "keeps two states more than are counted: a difference of gradients, and the last one",
+            "costs",
+            "optimizer",
+            when=keys.word(at.name) == "adan",
+        )
         return {"optimizer": keys.choice(at.name, CUSTOM)}
     chosen = keys.choice(at.of_pairs, TORCH_OPTIMIZERS)  # `dpo_aligner.py`'s name of transformers' `optim`
     return {"optimizer": chosen} if chosen else at.inner.read(keys)

@@ -27,14 +27,10 @@ OF_PAIRS = (
 
 def of_pairs(keys: Keys) -> bool:
     """Return whether a file is `dpo_tune_cache.py`'s: by the command line, its arguments, or `dpo` in the path of the file."""
-    program = " ".join(getattr(keys.document, "program", ()))
-    if "finetune.py" in program:
-        return False
-    if "dpo_tune" in program or keys.has(*OF_PAIRS):
-        return True
+    if "finetune.py" in keys.program or "dpo_tune" in keys.program or keys.has(*OF_PAIRS):
+        return "finetune.py" not in keys.program
     named = "dpo" in words_of_path(keys.file)
-    if named:
-        keys.remarks["it is taken for dpo_tune_cache.py's, by its name or folder"] = None
+    keys.remark("it is taken for dpo_tune_cache.py's, by its name or folder", when=named)
     return named
 
 
@@ -42,8 +38,7 @@ def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     task = facts.get("task")
     if task not in LOSSES or (task == "dpo" and facts.get("reference") != "precomputed"):
         return {}
-    key = next((key for key in KINDS if keys.has(key)), KINDS[0])
-    return {key: task}
+    return {next(filter(keys.has, KINDS), KINDS[0]): task}
 
 
 @reads(*OF_PAIRS, facts="task reference loss_terms", write=_task_written, when=of_pairs)
@@ -98,10 +93,10 @@ def _started(keys: Keys) -> Facts:
     stage = keys.whole(STAGE, minimum=0)
     if keys.document.syntax != "yaml" or stage == 0:
         return {"zero": stage, "precision": "fp32", "weights": "bfloat16"}
-    if stage is None and not keys.given.keys() & {"zero", "framework", "precision"}:
-        keys.remarks[
-            "its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it"
-        ] = None
+    keys.remark(
+        "its launcher is taken to be told of DeepSpeed, ZeRO 3 and bf16, as open-instruct's documents start it",
+        when=stage is None and not keys.given.keys() & {"zero", "framework", "precision"},
+    )
     return {"framework": "deepspeed", "zero": 3 if stage is None else stage, "precision": "bf16", "weights": "bfloat16"}
 
 

@@ -103,13 +103,12 @@ def _method(keys: Keys) -> Facts:
         parts="gradients optimizer",
         when=method == "oft" and number is None and keys.whole(OFT_BLOCKS, minimum=0),
     )
-    saved = keys.words(SAVED)
     facts: Facts = {
         "adapter": None if method == "lora" else method,
         "lora_rank": None if size is None else number or USUAL[method],
         "lora_targets": _targets(keys, method),
         "use_dora": (keys.flag(DORA) or None) if method == "lora" else None,
-        "modules_to_save": ",".join(saved) if saved else None,
+        "modules_to_save": keys.joined(SAVED),
     }
     if tuner is not None and tuner.virtual:
         keys.note(

@@ -12,16 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import LARGEST_PROGRAM, read_text
+from loadgauge.core.base import LARGEST_PROGRAM, ConfigError, read_text, refuse
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.hf import model_types
 from loadgauge.core.families.named.listed import changed
 from loadgauge.core.families.reader import class_defaults
-from loadgauge.job_files.dialects import of_text
+from loadgauge.job_files.dialects import dialect, of_text
+from loadgauge.job_files.ideas import MISSING, short
 from loadgauge.job_files.ideas.coverage import key_lists, words
-from loadgauge.job_files.ideas.table import MISSING
-from loadgauge.job_files.ideas.words import short
 from loadgauge.job_files.reading.argv import Argv
 from loadgauge.job_files.reading.calls import Calls
 from loadgauge.job_files.reading.nested import leaves
@@ -134,6 +132,13 @@ OPTIMIZERS = dict(
     )
 )
 """Optimizers that a loop of its own makes, by transformers' names."""
+SECTIONS = {
+    "BitsAndBytesConfig": "bnb", "LoraConfig": "lora", "get_peft_model": "peft", **dict.fromkeys(PARSERS, "parser"),
+    **{name: name for name in ("DataLoader", "Accelerator", "autocast")}, **dict.fromkeys(OPTIMIZERS, "optimizer"),
+    **{f"{owner}.Trainer": "Lightning" for owner in ("L", "pl", "lightning", "pytorch_lightning")},
+    "AutoTokenizer.from_pretrained": "tokenizer", "AutoConfig.from_pretrained": "sizes",
+}  # fmt: skip
+"""Sections of calls, by their last name or by their owner's too."""
 SHARDS = re.compile(
     r"(?:^|\.)(?:FSDP|FullyShardedDataParallel|fully_shard|FSDPStrategy|FSDP2Strategy|FullyShardedDataParallelPlugin)$"
 )
@@ -176,15 +181,12 @@ class Program:
         calls = Calls(text, self._section, FIRST, ONCE, self.options)
         self.calls, self.skipped = calls, [*calls.skipped, *self.skipped]
         self.trainer = self._trainer()
-        self.values: dict[str, Any] = {}
         self.looped = not self.trainer and self._loops()
         """True where the program steps by itself, or by Lightning's trainer."""
-        if self.looped:
-            self.trainer = ""
+        self.trainer = "" if self.looped else self.trainer
+        self.values: dict[str, Any] = {f"trainer.{self.trainer}": True} if self.trainer in NEAR else {}
         if self.trainer is None:
             return
-        if self.trainer in NEAR:
-            self.values[f"trainer.{self.trainer}"] = True
         self._collect(command)
         self.skipped += self.calls.constants.searched
         if self.trainer in ANSWERS:
@@ -223,25 +225,12 @@ class Program:
 
     def _section(self, name: str) -> str | None:
         last = name.rpartition(".")[2]
-        if LOADED.search(name):
-            return "model"
-        if last in ("BitsAndBytesConfig", "LoraConfig"):
-            return {"BitsAndBytesConfig": "bnb", "LoraConfig": "lora"}[last]
-        if last in ("DataLoader", "Accelerator", "autocast"):
-            return str(last)
-        if last in OPTIMIZERS:
-            return "optimizer"
-        if re.fullmatch(r"(?:L|pl|lightning|pytorch_lightning)\.Trainer", name):
-            return "Lightning"
-        if name == "AutoTokenizer.from_pretrained":
-            return "tokenizer"
-        if name == "AutoConfig.from_pretrained" or _model_type(name) in model_types():
+        named = "model" if LOADED.search(name) else SECTIONS.get(last) or SECTIONS.get(name)
+        if named is None and _model_type(name) in model_types():
             return "sizes"
-        if last in ("get_peft_model", *PARSERS):
-            return "parser" if last in PARSERS else "peft"
-        if kind_of(last, self.bases) is not None:
-            return "args" if not last.endswith("Trainer") else "trainer"
-        return None
+        if named is None and kind_of(last, self.bases) is not None:
+            return "trainer" if last.endswith("Trainer") else "args"
+        return named
 
     def _trainer(self) -> str | None:
         """The trainer that is run; None where a program calls none."""
@@ -259,14 +248,12 @@ class Program:
         for key in self.calls.names():
             section, _, word = key.partition(".")
             node = self.calls.values[key]
-            if section in APART or (section == "trainer" and word in DATA):
-                continue
-            if (section in ("lora", "bnb") and not self._used(section)) or (section == "model" and self.named):
-                continue
+            of_call = word in OBJECTS and isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
             if (
-                word in OBJECTS
-                and isinstance(node, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
-                and not self._plain(node)
+                section in APART
+                or (section == "trainer" and word in DATA)
+                or (section == "model" and self.named)
+                or (of_call and not self._plain(node))
             ):
                 continue
             name = KEYS.get(section, {}).get(word, word)
@@ -308,7 +295,7 @@ class Program:
         if self._parsed():
             own = {name for name, _ in _fields(self.calls.tree)} - PRIMARY
             for name, value in self.options.items():
-                alone = name in own and not key_lists("trl").kinds(name) and name not in _trl()
+                alone = name in own and not dialect("trl").kinds(name)
                 self.values.setdefault(f"own.{name}" if alone else name, value)
         elif command is not None:
             options = _values(command)
@@ -322,9 +309,8 @@ class Program:
 
     def _loops(self) -> bool:
         """Return whether the program trains a model of transformers in a loop of its own, or in Lightning's."""
-        if not {"model", "sizes"} & self.calls.calls.keys() or OTHER_LOOPS.search(self.calls.code):
-            return False
-        if sum(LOADED.search(name) is not None for name in self.calls.program) > 1:
+        several = sum(LOADED.search(name) is not None for name in self.calls.program) > 1
+        if several or not {"model", "sizes"} & self.calls.calls.keys() or OTHER_LOOPS.search(self.calls.code):
             return False
         return "Lightning" in self.calls.calls or any(map(STEPS.search, self.calls.program))
 
@@ -352,9 +338,8 @@ class Program:
         asked = "" if cast is None else f"{told('autocast.dtype')} {ast.unparse(cast)}"
         half = "bf16" if "bf16" in word or "bfloat16" in asked else "fp16" if "16" in word or asked else ""
         if half:
-            values[half] = True
-        if word.endswith("-true") and half:
-            values["dtype"] = {"bf16": "bfloat16", "fp16": "float16"}[half]
+            own = {"dtype": {"bf16": "bfloat16", "fp16": "float16"}[half]} if word.endswith("-true") else {}
+            values |= {half: True, **own}
         optimizer = self.calls.calls.get("optimizer")
         values["optim"] = OPTIMIZERS["AdamW" if optimizer is None else called(optimizer.func).rpartition(".")[2]]
         if any(map(SHARDS.search, self.calls.program)) or "fsdp" in str(told("Lightning.strategy")):
@@ -460,8 +445,11 @@ class Program:
         """Takes an argument out of its call. Raises `ConfigError` where it is none of a call's."""
         if self.get(key) is MISSING:
             return
-        if (path := self._path(key)) not in self.calls.values:
-            raise ConfigError("is no argument of a call of the program; change it where the program has it", key=key)
+        refuse(
+            (path := self._path(key)) not in self.calls.values,
+            "is no argument of a call of the program; change it where the program has it",
+            key=key,
+        )
         self.calls.drop(path)
         self._read(self.calls.text())
 
@@ -490,12 +478,6 @@ def _model_type(name: str) -> str:
     """
     bare = name.rpartition(".")[2].removesuffix("Config")
     return {kind.replace("_", ""): kind for kind in model_types()}.get(bare.lower(), bare.lower())
-
-
-def _trl() -> frozenset[str]:
-    from loadgauge.job_files.hugging_face.huggingface import TRL
-
-    return TRL.known
 
 
 def _own(node: ast.expr, names: Names) -> bool:
@@ -534,11 +516,12 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
 
 def _declared(tree: ast.Module) -> dict[str, Any]:
     """The program's own arguments and their defaults: fields of its dataclasses, and those of argparse."""
-    values: dict[str, Any] = {}
     names = Names(tree)
-    for name, default in _fields(tree):
-        if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN:
-            values[name] = value
+    values: dict[str, Any] = {
+        name: value
+        for name, default in _fields(tree)
+        if default is not None and (value := worked_out(default, names, {})) is not UNKNOWN
+    }
     for node in names.calls.get(".add_argument", []):
         flags = [
             str(each.value) for each in node.args if isinstance(each, ast.Constant) and str(each.value).startswith("--")

@@ -21,6 +21,7 @@ from loadgauge.job_files.ideas import (
     Keys,
     adapters,
     dora,
+    evaluation,
     fixed,
     optimizer,
     quantised,
@@ -28,7 +29,6 @@ from loadgauge.job_files.ideas import (
     row,
     tower,
 )
-from loadgauge.job_files.ideas.evaluation import evaluation
 from loadgauge.job_files.pre_training.megatron import launched
 
 LORA, RANK, BITS, KIND, DOUBLE = "lora_enable", "lora_rank", "bits", "quant_type", "double_quant"
@@ -60,14 +60,13 @@ ADAPTERS = adapters(
 def _task(keys: Keys) -> Facts:
     """TRL's trainers of preferences and of answers, whose references these scripts have unless told otherwise."""
     facts = trl_tasks.task.read(keys)
-    refers = {"reference": None} if facts.get("task") == "grpo" and not keys.has("beta") else {}
-    lengths = {"answers": "256"} if facts.get("task") == "grpo" and not keys.has("max_completion_length") else {}
-    return (
-        facts
-        | refers
-        | lengths
-        | ({"prompt_len": facts.get("prompt_len") or 512} if facts.get("task") == "grpo" else {})
-    )
+    if facts.get("task") != "grpo":
+        return facts
+    return facts | {
+        "reference": facts["reference"] if keys.has("beta") else None,
+        "answers": facts["answers"] if keys.has("max_completion_length") else "256",
+        "prompt_len": facts.get("prompt_len") or 512,
+    }
 
 
 @reads(*LIGER, facts="kernels loss", write=lambda facts, keys: {LIGER[0]: facts.get("kernels") == "liger"})

@@ -9,7 +9,7 @@ import re
 from pathlib import PurePath
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.families.catalogue import config, find
 from loadgauge.core.families.named.listed import changed
@@ -96,8 +96,7 @@ def trainer_of(keys: Keys) -> str | None:
 
     Raises `ConfigError` where a key is of another trainer, or of several and nothing says which.
     """
-    program = " ".join(getattr(keys.document, "program", ()))
-    started = next((match[1].lower() for pattern in STARTED if (match := pattern.search(program))), None)
+    started = next((match[1].lower() for pattern in STARTED if (match := pattern.search(keys.program))), None)
     named = started or TASKS.get(str(keys.given.get("task")))
     present = [key for key in keys.document.names() if key.split(".")[0] in EVERY]
     ours = [word.strip("[]'\"") for word in (keys.words("loss_type") or [])]
@@ -105,7 +104,7 @@ def trainer_of(keys: Keys) -> str | None:
     among = [trainer for trainer in chosen or OWN if {key.split(".")[0] for key in present} <= OWN[trainer]]
     of_path = [trainer for trainer in among if trainer in words_of_path(keys.file)]
     if present and started is None and len(among) > 1 and len(of_path) == 1 and named in (None, of_path[0]):
-        keys.remarks[f"its trainer is {of_path[0]}'s, as the name of the file or of its folder says"] = None
+        keys.remark(f"its trainer is {of_path[0]}'s, as the name of the file or of its folder says")
         among = of_path
     if named is not None:
         for key in present:
@@ -235,9 +234,7 @@ def _of_answers(keys: Keys, trainer: str) -> Facts:
         ranks_all = gpus_of(keys)
         keys.refuse(TASK_BATCH, f"{whole} cannot be split over {ranks_all} GPUs", when=whole % ranks_all)
         at_once = whole // ranks_all
-    weight = keys.real(TASK_BETA)
-    usual = 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04
-    refers = usual if weight is None else weight
+    refers = keys.real(TASK_BETA, 0.05 if trainer == "rloo" else 0.0 if keys.since(0, 19) else 0.04)
     facts: Facts = {
         "task": trainer,
         "samples": keys.whole("num_generations") or (2 if trainer == "rloo" else 8),
@@ -257,10 +254,12 @@ def _of_answers(keys: Keys, trainer: str) -> Facts:
         several = gpus_of(keys)
         own = next((ranks for ranks in range(several - 1, 0, -1) if at_once * ranks % facts["samples"] == 0), 0)
         keys.refuse("vllm_mode", "'server' has GPUs of its own; give --gpus with those too", when=not own)
-        keys.remarks[f"vLLM's server is taken to have {several - own} of the {several} GPUs"] = None
+        keys.remark(f"vLLM's server is taken to have {several - own} of the {several} GPUs")
         return facts | {"placement": f"split:{own}+{several - own}", "rollout": "vllm:tp=1"}
-    if keys.flag("load_in_4bit") or keys.flag("load_in_8bit"):
-        keys.remarks["vLLM's weights are taken to be whole, and not of bitsandbytes"] = None
+    keys.remark(
+        "vLLM's weights are taken to be whole, and not of bitsandbytes",
+        when=keys.flag("load_in_4bit") or keys.flag("load_in_8bit"),
+    )
     asleep = bool(keys.flag("vllm_enable_sleep_mode"))
     text = colocated(
         keys.whole(TASK_RANKS) or 1, keys.real(TASK_SHARE, 0.3) or 0.0, at_once, asleep, keys.whole(TASK_LONGEST)
@@ -328,10 +327,10 @@ def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     if trainer is None or trainer not in UNIQUE:
         return {}
     mark, usual = UNIQUE[trainer]
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = _answers_written(facts, keys, trainer) if trainer in GENERATES else {}
     if trainer in ("dpo", "kto"):
         own = {TASK_PRECOMPUTE: True if facts.get("reference") == "precomputed" else None}
-    elif trainer == "cpo" and wanted != "orpo":
+    elif trainer == "cpo":
         own = {TASK_LIKELIHOOD: 0.0 if objective == "no-nll" else keys.real(TASK_LIKELIHOOD) or usual}
     elif trainer == "gkd":
         length = str(facts.get("answers") or "")
@@ -342,8 +341,6 @@ def _task_written(facts: Facts, keys: Keys) -> dict[str, Any]:
             TASK_LONGEST_S: int(length) if counts else STAYS,
             "max_length": int(length) + (facts.get("prompt_len") or 0) if counts else STAYS,
         }
-    elif trainer in GENERATES:
-        own = _answers_written(facts, keys, trainer)
     compared = (UNCOMPARED if objective == "no-kl" else None) if trainer == "kto" else STAYS
     return {
         mark: STAYS if keys.has(mark) else usual,
@@ -363,8 +360,7 @@ def task(keys: Keys) -> Facts:
     trainer = trainer_of(keys)
     if trainer is None:
         return {}
-    if not keys.since(0, 15):
-        raise ConfigError(f"TRL's {trainer} is read from release 0.15 on; name a newer release", key="version")
+    refuse(not keys.since(0, 15), f"TRL's {trainer} is read from release 0.15 on; name a newer release", key="version")
     if trainer in GENERATES:
         return _of_answers(keys, trainer)
     if trainer == "reward":
@@ -379,9 +375,11 @@ def task(keys: Keys) -> Facts:
     if trainer in ("orpo", "cpo"):
         alone = trainer == "cpo" and keys.real(TASK_LIKELIHOOD) == 0
         return {"task": "simpo" if losses == ["simpo"] else trainer, "loss_terms": "no-nll" if alone else None}
-    facts: Facts = {"task": "ipo" if losses == ["ipo"] else trainer}
-    facts["loss_terms"] = "no-kl" if losses == [UNCOMPARED] else None
-    return facts | ({"reference": "precomputed"} if keys.flag(TASK_PRECOMPUTE) else {})
+    return {
+        "task": "ipo" if losses == ["ipo"] else trainer,
+        "loss_terms": "no-kl" if losses == [UNCOMPARED] else None,
+        "reference": "precomputed" if keys.flag(TASK_PRECOMPUTE) else None,
+    }
 
 
 @reads("own_sizes", "model_type", "config_overrides", "config_name", facts="config weights")

@@ -1,7 +1,9 @@
 """Job files of other tools, read and written. A file is data: nothing in it is imported, expanded or run."""
 
-from loadgauge.job_files.ideas.evaluation import asked, saving
+from loadgauge.job_files.ideas.coverage import key_lists, suspect
+from loadgauge.job_files.ideas.evaluation import asked, evaluation, saving
 from loadgauge.job_files.ideas.facts import (
+    FIELDS,
     NAMES,
     SPLITS,
     Extra,
@@ -15,9 +17,11 @@ from loadgauge.job_files.ideas.facts import (
     facts_of,
     merge,
     plainer,
+    ranks_of_replica,
     solve,
     split_of,
     trainer_gpus,
+    virtual_stages,
 )
 from loadgauge.job_files.ideas.lenses import (
     SAYABLE,
@@ -42,9 +46,9 @@ from loadgauge.job_files.ideas.lenses import (
     whole_and_dora,
     writes,
 )
-from loadgauge.job_files.ideas.micro_batches import fitted
+from loadgauge.job_files.ideas.micro_batches import fitted, in_pieces
 from loadgauge.job_files.ideas.optimizers import instantiated, optimizer
-from loadgauge.job_files.ideas.partial import adapted_layers, freeze, frozen_share, tower, unfrozen
+from loadgauge.job_files.ideas.partial import DROPOUT, adapted_layers, dropped, freeze, frozen_share, tower, unfrozen
 from loadgauge.job_files.ideas.table import (
     IDLE,
     MISSING,
@@ -84,6 +88,8 @@ __all__ = [
     "BITSANDBYTES",
     "CPU",
     "CUT_LOSS",
+    "DROPOUT",
+    "FIELDS",
     "IDLE",
     "MISSING",
     "NAMES",
@@ -119,9 +125,11 @@ __all__ = [
     "describe",
     "divided",
     "dora",
+    "dropped",
     "engine",
     "enough_gpus",
     "environment",
+    "evaluation",
     "facts_given",
     "facts_of",
     "fitted",
@@ -129,7 +137,9 @@ __all__ = [
     "freeze",
     "frozen_share",
     "in_part",
+    "in_pieces",
     "instantiated",
+    "key_lists",
     "layers",
     "lengths",
     "merge",
@@ -138,6 +148,7 @@ __all__ = [
     "plainer",
     "product",
     "quantised",
+    "ranks_of_replica",
     "reads",
     "refers",
     "row",
@@ -150,9 +161,11 @@ __all__ = [
     "spelled",
     "split_of",
     "stored",
+    "suspect",
     "tower",
     "trainer_gpus",
     "unfrozen",
+    "virtual_stages",
     "when",
     "whole_and_dora",
     "writes",

@@ -14,14 +14,13 @@ known by their names alone, so a pattern there (`logger.*`) covers no key whose 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 
 Kind = Literal["modelled", "harmless", "stops", "bounded", "unknown"]
 OFF: tuple[Any, ...] = (False, None, 0, "", "none", "no", "off", "null", "disabled")
@@ -338,7 +337,7 @@ def key_lists(name: str) -> Coverage:
     >>> key_lists("accelerate").kinds("machine_rank")
     ('harmless',)
     """
-    file = msgspec.convert(tomllib.loads(read_data(f"keys/{name}.toml")), _KeyFile)
+    file = msgspec.convert(read_table(f"keys/{name}.toml"), _KeyFile)
     lists = Coverage(
         harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),
         proven=frozenset[str]().union(*(group.names() for group in file.harmless if group.read)),

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES, FACTORS
 
@@ -253,10 +253,11 @@ def solve(facts: Mapping[str, Fact], file: str = "") -> tuple[Job, Extra]:
         batch = micro * accumulation * dp
     elif batch is not None and micro is None and accumulation is not None and dp is not None:
         micro, left = divmod(batch, accumulation * dp)
-        if left or not micro:
-            raise ConfigError(
-                f"{facts['global_batch']} contradicts {facts['accumulation']} x {dp} data-parallel ranks", file=file
-            )
+        refuse(
+            left or not micro,
+            f"{facts['global_batch']} contradicts {facts['accumulation']} x {dp} data-parallel ranks",
+            file=file,
+        )
     if gpus is None and dp is not None:
         gpus = ranks_of_replica(job) * dp
     job = job.replace(
@@ -294,8 +295,12 @@ def _precision_of_weights(
     if name not in ("bf16", "fp16"):
         return {"weights": None}
     halves = {"bf16": "bfloat16", "fp16": "float16"}
-    if not values.get("lora_rank") and loaded.value in halves.values() and loaded.value != halves[name]:
-        raise ConfigError(f"{loaded.value} contradicts {facts['precision']}", key=loaded.key, file=file)
+    refuse(
+        not values.get("lora_rank") and loaded.value in halves.values() and loaded.value != halves[name],
+        f"{loaded.value} contradicts {facts['precision']}",
+        key=loaded.key,
+        file=file,
+    )
     return {"weights": None if name == "fp16" and loaded.default else loaded.value}
 
 
@@ -309,8 +314,7 @@ def _gpus(facts: Mapping[str, Fact], file: str) -> int | None:
     if nodes is None or per_node is None:
         return None if gpus is None else int(gpus.value)
     product = int(nodes.value * per_node.value)
-    if gpus is not None and gpus.value != product:
-        raise ConfigError(f"{gpus} contradicts {nodes} x {per_node}", file=file)
+    refuse(gpus is not None and gpus.value != product, f"{gpus} contradicts {nodes} x {per_node}", file=file)
     return product
 
 
@@ -330,12 +334,10 @@ def enough_gpus(facts: Mapping[str, Fact]) -> tuple[dict[str, Fact], str]:
         return dict(facts), ""
     node = int(_value(facts, "gpus_per_node") or started)
     nodes = -(-ranks // node)
-    key = counted[0].key
-    more = {"nodes": Fact(nodes, key, True), "gpus_per_node": Fact(node, key, True)}
-    rest = {name: fact for name, fact in facts.items() if name not in ("gpus", "dp", "shards")}
     return {
-        **rest,
-        **more,
+        **{name: fact for name, fact in facts.items() if name not in ("gpus", "dp", "shards")},
+        "nodes": Fact(nodes, counted[0].key, True),
+        "gpus_per_node": Fact(node, counted[0].key, True),
     }, f"starts {started} GPUs, and its layout has {ranks} ranks at least: {nodes * node} are taken"
 
 
@@ -345,25 +347,27 @@ def _data_parallel(facts: Mapping[str, Fact], job: Job, gpus: int | None, file: 
     ranks = _value(facts, "dp")
     if replicas is not None and shards is not None:
         ranks = replicas.value * shards.value
-        if dp is not None and dp.value != ranks:
-            raise ConfigError(f"{dp} contradicts {replicas} x {shards}", file=file)
+        refuse(dp is not None and dp.value != ranks, f"{dp} contradicts {replicas} x {shards}", file=file)
     if gpus is not None:
         whole, left = divmod(gpus, ranks_of_replica(job))
         sized = [facts[name] for name in ("gpus", "nodes", "gpus_per_node", *SPLITS) if name in facts]
-        if left or whole == 0:
-            raise ConfigError(
-                f"{_joined(sized)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}; give --gpus", file=file
-            )
+        refuse(
+            left or whole == 0,
+            f"{_joined(sized)}: {gpus} GPUs cannot be split over {ranks_of_replica(job)}; give --gpus",
+            file=file,
+        )
         if ranks is not None and ranks != whole:
             sized += [fact for fact in (dp, replicas, shards) if fact is not None]
             raise ConfigError(f"{_joined(sized)}: {ranks_of_replica(job)} x {ranks} GPUs are not {gpus}", file=file)
         ranks = whole
     if shards is not None and replicas is None and ranks is not None:
-        if ranks % shards.value:
-            raise ConfigError(f"{shards} does not divide the {ranks} data-parallel ranks", file=file)
+        refuse(ranks % shards.value, f"{shards} does not divide the {ranks} data-parallel ranks", file=file)
         return ranks // shards.value, ranks
-    if replicas is not None and ranks is not None and ranks % replicas.value:
-        raise ConfigError(f"{replicas} does not divide the {ranks} data-parallel ranks", file=file)
+    refuse(
+        replicas is not None and ranks is not None and ranks % replicas.value,
+        f"{replicas} does not divide the {ranks} data-parallel ranks",
+        file=file,
+    )
     return _value(facts, "replicas"), ranks
 
 
@@ -386,8 +390,7 @@ def plainer(facts: Mapping[str, Any]) -> dict[str, Any]:
     >>> plainer({"precision": "bf16-pure-32", "tp": 2})
     {'precision': 'bf16-pure', 'tp': 2}
     """
-    name = facts.get("precision")
-    return {**facts, "precision": PLAINER[name]} if name in PLAINER else {**facts}
+    return {name: PLAINER.get(value, value) if name == "precision" else value for name, value in facts.items()}
 
 
 def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
@@ -405,10 +408,10 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
     if job.gpus is not None:
         own = trainer_gpus(job.gpus, job.placement)
         dp, left = divmod(own, ranks_of_replica(job))
-        if left:
-            raise ConfigError(f"{own} GPUs cannot be split over tp x pp x cp = {ranks_of_replica(job)}", key="gpus")
-        if dp % (job.replicas or 1):
-            raise ConfigError(f"{job.replicas} replicas do not divide {dp} data-parallel ranks", key="replicas")
+        refuse(left, f"{own} GPUs cannot be split over tp x pp x cp = {ranks_of_replica(job)}", key="gpus")
+        refuse(
+            dp % (job.replicas or 1), f"{job.replicas} replicas do not divide {dp} data-parallel ranks", key="replicas"
+        )
         values |= {"dp": dp, "shards": dp // (job.replicas or 1)}
         if job.gpus_per_node is not None:
             values["gpus_per_node"] = min(job.gpus_per_node, job.gpus)
@@ -416,11 +419,11 @@ def facts_of(job: Job, extra: Extra | None = None) -> dict[str, Any]:
     micro = job.micro_batch or 1
     if job.global_batch is not None:
         accumulation, left = divmod(job.global_batch, micro * dp)
-        if left or not accumulation:
-            raise ConfigError(
-                f"{job.global_batch} sequences cannot be split over {dp} data-parallel ranks x {micro}",
-                key="global_batch",
-            )
+        refuse(
+            left or not accumulation,
+            f"{job.global_batch} sequences cannot be split over {dp} data-parallel ranks x {micro}",
+            key="global_batch",
+        )
         values["accumulation"] = accumulation
     return values
 
@@ -443,22 +446,23 @@ def virtual_stages(counts: str, layers: int, pp: int, schedule: str | None) -> d
     if each == "ends":
         first, last = ([int(word)] if word else [] for word in rest)
         middle, left = divmod(layers - sum(first + last), max(1, pp - len(first + last)))
-        if left or middle < 0:
-            raise ConfigError(
-                f"{layers} layers less {sum(first + last)} of the ends cannot be split evenly over the rest"
-            )
+        refuse(
+            left or middle < 0,
+            f"{layers} layers less {sum(first + last)} of the ends cannot be split evenly over the rest",
+        )
         return {"stage_layers": ",".join(map(str, first + [middle] * (pp - len(first + last)) + last))}
     count = -(-layers // int(each)) if int(each) else 2 * pp
     left = count % pp
-    if left and not rest[0]:
-        raise ConfigError(f"{count} stages of {each} layers are no multiple of {pp} ranks", key="layers_per_stage")
+    refuse(
+        left and not rest[0], f"{count} stages of {each} layers are no multiple of {pp} ranks", key="layers_per_stage"
+    )
     count += 0 if not left else pp - left if rest[0] == "up" else -left
     deep = count // pp
-    if count < pp or count > layers or (deep > 1) != (schedule not in (None, "1f1b", "gpipe")):
-        raise ConfigError(
-            f"{layers} layers in {count} stages on {pp} ranks are not for the schedule {schedule}",
-            key="layers_per_stage",
-        )
+    refuse(
+        count < pp or count > layers or (deep > 1) != (schedule not in (None, "1f1b", "gpipe")),
+        f"{layers} layers in {count} stages on {pp} ranks are not for the schedule {schedule}",
+        key="layers_per_stage",
+    )
     sizes = [layers // count + (stage < layers % count) for stage in range(count)]
     ranks = [sum(sizes[rank::pp]) for rank in range(pp)]
     uneven = {"stage_layers": ",".join(map(str, ranks))} if layers % count else {}

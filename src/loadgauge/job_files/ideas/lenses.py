@@ -277,8 +277,7 @@ def quantised(
         twice = keys.flag(nested, double) if nested else double
         base = library or (keys.choice(kind, {"nf4": "nf4", "fp4": "fp4"}) if kind else None) or "nf4"
         if base == "fp4" and twice and number <= 4:
-            why = "has quantised scales, of which there are fewer than are counted"
-            keys.note(kind, why, "saves", "weights", 0.1)
+            keys.note(kind, "has quantised scales, of which there are fewer than are counted", "saves", "weights", 0.1)
         base = "int8" if number > 4 else "nf4-single" if base == "nf4" and not twice else base
         return {"qlora": True, "base": base, "kbit_upcast": upcast}
 

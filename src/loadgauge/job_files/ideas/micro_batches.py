@@ -22,11 +22,15 @@ def fitted(keys: Keys, key: str, rows: float, own: int | None, length: int, rema
         whole = [rows_of_micro for rows_of_micro in range(1, own + 1) if own % (rows_of_micro * groups) == 0] or [1]
         micro = min(whole, key=lambda micro: abs(math.log(micro / min(rows, own))))
         rows = min(rows, own)
-    if micro != rows:
-        effect, share = ("costs", rows / micro - 1) if micro < rows else ("saves", 1 - rows / micro)
-        keys.note(
-            key, f"{remark}, counted as {micro} sequences of {length}", effect, "activations loss transient", share
-        )
+    effect, share = ("costs", rows / micro - 1) if micro < rows else ("saves", 1 - rows / micro)
+    keys.note(
+        key,
+        f"{remark}, counted as {micro} sequences of {length}",
+        effect,
+        "activations loss transient",
+        share,
+        when=micro != rows,
+    )
     return micro
 
 
@@ -38,9 +42,12 @@ def in_pieces(keys: Keys, key: str, whole: int | None, ranks: int, machines: Map
     machines: nodes, and GPUs of each, where the file says them
     """
     local, gpus = keys.whole(key) or 1, math.prod(machines.values()) if machines else keys.given.get("gpus")
-    if whole and whole > local * (1 if gpus is None else max(1, gpus // ranks)):
-        why = (
-            "the pipeline fills and drains for each so many sequences of a rank, where one run through a whole step is counted:"
-            " it keeps fewer micro-batches, and takes longer"
-        )
-        keys.note(key, why, "saves", "activations", 0.5)
+    keys.note(
+        key,
+        "the pipeline fills and drains for each so many sequences of a rank, where one run through a whole step is counted:"
+        " it keeps fewer micro-batches, and takes longer",
+        "saves",
+        "activations",
+        0.5,
+        when=whole and whole > local * (1 if gpus is None else max(1, gpus // ranks)),
+    )

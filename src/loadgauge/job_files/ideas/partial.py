@@ -17,8 +17,14 @@ def unfrozen(key: str) -> Idea:
 
     def read(keys: Keys) -> Facts:
         words = _listed(keys, key)
-        why = "has names that transformers 5 changed (block_sparse_moe is mlp), with which nothing of them is trained"
-        keys.note(key, why, "saves", "gradients optimizer", when="block_sparse_moe" in str(words), bare=True)
+        keys.note(
+            key,
+            "has names that transformers 5 changed (block_sparse_moe is mlp), with which nothing of them is trained",
+            "saves",
+            "gradients optimizer",
+            when="block_sparse_moe" in str(words),
+            bare=True,
+        )
         return {"train": ",".join(words) if words else None}
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -44,9 +50,14 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
         told, seen = str(variables.get("MAX_PIXELS", "")), bool(SEEN & keys.given.keys())
         keyed = [name.lower() for name in BOUNDS if name not in variables and keys.has(name.lower())]
         for name in sorted({*(BOUNDS & variables.keys()), *map(keys.document.shown, keyed)}):
-            note = f"{name}: makes pictures or videos smaller, which are counted as they are given"
             keys.add(
-                Uncounted(note, name, effect="saves" if seen else "", parts=("activations", "transient"), share=0.5)
+                Uncounted(
+                    f"{name}: makes pictures or videos smaller, which are counted as they are given",
+                    name,
+                    effect="saves" if seen else "",
+                    parts=("activations", "transient"),
+                    share=0.5,
+                )
             )
         if usual and not (keys.has(tunes, joins, pixels, *others) or told or seen):
             return {}
@@ -114,8 +125,7 @@ def adapted_layers(key: str, last: str = "") -> Idea:
 def _frozen_share_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     kind, _, share = (facts.get("train") or "").partition(":")
     values: dict[str, Any] = dict.fromkeys((at.share, at.names, at.pattern, at.frozen, at.frozen_pattern))
-    if kind == "frozen" and share:
-        values[at.share] = float(share)
+    values |= {at.share: float(share) if kind == "frozen" and share else None}
     return values if kind in ("", "frozen") else {}
 
 
@@ -172,15 +182,15 @@ def freeze(method: str = "finetuning_type", prefix: str = "") -> Idea:
         )
         count = keys.whole(layers, minimum=-(10**6))
         count = 2 if count is None else count
-        if keys.flag(spread):
-            keys.note(
-                spread,
-                "trains layers from all over the model, which are counted as its first",
-                "saves",
-                "activations",
-                0.5,
-            )
-            count = -abs(count)
+        keys.note(
+            spread,
+            "trains layers from all over the model, which are counted as its first",
+            "saves",
+            "activations",
+            0.5,
+            when=keys.flag(spread),
+        )
+        count = -abs(count) if keys.flag(spread) else count
         where = f"-{count}:" if count > 0 else f":{-count}"
         inside = [name for name in keys.words(modules) or ["all"] if name]
         trained = [f"layers.{where}" if name == "all" else f"layers.{where}.{name}" for name in inside] if count else []
@@ -223,9 +233,14 @@ def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str,
     """
     outputs, scores = (usual if (rate := keys.real(key)) is None else rate for key in DROPOUT)
     names, inner = RATES.get(config["model_type"], ("", "attention_dropout"))
-    if outputs and not names:
-        why = f"drops {outputs:g} of the outputs of each half of a layer, whose masks are not counted"
-        keys.note(DROPOUT[0], why, "costs", "activations transient", 0.1)
+    keys.note(
+        DROPOUT[0],
+        f"drops {outputs:g} of the outputs of each half of a layer, whose masks are not counted",
+        "costs",
+        "activations transient",
+        0.1,
+        when=outputs and not names,
+    )
     return config | dict.fromkeys(names.split(), outputs) | {inner: scores}
 
 

@@ -123,9 +123,19 @@ class Keys:
             note = f"{shown}: {why}" if bare or value in (None, True) else f"{shown} = {short(value)}: {why}"
             self.add(Uncounted(note, shown, effect=effect, parts=tuple(parts.split()), share=share))
 
+    def remark(self, text: str, *, when: object = True) -> None:
+        """Keep what is said of how the file was read."""
+        if when:
+            self.remarks[text] = None
+
     def add(self, item: Uncounted) -> None:
         """Adds what of a key is not counted."""
         self.noted[item.note] = msgspec.structs.replace(item, file=self.file)
+
+    @property
+    def program(self) -> str:
+        """The words of the command that starts it but for its options; empty where no command does."""
+        return " ".join(getattr(self.document, "program", ()))
 
     def since(self, *version: int) -> bool:
         """Return whether the file is for this version of the tool or a later one; without a version it is for the newest."""
@@ -138,9 +148,8 @@ class Keys:
     def raw(self, key: str) -> Any:
         """The value of a key as parsed, of any type; None where it is absent, empty or `auto`."""
         value = self.document.get(key)
-        if value is MISSING or value is None or value == "":
-            return None
-        if value in ("null", "None") and getattr(self.document, "style", "") == "hydra":
+        null = value in ("null", "None") and getattr(self.document, "style", "") == "hydra"
+        if null or value is MISSING or value is None or value == "":
             return None
         if self.auto and isinstance(value, str) and value.lower() == "auto":
             if key not in self.left:
@@ -408,21 +417,27 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             except Unknown as error:
                 asked = ["global_batch" if fact == "accumulation" else fact for fact in idea.facts]
                 if asked == ["global_batch"] and not fact_names & {"global_batch"}:
-                    note = f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted"
-                    keys.add(Uncounted(note, str(error.key), effect="either"))
+                    keys.add(
+                        Uncounted(
+                            f"{error.key}: {str(error).rpartition(': ')[2]}; a step of one micro-batch on each rank is counted",
+                            str(error.key),
+                            effect="either",
+                        )
+                    )
                 elif not fact_names & {*idea.facts, *asked}:
                     wanted = [fact for fact in asked if fact not in UNASKED]
                     if wanted:
                         unknown.append((error, wanted[0]))
                     else:
-                        note = f"{error.key}: {str(error).rpartition(': ')[2]}"
-                        keys.add(Uncounted(note, str(error.key), effect="either"))
+                        keys.add(
+                            Uncounted(f"{error.key}: {str(error).rpartition(': ')[2]}", str(error.key), effect="either")
+                        )
                 continue
             for name, value in values.items():
                 if value is not None:
                     facts[name] = value if isinstance(value, Fact) else _fact(keys, idea, name, value)
         if [name for _, name in unknown] == ["model"] and (named := model_of_path(keys.file)) is not None:
-            keys.remarks[f"its model, which comes from outside the file, is taken for {named}, as its path says"] = None
+            keys.remark(f"its model, which comes from outside the file, is taken for {named}, as its path says")
             facts["model"], unknown = Fact(named, str(unknown[0][0].key), default=True), []
         if unknown:
             raise _missing(keys, unknown, named=bool(fact_names & {"model"} or facts.keys() & {"model", "config"}))

@@ -24,6 +24,5 @@ def spec_of(keys: Keys, key: str) -> ModelSpec | None:
 
 def lengths(keys: Keys, prompt: int, answer: int, *, taken: bool) -> Facts:
     """Return the tokens of prompts and answers; `taken`: the file does not tell them apart, which the answer says."""
-    if taken:
-        keys.remarks[f"prompts are taken to have {prompt} tokens, and answers {answer}"] = None
+    keys.remark(f"prompts are taken to have {prompt} tokens, and answers {answer}", when=taken)
     return {"prompt_len": prompt, "answers": str(answer)}

@@ -27,8 +27,7 @@ def stored(name: str | None) -> str | None:
     >>> stored("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"), stored("gpt2")
     ('gptq', None)
     """
-    match = STORED.search(name or "")
-    return None if match is None else match[1].lower()
+    return next((match.lower() for match in STORED.findall(name or "")), None)
 
 
 GROWS = re.compile(r"^[^#\n]*\bPYTORCH_(?:CUDA_)?ALLOC_CONF\W{1,3}[^\n]*expandable_segments:True", re.MULTILINE)

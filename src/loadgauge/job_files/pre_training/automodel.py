@@ -26,6 +26,7 @@ from loadgauge.job_files.ideas import (
     Keys,
     Named,
     adapters,
+    in_pieces,
     instantiated,
     layers,
     names_in,
@@ -33,7 +34,6 @@ from loadgauge.job_files.ideas import (
     reads,
     row,
 )
-from loadgauge.job_files.ideas.micro_batches import in_pieces
 
 DTYPES = {"bf16": "bf16-pure", "bfloat16": "bf16-pure", "torch.bfloat16": "bf16-pure", "auto": "bf16-pure"}
 DTYPES |= {"float32": "bf16-autocast", "fp32": "bf16-autocast", "torch.float32": "bf16-autocast"}
@@ -81,9 +81,7 @@ D = "distributed."
 
 def _size(keys: Keys, name: str) -> int | None:
     """A size of `distributed`; `none` is worked out from the number of GPUs."""
-    if str(keys.raw(name)).lower() in ("none", "null"):
-        return None
-    return keys.whole(name)
+    return None if str(keys.raw(name)).lower() in ("none", "null") else keys.whole(name)
 
 
 def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def _model(keys: Keys, at: Named) -> Facts:
         return {"model": None if name is None else _named(name)}
     if name is not None:
         other_sizes = {key: section[key] for key in SIZES if section.get(key) not in (None, [])}
-        keys.remarks[f"{keys.document.shown(other)} changes the sizes of {name}"] = None
+        keys.remark(f"{keys.document.shown(other)} changes the sizes of {name}")
         return {"config": changed(config(find(_named(name)).spec.name), other_sizes)}
     kind = section.get("model_type") or _model_type(str(section.get("_target_")))
     return {"config": {str(key): value for key, value in section.items()} | {"model_type": kind}}
@@ -125,8 +123,7 @@ def _model_type(target: str) -> str:
     >>> _model_type("transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig"), _model_type("transformers.LlamaConfig")
     ('qwen3_moe', 'llama')
     """
-    module = re.search(r"\bmodels\.(\w+)\.", target)
-    if module is not None:
+    if (module := re.search(r"\bmodels\.(\w+)\.", target)) is not None:
         return module[1]
     name = target.rpartition(".")[2].removesuffix("Config")
     return {kind.replace("_", ""): kind for kind in model_types()}.get(name.lower(), name.lower())
@@ -263,9 +260,8 @@ def _adapter() -> Idea:
     )
 
     def on(keys: Keys) -> bool:
-        there, odd = keys.has(target, rank, modules, every), next(filter(keys.flag, (four, eight)), None)
-        if odd and not there:
-            raise keys.wrong(odd, "says a quantised base, and no adapter trains on it")
+        there, odd = keys.has(target, rank, modules, every), next(filter(keys.flag, (four, eight)), "")
+        keys.refuse(odd, "says a quantised base, and no adapter trains on it", when=odd and not there)
         return there
 
     def named(keys: Keys) -> Facts:
@@ -273,19 +269,24 @@ def _adapter() -> Idea:
         # `ModuleMatcher.match`: but for the names that it looks for by itself, the head is a linear layer like any other.
         if "*" in chosen or keys.flag(every) or (left and not chosen and "lm_head" not in " ".join(left)):
             more = "on the head and on experts" if "*" in chosen else "on the head"
-            why = f"puts adapters {more} too, which are not counted"
-            parts = "weights gradients optimizer activations loss transient"
             keys.note(
-                modules if chosen else every if keys.flag(every) else "peft.exclude_modules", why, "costs", parts, 0.3
+                modules if chosen else every if keys.flag(every) else "peft.exclude_modules",
+                f"puts adapters {more} too, which are not counted",
+                "costs",
+                "weights gradients optimizer activations loss transient",
+                0.3,
             )
         if keys.flag(every) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}:
             return {"lora_targets": "all"}
-        names = [name.rpartition(".")[2].lstrip("*") for name in chosen]
-        if not any("*" in name for name in names):
-            return {"lora_targets": ",".join(names)}
-        why = "is a pattern, which is counted as all layers"
-        keys.note(modules, why, "saves", "activations gradients optimizer")
-        return {"lora_targets": "all"}
+        names = ",".join(name.rpartition(".")[2].lstrip("*") for name in chosen)
+        keys.note(
+            modules,
+            "is a pattern, which is counted as all layers",
+            "saves",
+            "activations gradients optimizer",
+            when="*" in names,
+        )
+        return {"lora_targets": "all" if "*" in names else names}
 
     def written(facts: Facts, keys: Keys) -> dict[str, Any]:
         values = layers(modules, "*_proj").write(facts, keys)
@@ -440,8 +441,8 @@ def _task(keys: Keys, at: Named) -> Facts:
         parts="activations loss",
         when="diffusionlm" in recipe or "diffusiongemma" in recipe,
     )
-    facts: Facts = {"task": "gkd" if name else None, "teacher": name}
-    return facts | ({"head": keys.whole(at.labels) or 2} if "sequenceclassification" in recipe else {})
+    head = (keys.whole(at.labels) or 2) if "sequenceclassification" in recipe else None
+    return {"task": "gkd" if name else None, "teacher": name, "head": head}
 
 
 STARTED = {"slurm": ("nodes", "ntasks_per_node"), "ci": ("nodes", "nproc_per_node")}
@@ -501,8 +502,14 @@ def _liger(keys: Keys, at: Named) -> Facts:
             key, "does nothing beside AutoModel's own code of a model, nor with tensor or context parallelism", ""
         )
         return {"kernels": "native"}
-    why = "is on by default where liger-kernel is there, as in NVIDIA's container: kernels that keep fewer tensors"
-    keys.note(key, why, "saves", "activations transient", 0.3, when=taken and not keys.has(key))
+    keys.note(
+        key,
+        "is on by default where liger-kernel is there, as in NVIDIA's container: kernels that keep fewer tensors",
+        "saves",
+        "activations transient",
+        0.3,
+        when=taken and not keys.has(key),
+    )
     return at.inner.read(keys)
 
 

@@ -5,12 +5,10 @@ A command names a recipe, whose settings (`data/bridge_recipes.toml`) are beneat
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base.package_data import read_table
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas import (
     MISSING,
@@ -108,12 +106,6 @@ def groups(wanted: str) -> list[str]:
     return [word for word, names in TARGETS.items() if set(names) <= named]
 
 
-@cache
-def _recipes() -> dict[str, dict[str, str]]:
-    table: dict[str, dict[str, str]] = tomllib.loads(read_data("bridge_recipes.toml"))
-    return table
-
-
 def recipe(document: Document) -> dict[str, Any]:
     """Return what the recipe that a command names sets, by key, and what its short options do; nothing for another file.
 
@@ -134,8 +126,8 @@ def recipe(document: Document) -> dict[str, Any]:
     if not name and "model" in passed:
         mode = passed.get("mode", "pretrain")
         name = f"{passed['model']}_{'peft' if mode in ('lora', 'dora') else mode}_config"
-    recipes, also = _recipes()["recipes"], _recipes()["also"]
-    words = recipes.get(also.get(name, name), "")
+    table = read_table("bridge_recipes.toml")
+    words = table["recipes"].get(table["also"].get(name, name), "")
     below = {BENEATH[short]: value for short, _, value in (word.partition("=") for word in words.split())}
     below |= {BENEATH[short]: passed[key] for key, short in SHORT.items() if key in passed}
     if passed.get("peft_scheme", passed.get("peft", "")) in ("lora", "dora"):
@@ -147,8 +139,14 @@ def recipe(document: Document) -> dict[str, Any]:
 def _recipe(keys: Keys) -> Facts:
     name = keys.raw("recipe")
     if keys.document.syntax == "argv" and keys.has("recipe") and not keys.has("model.hf_model_id"):
-        note = f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted"
-        keys.add(Uncounted(note, keys.document.shown("recipe"), known=False, effect="either"))
+        keys.add(
+            Uncounted(
+                f"{keys.document.shown('recipe')}: {str(name)[:60]} is no recipe that is known, so what it sets is not counted",
+                keys.document.shown("recipe"),
+                known=False,
+                effect="either",
+            )
+        )
     for narrow, parts in NARROW.items():
         keys.note(
             narrow,
@@ -159,9 +157,14 @@ def _recipe(keys: Keys) -> Facts:
             when=keys.document.get(narrow) is not MISSING and narrow not in keys.document.names(),
         )
     for key, tower in (("freeze_language_model", "the language model"), ("freeze_vision_model", "the encoder")):
-        why = f"{tower} is not trained, and is counted as if it were"
-        frozen = keys.flag(f"model.{key}")
-        keys.note(f"model.{key}", why, "saves", "gradients optimizer", when=frozen, bare=True)
+        keys.note(
+            f"model.{key}",
+            f"{tower} is not trained, and is counted as if it were",
+            "saves",
+            "gradients optimizer",
+            when=keys.flag(f"model.{key}"),
+            bare=True,
+        )
     return {}
 
 
@@ -206,11 +209,16 @@ def _lora(keys: Keys, at: Named) -> Facts:
         when=(kind := keys.word("peft._target_")) is not None and not kind.endswith(".LoRA"),
     )
     chosen = keys.words(at.modules) or list(TARGETS)
-    mixers = [name for name in chosen if name in ("in_proj", "out_proj")]
-    if mixers:  # of Mamba's layers
-        why = "adapters of Mamba's layers are not counted"
-        keys.note(at.modules, why, "costs", "gradients optimizer activations", bare=True)
-        chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
+    mixers = [name for name in chosen if name in ("in_proj", "out_proj")]  # of Mamba's layers
+    keys.note(
+        at.modules,
+        "adapters of Mamba's layers are not counted",
+        "costs",
+        "gradients optimizer activations",
+        bare=True,
+        when=mixers,
+    )
+    chosen = [name for name in chosen if name not in mixers] or list(TARGETS)
     keys.refuse(at.modules, f"read: {', '.join(TARGETS)}", when=any(name not in TARGETS for name in chosen))
     return {"lora_rank": keys.whole(at.rank) or 32, "lora_targets": grouped(chosen, every=not mixers)}
 
@@ -238,12 +246,16 @@ def _next_tokens(keys: Keys, at: Named) -> Facts:
     """Return whether heads of the next tokens are trained: the model's, where it has as many as the recipe says."""
     many = keys.whole(at.key, minimum=0)
     spec = spec_of(keys, "model.hf_model_id") if many else None
-    if spec is not None and spec.num_nextn_predict_layers == many:
-        return {"mtp": True}
-    if many:
-        why = f"{many} heads of the next tokens are trained too, whose sizes are not known"
-        keys.note(at.key, why, "costs", "weights gradients optimizer activations loss transient", 0.25)
-    return {}
+    own = spec is not None and spec.num_nextn_predict_layers == many
+    keys.note(
+        at.key,
+        f"{many} heads of the next tokens are trained too, whose sizes are not known",
+        "costs",
+        "weights gradients optimizer activations loss transient",
+        0.25,
+        when=many and not own,
+    )
+    return {"mtp": True} if own else {}
 
 
 BRIDGE = Dialect(

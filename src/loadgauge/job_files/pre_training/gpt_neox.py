@@ -6,9 +6,20 @@ from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.hugging_face.deepspeed import batch, zero
-from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, fixed, names_in, reads, row
-from loadgauge.job_files.ideas.partial import dropped
-from loadgauge.job_files.ideas.table import Document
+from loadgauge.job_files.ideas import (
+    STAYS,
+    Dialect,
+    Document,
+    Facts,
+    Idea,
+    Keys,
+    Named,
+    dropped,
+    fixed,
+    names_in,
+    reads,
+    row,
+)
 from loadgauge.job_files.pre_training.megatron import started_by_deepspeed
 from loadgauge.job_files.reading.layered import Names
 
@@ -70,10 +81,15 @@ def _attention(keys: Keys) -> str:
 
 
 def _read(keys: Keys) -> Facts:
-    config = _config(keys)
-    if others := sorted(_layers(keys) & {*OTHERS}):
-        stated = f"layers of {others[0]} are counted as attention and an MLP with as many weights"
-        keys.note(LAYERS, stated, "either", "activations transient", 0.5)
+    config, other = _config(keys), min(_layers(keys) & {*OTHERS}, default=None)
+    keys.note(
+        LAYERS,
+        f"layers of {other} are counted as attention and an MLP with as many weights",
+        "either",
+        "activations transient",
+        0.5,
+        when=other,
+    )
     return {"config": dropped(keys, config)} if config else {}
 
 
@@ -132,11 +148,12 @@ def _config(keys: Keys) -> dict[str, Any]:
         return renamed | {"model_type": "gpt2", "tie_word_embeddings": config["tie_word_embeddings"]}
     if shared["num_key_value_heads"] != heads:
         return config | shared | {"model_type": "starcoder2", "use_bias": biased[0]}
-    side = bool(keys.flag("gpt_j_residual"))
-    rotary = keys.real("rotary_pct")
-    rotary = 1.0 if rotary is None else rotary
-    beside: dict[str, Any] = {"attention_bias": biased[0], "use_parallel_residual": side, "rotary_pct": rotary}
-    return config | beside | {"model_type": "gpt_neox"}
+    return config | {
+        "attention_bias": biased[0],
+        "use_parallel_residual": bool(keys.flag("gpt_j_residual")),
+        "rotary_pct": keys.real("rotary_pct", 1.0),
+        "model_type": "gpt_neox",
+    }
 
 
 EXPERTS, EVERY, TOP = "moe_num_experts", "moe_expert_interval", "moe_top_k"
@@ -160,8 +177,8 @@ def _experts(keys: Keys) -> Facts:
 
 
 def _layout_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    values: dict[str, Any] = {at.stages: facts.get("pp") or 1, at.ranks: facts.get("tp") or 1}
-    return values | ({at.shared: bool(facts.get("sequence_parallel"))} if facts.get("sequence_parallel") else {})
+    shared = True if facts.get("sequence_parallel") else STAYS
+    return {at.stages: facts.get("pp") or 1, at.ranks: facts.get("tp") or 1, at.shared: shared}
 
 
 @reads(
@@ -226,10 +243,8 @@ def _precision(keys: Keys, at: Named) -> Facts:
 
 def _reference(keys: Keys) -> str | None:
     """A copy of the model, for preferences that are told against one (`training.py`)."""
-    compares = keys.word("train_impl") == "kto" or (
-        keys.word("train_impl") == "dpo" and not keys.flag("dpo_reference_free")
-    )
-    return "model" if compares else None
+    alone = keys.word("train_impl") != "dpo" or keys.flag("dpo_reference_free")
+    return None if alone and keys.word("train_impl") != "kto" else "model"
 
 
 def _underscored(document: Document) -> tuple[str, Names]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadgauge.core.base import refuse
 from loadgauge.job_files.ideas import Dialect, Facts, Idea, Keys, Named, Unknown, fixed, reads, row, when, words
 
 SHARDING = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "_HYBRID_SHARD_ZERO2": 2, "NO_SHARD": 0}
@@ -83,9 +84,13 @@ def _read(keys: Keys) -> Facts:
     whole="global_train_batch_size",
 )
 def _batch(keys: Keys, at: Named) -> Facts:
-    if str(keys.raw(at.micro) or "auto").lower() == "auto":
-        message = "is what fits, which Composer finds by trying"
-        raise Unknown(message, key=keys.document.shown(at.micro), file=keys.file)
+    refuse(
+        str(keys.raw(at.micro) or "auto").lower() == "auto",
+        "is what fits, which Composer finds by trying",
+        Unknown,
+        key=keys.document.shown(at.micro),
+        file=keys.file,
+    )
     return {"micro_batch": keys.whole(at.micro), "global_batch": keys.whole(at.whole)}
 
 

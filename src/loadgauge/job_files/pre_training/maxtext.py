@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.job_files.ideas import STAYS, Dialect, Facts, Idea, Keys, Named, reads, row
 
@@ -80,12 +80,12 @@ def _layout(keys: Keys) -> Facts:
         number = usual if number is None else number
         size[axis] = size.get(axis, 1) * max(1, number)
         rest += [key] if number == -1 and key.startswith("ici") else []
-    facts: Facts = {axis: size[axis] for axis in ("tp", "cp", "pp", "ep")}
     sharded = size["zero"] > 1 or any("fsdp" in key for key in rest)
-    facts["zero"] = 3 if sharded else 0
-    if not rest:
-        facts["gpus"] = math.prod(size.values())
-    return facts
+    return {
+        **{axis: size[axis] for axis in ("tp", "cp", "pp", "ep")},
+        "zero": 3 if sharded else 0,
+        "gpus": None if rest else math.prod(size.values()),
+    }
 
 
 @reads(
@@ -97,8 +97,14 @@ def _remat(keys: Keys, at: Named) -> Facts:
     policy = keys.word(at.key) or "full"
     if policy in ("full", "none"):
         return {"recompute": policy}
-    note = f"{at.key} = {policy[:40]}: keeps some of what is counted as kept, and makes the rest again or moves it to the host"
-    keys.add(Uncounted(note, at.key, effect="either", parts=("activations",)))
+    keys.add(
+        Uncounted(
+            f"{at.key} = {policy[:40]}: keeps some of what is counted as kept, and makes the rest again or moves it to the host",
+            at.key,
+            effect="either",
+            parts=("activations",),
+        )
+    )
     return {"recompute": "none"}
 
 
@@ -126,10 +132,12 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _batch(keys: Keys, at: Named) -> Facts:
     number, ranks = keys.real(at.micro) or 12.0, _together(keys)
     whole = number * ranks
-    if whole < 1 or not float(whole).is_integer():
-        raise ConfigError(
-            f"{number:g} sequences of a device are no whole number on {ranks}", key=at.micro, file=keys.file
-        )
+    refuse(
+        whole < 1 or not float(whole).is_integer(),
+        f"{number:g} sequences of a device are no whole number on {ranks}",
+        key=at.micro,
+        file=keys.file,
+    )
     return {"micro_batch": int(whole), "accumulation": keys.whole(at.count) or 1}
 
 

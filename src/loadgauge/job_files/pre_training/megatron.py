@@ -129,9 +129,8 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
                 layers, f"{per_chunk} does not divide {total} layers over {stages} stages", when=left or not virtual
             )
         virtual = virtual or 1
-        facts: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1}
-        if stages > 1:
-            facts["schedule"] = "interleaved" if virtual > 1 else "1f1b"
+        schedule = ("interleaved" if virtual > 1 else "1f1b") if stages > 1 else None
+        facts: Facts = {"pp": stages, "vpp": virtual if stages > 1 else 1, "schedule": schedule}
         ends = keys.whole(first), keys.whole(last)
         if stages > 1 and ends != (None, None):
             if total is None and virtual > 1:
@@ -146,8 +145,8 @@ def pipeline(keys_of: dict[str, str]) -> Idea:
             # The embedding, and the loss, count as a layer of the first, and the last, stage.
             before, after = (int(bool(keys.flag(key))) for key in accounted)
             each, left = divmod(total + before + after, stages)
-            if not left:
-                facts["stage_layers"] = ",".join(map(str, [each - before, *[each] * (stages - 2), each - after]))
+            counts = ",".join(map(str, [each - before, *[each] * (stages - 2), each - after]))
+            facts["stage_layers"] = None if left else counts
         return facts
 
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -184,9 +183,8 @@ def _stage_layers(keys: Keys, total: int, stages: int, first: int | None, last: 
         f"{total} layers less {sum(ends)} of the ends cannot be split evenly over the rest",
         when=left or per_stage < 0,
     )
-    middle = [per_stage] * (stages - len(ends))
-    counts = ([first] if first is not None else []) + middle + ([last] if last is not None else [])
-    return ",".join(str(count) for count in counts)
+    counts = (first, *[per_stage] * (stages - len(ends)), last)
+    return ",".join(str(count) for count in counts if count is not None)
 
 
 def recompute(prefix: str = "", switch: str = "", usual: str | None = None, otherwise: str = "none") -> Idea:
@@ -222,8 +220,13 @@ def recompute(prefix: str = "", switch: str = "", usual: str | None = None, othe
             asked = dict.fromkeys([*(keys.words(modules) or ["core_attn"]), *(["moe"] if routed else [])])
             chosen = [name for name in asked if name in MODULES]
             for name in asked:
-                why = f"{name} is recomputed too, and is not read"
-                keys.note(modules, why, "saves", "activations", when=name not in MODULES)
+                keys.note(
+                    modules,
+                    f"{name} is recomputed too, and is not read",
+                    "saves",
+                    "activations",
+                    when=name not in MODULES,
+                )
             return {"recompute": "selective" if chosen == ["core_attn"] else f"modules:{','.join(sorted(chosen))}"}
         way, each = keys.choice(method, {"uniform": "group", "block": "layers"}) or usual, keys.whole(number) or 1
         keys.refuse(granularity, f"full needs {keys.document.shown(how)}", when=way is None)
@@ -469,12 +472,15 @@ def optimizer(keys: Keys) -> Facts:
     elif moments != {"fp32"}:
         key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
         keys.note(key, "moments in fewer bits than the 32 that are counted", "saves", "optimizer", 0.5, bare=True)
-    if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
-        name = "sgd"
-    if keys.flag(AWARE):
-        why = "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted"
-        keys.note(AWARE, why, "saves", "optimizer", 1 / 6)
-    return {"optimizer": name}
+    keys.note(
+        AWARE,
+        "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted",
+        "saves",
+        "optimizer",
+        1 / 6,
+        when=keys.flag(AWARE),
+    )
+    return {"optimizer": "sgd" if name == "sgd-momentum" and keys.real("sgd_momentum") == 0 else name}
 
 
 def loss(prefix: str = "", usual: Callable[[Keys], bool] = lambda keys: False) -> Idea:
@@ -531,8 +537,14 @@ def vision(keys: Keys, at: Named) -> Facts:
     note = f"{shown}: shows images to the model, whose encoder is not counted"
     parts = ("transient",) if keys.flag(at.frozen) else ("activations", "transient")
     keys.add(Uncounted(note, shown, high=held, effect="costs", parts=parts))
-    why = "the language model is not trained, and is counted as if it were"
-    keys.note(at.body, why, "saves", "gradients optimizer", when=keys.flag(at.body), bare=True)
+    keys.note(
+        at.body,
+        "the language model is not trained, and is counted as if it were",
+        "saves",
+        "gradients optimizer",
+        when=keys.flag(at.body),
+        bare=True,
+    )
     return {}
 
 

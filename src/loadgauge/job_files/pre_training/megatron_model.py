@@ -8,8 +8,7 @@ from typing import Any
 from loadgauge.core.base.errors import ConfigError, NotModelled
 from loadgauge.core.definitions.job.uncounted import Uncounted
 from loadgauge.core.families.catalogue import find, keys as keys_of
-from loadgauge.job_files.ideas.partial import DROPOUT, dropped
-from loadgauge.job_files.ideas.table import Facts, Idea, Keys, names_in
+from loadgauge.job_files.ideas import DROPOUT, Facts, Idea, Keys, dropped, names_in
 
 SIZES = {
     "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",
@@ -129,9 +128,7 @@ def resized(keys: Keys, name: str, prefix: str = "") -> dict[str, Any] | None:
         else:
             body[theirs] = size
     count = int(body.get("num_hidden_layers") or 0)
-    for word, value in body.items():
-        if isinstance(value, list) and len(value) == layers:
-            body[word] = value[:count]
+    body |= {word: each[:count] for word, each in body.items() if isinstance(each, list) and len(each) == layers}
     if "first_k_dense_replace" in body:
         first = _dense_first(keys, count) if keys.has("moe_layer_freq") else body["first_k_dense_replace"]
         body["first_k_dense_replace"] = min(first or 0, count)
@@ -149,10 +146,7 @@ def _config(keys: Keys) -> dict[str, Any] | None:
     hidden, layers, heads = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"]
     tied = not keys.flag("untie_embeddings_and_output_weights")
     gated = bool(keys.flag("swiglu") or keys.flag("quick_geglu"))
-    if not keys.flag("group_query_attention"):
-        sizes["num_key_value_heads"] = heads
-    else:
-        sizes.setdefault("num_key_value_heads", 1)
+    sizes["num_key_value_heads"] = sizes.get("num_key_value_heads", 1) if keys.flag("group_query_attention") else heads
     sizes.setdefault("intermediate_size", int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
     routed, width = sizes.pop("num_local_experts", None), sizes.pop("moe_intermediate_size", None)
     topk = sizes.pop("num_experts_per_tok", None) or 2
@@ -283,9 +277,8 @@ def missing_sizes(config: dict[str, Any]) -> bool:
     >>> missing_sizes({"model_type": "llama", "hidden_size": 8}), missing_sizes({"model_type": "llama", "attention_bias": True})
     (False, True)
     """
-    if config.get("model_type") not in ("llama", "qwen3", "mixtral"):
-        return True
-    return any(config.get(key) not in values for key, values in PLAIN.items())
+    plain = config.get("model_type") in ("llama", "qwen3", "mixtral")
+    return not plain or any(config.get(key) not in values for key, values in PLAIN.items())
 
 
 def _write(facts: Facts, keys: Keys) -> dict[str, Any]:
@@ -326,14 +319,13 @@ def placed(keys: Keys, key: str, stages: int) -> Facts:
     layout = keys.raw(key)
     if layout is None or stages == 1:
         return {}
+    rows = [row for row in layout if isinstance(row, list)] if isinstance(layout, list) else []
+    counts = [row.count("decoder") for row in rows]
     if isinstance(layout, str):
         text = re.sub(r"[\s,]", "", layout.strip("'\""))
         for repeated in (r"\(([^()*]+)\)\*(\d{1,3})", r"(\w)\*(\d{1,3})", r"\(([^()*]+)\)\*(\d{1,3})"):
             text = re.sub(repeated, lambda match: match[1] * int(match[2]), text)
-        rows = text.split("|") if re.fullmatch(r"[Etm|L]+", text) else []
-        counts = [row.count("t") for row in rows]
-    else:
-        counts = [row.count("decoder") for row in layout if isinstance(row, list)] if isinstance(layout, list) else []
+        counts = [row.count("t") for row in text.split("|")] if re.fullmatch(r"[Etm|L]+", text) else []
     chunks, left = divmod(len(counts), stages)
     if left or not chunks:
         keys.note(key, f"is not read, and {EVENLY}", *SPLIT)

@@ -42,9 +42,8 @@ NAME = "optimizer.optimizer_factory.name"
 def _mamba(keys: Keys) -> Facts:
     config = {name: value for key, name in MAMBA.items() if (value := keys.raw(f"{M}{key}")) is not None}
     step, words = keys.whole(f"{M}{ROUNDED}") or 1, keys.whole(f"{M}vocab_size")
-    if words is not None:
-        config["vocab_size"] = -(-words // step) * step
-    return {"config": {"model_type": "mamba", "tie_word_embeddings": False, **config}}
+    rounded = {} if words is None else {"vocab_size": -(-words // step) * step}
+    return {"config": {"model_type": "mamba", "tie_word_embeddings": False, **config, **rounded}}
 
 
 def _read(keys: Keys) -> Facts:
@@ -117,18 +116,24 @@ def _layout(keys: Keys, at: Named) -> Facts:
     size = {axis: keys.whole(f"{P}{key}") or 1 for axis, key in LAYOUT_DEGREES.items()}
     gpus = size["dp"] * size["tp"] * size["pp"] * size["cp"] * size["ep"]
     first = size["pp"] > 1 and keys.choice(at.engine, {"1f1b": "", "afab": "afab"}) == "afab"
-    why = "all forwards come first, whose activations are kept"
-    keys.note(at.engine, why, "costs", "activations", when=first, bare=True)
+    keys.note(
+        at.engine, "all forwards come first, whose activations are kept", "costs", "activations", when=first, bare=True
+    )
     if size["ep"] > 1:  # which lies beside dp (`ParallelContext._init_parallel_groups`), by whose ranks data are read
         same = f"the {size['ep']} ranks that share experts read the same sequences, and each is counted with its own"
-        keys.remarks[f"{same}: a step trains one in {size['ep']} of those that are shown"] = None
+        keys.remark(f"{same}: a step trains one in {size['ep']} of those that are shown")
     facts: Facts = {axis: size[axis] for axis in ("tp", "pp", "cp", "ep")} | {"gpus": gpus, "etp": 1}
     shared = str(keys.raw(at.mode) or "").upper() == "REDUCE_SCATTER"
-    if not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config"):
-        why = "experts whose tokens each rank of a layer has, where a share of them is counted"
-        keys.note(at.mode, why, "costs", "activations transient", bare=True)
-        shared = True
-    return facts | {"sequence_parallel": shared and size["tp"] > 1}
+    whole = not shared and size["tp"] > 1 and keys.raw(f"{M}is_llamoe_config")
+    keys.note(
+        at.mode,
+        "experts whose tokens each rank of a layer has, where a share of them is counted",
+        "costs",
+        "activations transient",
+        bare=True,
+        when=whole,
+    )
+    return facts | {"sequence_parallel": bool(shared or whole) and size["tp"] > 1}
 
 
 def _precision_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:

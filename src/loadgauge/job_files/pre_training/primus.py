@@ -5,8 +5,7 @@ Variables of the environment count as they are where nobody sets them (`${NAME:v
 
 from __future__ import annotations
 
-from loadgauge.job_files.ideas import Dialect, Document, Facts, Idea, Keys, fixed, when
-from loadgauge.job_files.ideas.partial import dropped
+from loadgauge.job_files.ideas import Dialect, Document, Facts, Idea, Keys, dropped, fixed, when
 from loadgauge.job_files.pre_training.megatron import MEGATRON
 from loadgauge.job_files.pre_training.megatron_model import resized
 from loadgauge.job_files.pre_training.torchtitan import TORCHTITAN

@@ -8,16 +8,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.files import read_text
-from loadgauge.core.base.package_data import read_data
+from loadgauge.core.base import read_table, read_text
 from loadgauge.job_files.hugging_face.huggingface import compiled
-from loadgauge.job_files.ideas import STAYS, Dialect, Document, Facts, Keys, Named, reads, row
-from loadgauge.job_files.ideas.micro_batches import in_pieces
+from loadgauge.job_files.ideas import STAYS, Dialect, Document, Facts, Keys, Named, in_pieces, reads, row
 from loadgauge.job_files.pre_training.megatron import launched
 from loadgauge.job_files.reading.nested import toml_document
 
@@ -51,7 +48,7 @@ POLICIES = ("none", "full", "selective", "memory_budget")
 
 @functools.cache
 def _recipes() -> dict[str, dict[str, str]]:
-    texts = tomllib.loads(read_data("titan_recipes.toml"))["recipes"]
+    texts = read_table("titan_recipes.toml")["recipes"]
     return {name: dict(word.split("=") for word in text.split()) for name, text in texts.items()}
 
 
@@ -112,10 +109,14 @@ def _recompute_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _recompute(keys: Keys, at: Named) -> Facts:
     for word, key in zip(POLICIES, at.chosen, strict=True):
         if keys.has(key):
-            if word == "memory_budget":
-                keys.note(key, "keeps what torch.compile chooses; nothing again is counted", "saves", "activations")
-                return {"recompute": "none"}
-            return {"recompute": {"selective": "per-op"}.get(word, word)}
+            keys.note(
+                key,
+                "keeps what torch.compile chooses; nothing again is counted",
+                "saves",
+                "activations",
+                when=word == "memory_budget",
+            )
+            return {"recompute": {"selective": "per-op", "memory_budget": "none"}.get(word, word)}
     kind = keys.choice(at.mode, {"none": "none", "full": "full", "selective": "selective"})
     if kind == "selective" or (kind is None and keys.document.syntax == "toml"):
         how = keys.word(at.option) or ("2" if keys.document.syntax == "toml" else "op")
@@ -123,9 +124,7 @@ def _recompute(keys: Keys, at: Named) -> Facts:
             return {"recompute": "per-op"}
         every = keys.whole(at.option) or 2
         return {"recompute": "full" if every == 1 else f"full:every={every}"}
-    if kind is None:
-        return {"recompute": _usual(keys, "again", "per-op")}
-    return {"recompute": kind}
+    return {"recompute": kind or _usual(keys, "again", "per-op")}
 
 
 def _sharding_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
@@ -183,11 +182,9 @@ def _batch_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _batch(keys: Keys, at: Named) -> Facts:
     pp = keys.whole(DEGREES["pp"]) or 1
-    local, batch = keys.whole(at.rank, minimum=-1), keys.whole(at.whole, minimum=-1)
-    local = local if local is not None else keys.whole(at.old)
-    if local is None:
-        local = _usual(keys, "micro", 8)
-    batch = batch if batch and batch > 0 else None
+    stated = (keys.whole(key, minimum=least) for key, least in ((at.rank, -1), (at.old, 1)))
+    local = next((number for number in stated if number is not None), _usual(keys, "micro", 8))
+    batch = max(0, keys.whole(at.whole, minimum=-1) or 0) or None
     if pp == 1:
         return {"micro_batch": local, "global_batch": batch, "accumulation": None if batch else 1}
     sequences = keys.whole(at.micro) or 1
@@ -222,14 +219,9 @@ def _pipeline_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 def _pipeline(keys: Keys, at: Named) -> Facts:
     stages = keys.whole(at.pp) or keys.whole(at.old[0]) or 1
     name = keys.choice(at.schedule, SCHEDULES) or keys.choice(at.old[1], SCHEDULES) or "1f1b"
-    if stages == 1:
-        return {"pp": 1, "vpp": 1}
     # Looped schedules take two stages a rank where nothing else is values.
-    return {
-        "pp": stages,
-        "schedule": name,
-        "vpp": 2 if name == "interleaved" and not keys.has("parallelism.pipeline_parallel_layers_per_stage") else 1,
-    }
+    looped = name == "interleaved" and not keys.has("parallelism.pipeline_parallel_layers_per_stage")
+    return {"pp": stages, "schedule": name if stages > 1 else None, "vpp": 2 if looped and stages > 1 else 1}
 
 
 TENSOR_PARALLEL_OLD = ("training.tensor_parallel_degree", "parallelism.disable_loss_parallel")
@@ -294,14 +286,15 @@ def _model(keys: Keys, at: Named) -> Facts:
     name = keys.word(at.named)
     if name is None and keys.has(at.old, at.flavor):
         name = f"{keys.word(at.old) or 'llama3'}_{(keys.word(at.flavor) or '8B').lower().replace('-', '_')}"
-    if products := _usual(keys, "products"):
-        keys.note(
-            at.named,
-            f"multiplies in {products}, which is counted in 16 bits",
-            "either",
-            "weights activations transient",
-            0.5,
-        )
+    products = _usual(keys, "products")
+    keys.note(
+        at.named,
+        f"multiplies in {products}, which is counted in 16 bits",
+        "either",
+        "weights activations transient",
+        0.5,
+        when=products,
+    )
     return {"model": _usual(keys, "model", NAMES.get(name or "")), "loss": "chunked" if keys.has(at.named) else None}
 
 

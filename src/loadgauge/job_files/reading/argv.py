@@ -146,11 +146,9 @@ class Argv:
 
     def names(self) -> tuple[str, ...]:
         """The names of all options, in order; of an option whose value is JSON, the paths inside it."""
-        names: list[str] = []
-        for name in self.options:
-            inner = self._object(name)
-            names += [name] if inner is None else [f"{name}.{key}" for key in inner.names()]
-        return tuple(names)
+        objects = ((name, self._object(name)) for name in self.options)
+        inside = ([name] if whole is None else [f"{name}.{key}" for key in whole.names()] for name, whole in objects)
+        return tuple(key for keys in inside for key in keys)
 
     def _object(self, name: str) -> Nested | None:
         options = self.options.get(name)

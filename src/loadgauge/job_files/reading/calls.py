@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from loadgauge.core.base import ConfigError
+from loadgauge.core.base import ConfigError, refuse
 from loadgauge.job_files.ideas.table import MISSING
 from loadgauge.job_files.reading.values import PLAIN, UNKNOWN, Names, called, worked_out
 
@@ -136,8 +136,7 @@ class Calls:
         """
         if key not in self.values:
             return MISSING
-        if key in self.doubtful:
-            raise ConfigError("has different values in several calls; a script is not run, so keep one", key=key)
+        refuse(key in self.doubtful, "has different values in several calls; a script is not run, so keep one", key=key)
         return self._value(self.values[key])
 
     def _value(self, node: ast.expr) -> Any:
@@ -212,8 +211,10 @@ class Calls:
         lines = [code[start:end], code[start : span[0]] + text + code[span[1] : end]]
         if self.notebook:
             lines = [json.dumps(line, ensure_ascii=self.source.isascii())[1:-1] for line in lines]
-            if self.source.count(lines[0]) != 1:
-                raise ConfigError("a notebook has the line several times, or over several; export it as a script first")
+            refuse(
+                self.source.count(lines[0]) != 1,
+                "a notebook has the line several times, or over several; export it as a script first",
+            )
         self.source = self.source.replace(lines[0], lines[1], 1)
         self._parse()
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadgauge.core.base import read_table
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base import read_table, refuse
 from loadgauge.core.definitions.hardware.gpu_names import find_id
 from loadgauge.core.definitions.hardware.hardware import gpu_ids
 from loadgauge.job_files.ideas.table import MISSING, Document, Keys
@@ -76,11 +75,11 @@ def configured(line: Argv, file: str, read: Callable[[Path, str | None], Documen
     tuned = "tune" in line.program  # whose options are all of the launcher, and whose values go over the file's
     inside = next((name for name in names if re.fullmatch(r"\w[\w.]*/\w+", name)), None)
     names = [name for name in names if name.endswith(ENDINGS) and not re.search(r"^-|[=$\s]", name)]
-    if tuned and inside is not None and f"{inside}.yaml" in names:
-        raise ConfigError(
-            f"names {inside}, a configuration inside torchtune: `tune cp {inside} FILE.yaml` writes it; give that file,"
-            " and --gpus"
-        )
+    refuse(
+        tuned and inside is not None and f"{inside}.yaml" in names,
+        f"names {inside}, a configuration inside torchtune: `tune cp {inside} FILE.yaml` writes it; give that file,"
+        " and --gpus",
+    )
     if not names:
         return line
     written = line.shell.documents.get(names[0])
@@ -89,8 +88,10 @@ def configured(line: Argv, file: str, read: Callable[[Path, str | None], Documen
     if position is not None:
         line.style = "hydra" if MERGES.search(" ".join(line.program)) else line.style
         return Configured(line, read(position, written), names[0])
-    if tuned or set(line.names()) <= LAUNCHER | OPTIONS:
-        raise ConfigError(f"has its arguments in {names[0]}, which is not there; give that file")
+    refuse(
+        tuned or set(line.names()) <= LAUNCHER | OPTIONS,
+        f"has its arguments in {names[0]}, which is not there; give that file",
+    )
     return line
 
 

@@ -11,8 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-from loadgauge.core.base import ConfigError, read_table, read_text
-from loadgauge.core.base.files import is_command, place_of, read_start
+from loadgauge.core.base import ConfigError, is_command, place_of, read_start, read_table, read_text, refuse
 from loadgauge.job_files.dialects import dialect as dialect_of, recognise
 from loadgauge.job_files.ideas import Dialect, Document
 from loadgauge.job_files.reading.argv import Argv
@@ -78,12 +77,12 @@ def load(path: str | Path, dialect: str | None = None) -> str:
         raise several_runs("holds {} runs", [f"{file}:{part.name}" for part in runs], file)
     if runs:
         return runs[0].whole
-    if ending(file) not in SYNTAXES and not text.lstrip().startswith(STARTS_FILE):
-        raise ConfigError(
-            "holds no run that is read: no command that trains, and no settings that a trainer printed", file=file
-        )
-    if len(text) > largest(file):
-        raise ConfigError(f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=file)
+    refuse(
+        ending(file) not in SYNTAXES and not text.lstrip().startswith(STARTS_FILE),
+        "holds no run that is read: no command that trains, and no settings that a trainer printed",
+        file=file,
+    )
+    refuse(len(text) > largest(file), f"is larger than {LARGEST_FILE // 1000} kB; a job file has some kB", file=file)
     return (
         in_own_words(text, file)
         if dialect is None and OWN.search(text) and SYNTAXES.get(ending(file)) in NESTED
@@ -123,8 +122,7 @@ def read_whole(file: str) -> str:
     if Path(file).suffix.lower() not in LOGS:
         return read_text(file, largest(file))
     content = read_start(file, LONGEST)
-    if b"\0" in content[:1000]:
-        raise ConfigError("is not text in UTF-8", file=file)
+    refuse(b"\0" in content[:1000], "is not text in UTF-8", file=file)
     return content[:LONGEST].decode("utf-8-sig", errors="replace")
 
 
@@ -159,8 +157,7 @@ def document(
 
 
 def _parsed(text: str, syntax: str, chosen: Dialect | None, file: str, variables: Mapping[str, str] | None) -> Document:
-    if "\0" in text:
-        raise ConfigError("holds a zero byte, so it is not text", file=file)
+    refuse("\0" in text, "holds a zero byte, so it is not text", file=file)
     try:
         if syntax == "argv":
             style, objects = (chosen.style, chosen.objects) if chosen is not None else ("value", frozenset[str]())
@@ -305,11 +302,11 @@ def of_folder(path: str) -> tuple[str, list[str]]:
             (beside if chosen.name in BESIDE else runs)[file] = text
     named = {file for file in runs for other, text in runs.items() if other != file and os.path.basename(file) in text}
     first = [file for file in runs if not LAST.search(file) and file not in named] or [*runs] or [*beside][:1]
-    if not first:
-        raise ConfigError(
-            f"has neither a model's config.json nor a file that says a training run, among {len(files)} that may; give the file",
-            file=path,
-        )
+    refuse(
+        not first,
+        f"has neither a model's config.json nor a file that says a training run, among {len(files)} that may; give the file",
+        file=path,
+    )
     if len(first) > 1:
         raise several_runs("has {} files that say a run", first, path)
     folder, text = Path(first[0]).parent, runs.get(first[0], "")

@@ -16,9 +16,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loadgauge.core.base import read_table
-from loadgauge.core.base.errors import ConfigError
-from loadgauge.core.base.files import is_command
+from loadgauge.core.base import ConfigError, is_command, read_table
 from loadgauge.job_files.reading.nested import leaves, plain_yaml
 from loadgauge.job_files.reading.values import UNKNOWN, Names, called, worked_out
 
@@ -244,8 +242,11 @@ def _structured(text: str, file: str) -> Iterator[Part]:
     root = roots[0] if len(roots) == 1 else {}
     if isinstance(root, list):
         words = [each for each in root if isinstance(each, str) and re.match(r"\+{0,2}[\w@/.]+=", each)]
-        whole = f"python -m hydra {shlex.join(words)}\n"
-        yield from [Part("overrides", "argv", whole, "its overrides alone are read")] if words and words == root else ()
+        yield from (
+            [Part("overrides", "argv", f"python -m hydra {shlex.join(words)}\n", "its overrides alone are read")]
+            if words and words == root
+            else ()
+        )
     elif isinstance(root, dict) and (settings := _settings(root)) is not None:
         yield settings
     elif nodes := [each for each in roots if isinstance(each, dict)]:
@@ -320,11 +321,9 @@ def options_of(values: Mapping[str, Any]) -> list[str]:
     >>> options_of({"bf16": True, "lr": None, "targets": ["q", "v"]})
     ['--bf16', 'True', '--targets', 'q', 'v']
     """
-    words: list[str] = []
-    for name, value in values.items():
-        if value is not None and value != [] and not isinstance(value, dict):
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words
+    told = {name: value for name, value in values.items() if value not in (None, []) and not isinstance(value, dict)}
+    several = {name: value if isinstance(value, list) else [value] for name, value in told.items()}
+    return [word for name, listed in several.items() for word in (f"--{name}", *map(str, listed))]
 
 
 UNTRAINED = re.compile(r"(?i)(?:^|[._])(?:eval|val|valid|test|dev)")
@@ -461,9 +460,8 @@ def _name(node: _Node) -> str:
 
 def _spread(command: str, machines: int) -> str:
     """Return a command whose torchrun spans all machines of its manifest, as their variables tell it."""
-    if machines < 2 or "--nnodes" in command:
-        return command
-    return re.sub(r"\btorchrun(?= )", f"torchrun --nnodes {machines}", command)
+    told = "torchrun" if machines < 2 or "--nnodes" in command else f"torchrun --nnodes {machines}"
+    return re.sub(r"\btorchrun(?= )", told, command)
 
 
 def _cards(nodes: Sequence[_Node], table: Mapping[str, Any]) -> tuple[int, int]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base import read_data, read_text
+from loadgauge.core.base import read_table, read_text
 
 if TYPE_CHECKING:
     from loadgauge.job_files.ideas.table import Keys
@@ -53,11 +51,6 @@ class KnownFile(msgspec.Struct, frozen=True):
     dialect: str = "deepspeed"
 
 
-@cache
-def _tools() -> dict[str, Any]:
-    return tomllib.loads(read_data("deepspeed_files.toml"))
-
-
 def known_file(path: str) -> KnownFile | None:
     """Return the configuration that a path names; None for one that no tool is known to come with.
 
@@ -67,7 +60,7 @@ def known_file(path: str) -> KnownFile | None:
     ('LLaMA-Factory', None)
     """
     words = path.replace("\\", "/")
-    for tool in _tools().values():
+    for tool in read_table("deepspeed_files.toml").values():
         for name, content in tool["files"].items():
             if f"/{words}".endswith(f"/{name}"):
                 if "distributed_type" in content:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.job_files.ideas.table import MISSING, Document
 from loadgauge.job_files.reading.nested import Nested, resolved
 
@@ -139,10 +139,13 @@ def _beneath(
     """The layers beneath a file, the lowest first; adds to `absent` those that are not there."""
     named = flat.get(key)
     names = named if isinstance(named, list) else [] if named is None else [named]
-    if not all(isinstance(name, str) for name in names):
-        raise ConfigError("must name one file, or be a list of files", key=key, file=file)
-    if depth > DEEPEST:
-        raise ConfigError(f"more than {DEEPEST} files are over each other", key=key, file=file)
+    refuse(
+        not all(isinstance(name, str) for name in names),
+        "must name one file, or be a list of files",
+        key=key,
+        file=file,
+    )
+    refuse(depth > DEEPEST, f"more than {DEEPEST} files are over each other", key=key, file=file)
     layers: list[Mapping[str, Any]] = []
     for each in names:
         if each == "_self_":

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.families.hf import decode
 from loadgauge.job_files.ideas.table import MISSING
 
@@ -59,12 +59,9 @@ class Nested:
         return ".".join(path)
 
     def _place(self, key: str) -> tuple[str, ...]:
-        if key in self.paths:
-            return self.paths[key]
-        if self.sections:
-            section = self.sections.get(key)
-            return (section, key) if section is not None and section in self.root else (key,)
-        return tuple(key.split("."))
+        section = self.sections.get(key)
+        whole = (key,) if self.sections else tuple(key.split("."))
+        return self.paths.get(key) or ((section, key) if section is not None and section in self.root else whole)
 
     def names(self) -> tuple[str, ...]:
         """The paths of all values, in order."""
@@ -183,8 +180,7 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
         root = json.loads(text.removeprefix("\ufeff"), parse_float=kept)
     except ValueError as error:  # an integer of thousands of digits
         raise ConfigError(f"is not valid JSON: {error}") from None
-    if not isinstance(root, dict):
-        raise ConfigError("must be a JSON object")
+    refuse(not isinstance(root, dict), "must be a JSON object")
     indent = re.search(r"\n([ \t]+)\S", text)
     space = indent[1] if indent else None if root and "\n" not in text.strip() else " " * INDENT
     end = "\n" if text.endswith("\n") else ""
@@ -192,8 +188,14 @@ def json_document(text: str, sections: dict[str, str] | None = None) -> Nested:
     def dump(value: Any) -> str:
         written = json.dumps(value, indent=space, ensure_ascii=False)
         # A float is spelled as it was read; a text cannot look like one of them outside its quotes.
-        pattern = r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?'
-        return re.sub(pattern, lambda match: numbers.get(match[0], match[0]), written) + end
+        return (
+            re.sub(
+                r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?',
+                lambda match: numbers.get(match[0], match[0]),
+                written,
+            )
+            + end
+        )
 
     return Nested("json", root, dump, dict, sections)
 
@@ -242,11 +244,9 @@ def yaml_document(text: str, sections: dict[str, str] | None = None) -> Nested:
         loader.indent(mapping=INDENT, sequence=offset + 2, offset=offset)
     with _yaml_errors():
         documents = list(loader.load_all(text)) if text.strip() else [CommentedMap()]
-    if len(documents) != 1:
-        raise ConfigError(f"holds {len(documents)} YAML documents; one job is one document")
+    refuse(len(documents) != 1, f"holds {len(documents)} YAML documents; one job is one document")
     root = CommentedMap() if documents[0] is None else documents[0]
-    if not isinstance(root, dict):
-        raise ConfigError("must be a YAML mapping of named values")
+    refuse(not isinstance(root, dict), "must be a YAML mapping of named values")
     _refuse_bombs(root)
 
     def dump(value: Any) -> str:
@@ -304,8 +304,7 @@ def _refuse_tags(text: str) -> None:
             depth -= kind in ("BlockEndToken", "FlowMappingEndToken", "FlowSequenceEndToken")
             if depth > DEEPEST:
                 raise ConfigError("is nested too deeply")
-    if anchors > 100:
-        raise ConfigError(f"has {anchors} YAML anchors; a job file has a few")
+    refuse(anchors > 100, f"has {anchors} YAML anchors; a job file has a few")
 
 
 def _refuse_bombs(root: Any) -> None:

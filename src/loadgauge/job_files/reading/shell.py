@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
-from loadgauge.core.base import ConfigError, read_text
+from loadgauge.core.base import read_text, refuse
 from loadgauge.job_files.reading.known_files import HERE
 from loadgauge.job_files.reading.shell_values import ASSIGNED, UNSET, Value, Values, Word, plain, quotient, settled
 from loadgauge.job_files.reading.shell_words import DEEPEST, MOST_WORDS, Listing, Node, Piece, Text, Token, Tree, tokens
@@ -83,8 +83,7 @@ class Shell(Values):
     def _script(self, text: Text) -> bool | None:
         before = self.text
         self.depth += 1
-        if self.depth > DEEPEST:
-            raise ConfigError(f"starts itself, or more than {DEEPEST} scripts in each other")
+        refuse(self.depth > DEEPEST, f"starts itself, or more than {DEEPEST} scripts in each other")
         self.text = text
         try:
             return self._listing(Tree(text.text).parse())
@@ -96,36 +95,31 @@ class Shell(Values):
         """Reads commands; whether the last one succeeds, None where that is not known."""
         success: bool | None = True
         for before, node in commands:
-            if (before == "&&" and success is False) or (before == "||" and success is not False):
-                continue
-            if before in ("&&", "||") and self._gives_up([("", node)]):
+            decided = (before == "&&" and success is False) or (before == "||" and success is not False)
+            if decided or (before in ("&&", "||") and self._gives_up([("", node)])):
                 continue
             success = self._node(node)
         return success
 
     def _node(self, node: Node) -> bool | None:
         kind = node[0]
-        if kind == "cmd":
-            return self._command(node[1], node[2])
+        runs: dict[str, Callable[..., bool | None]] = {
+            "cmd": self._command,
+            "pipe": self._pipe,
+            "group": self._listing,
+            "if": self._branch,
+            "case": self._case,
+            "for": self._for,
+        }
+        if kind in runs:
+            return runs[kind](*node[1:])
         if kind == "not":
             success = self._node(node[1])
             return None if success is None else not success
-        if kind == "pipe":
-            return self._pipe(node[1])
-        if kind == "group":
-            return self._listing(node[1])
         if kind == "function":
             self.functions[node[1]] = self.text, node[2]
-        elif kind == "if":
-            self._branch(node[1])
-        elif kind == "case":
-            self._case(node[1], node[2])
-        elif kind == "for":
-            self._for(node[1], node[2])
-        elif kind in ("while", "until"):
-            success = self._listing(node[1])
-            if success is (kind == "while"):
-                self._round(node[2])
+        elif self._listing(node[1]) is (kind == "while"):  # or until
+            self._round(node[2])
         return None
 
     def _gives_up(self, commands: Listing, depth: int = 0) -> bool:
@@ -200,9 +194,8 @@ class Shell(Values):
         if not head:
             return
         if head[0].text.startswith("(("):
-            match = re.match(r"\(\(\s*(\w+)\s*=\s*(\w+)", head[0].text)
-            if match is not None:
-                self._set(match[1], plain(match[2]))
+            for name, value in re.findall(r"^\(\(\s*(\w+)\s*=\s*(\w+)", head[0].text):
+                self._set(name, plain(value))
         else:
             words = [word for token in head[2:] for field in self._fields(token) for word in _listed(Text(field))]
             if len(words) > 1:
@@ -239,8 +232,7 @@ class Shell(Values):
 
     def _command(self, command_words: list[Token], redirects: list[Token]) -> bool | None:
         self.count += 1 + len(command_words)
-        if self.count > 2 * MOST_WORDS:
-            raise ConfigError(f"has more than {MOST_WORDS} words")
+        refuse(self.count > 2 * MOST_WORDS, f"has more than {MOST_WORDS} words")
         index = 0
         while index < len(command_words) and (
             command_words[index].kind == "array" or ASSIGNED.match(command_words[index].text)
@@ -440,31 +432,20 @@ class Shell(Values):
         if name in ("true", ":"):
             return
         if name == "echo":
-            pieces: list[Piece] = []
-            for word in words[1:]:
-                if word.text not in ("-e", "-n", "-ne"):
-                    pieces += [*self._pieces(word), Piece(" ", -1, -1)]
-            self.said.append(Text(pieces[:-1]))
+            told = (self._pieces(word) for word in words[1:] if word.text not in ("-e", "-n", "-ne"))
+            self.said.append(Text([piece for pieces in told for piece in (*pieces, Piece(" ", -1, -1))][:-1]))
             return
-        if name == "pwd":
-            result = self.directory
-        elif name == "dirname" and texts:
-            result = texts[-1].rpartition("/")[0] or "."
-        elif name == "basename" and texts:
-            result = texts[0].rstrip("/").rpartition("/")[2].removesuffix(texts[1] if len(texts) > 1 else "\0")
-        elif name in ("realpath", "readlink") and texts:
-            result = texts[-1]
-        elif name == "expr":
-            result = quotient(" ".join(texts))
-        elif name == "seq" and texts:
-            result = "1" if len(texts) == 1 else texts[0]
-        elif name == "printf" and texts and len(texts) == 1:
-            result = texts[0]
-        else:
-            result = ""
+        paths = {
+            "dirname": texts and (texts[-1].rpartition("/")[0] or "."),
+            "basename": texts and texts[0].rstrip("/").rpartition("/")[2].removesuffix([*texts, "\0"][1]),
+            **dict.fromkeys(("realpath", "readlink"), texts and texts[-1]),
+        }
+        numbers = {"expr": quotient(" ".join(texts)), "seq": texts and ("1" if len(texts) == 1 else texts[0])}
+        others = {"pwd": self.directory, "printf": texts[0] if len(texts) == 1 else ""}
+        result = (paths | numbers | others).get(name)
         if not result:
             raise _Stop("unknown")
-        self.said.append(plain(result))
+        self.said.append(plain(str(result)))
 
     # -- tests ---------------------------------------------------------------------------------------------------------
 
@@ -564,13 +545,8 @@ def _test(words: list[str | None], values: Mapping[str, object]) -> bool | None:
         return None if words[:1] == [None] else bool(words) and words not in (["-n"], [""])
     if len(words) == 2:
         switch, value = words
-        if switch == "-z":
-            return None if value is None else value == ""
-        if switch == "-v":
-            return value in values
-        if switch == "-n":
-            return None if value is None else value != ""
-        return None
+        empty = None if value is None else value == ""
+        return {"-z": empty, "-n": None if empty is None else not empty, "-v": value in values}.get(str(switch))
     left, how, right = words[0], words[1], words[2]
     if left is None or right is None or len(words) > 3:
         return None

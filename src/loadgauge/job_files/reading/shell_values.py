@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.job_files.reading.shell_words import DEEPEST, Piece, Text, Token, closing
 
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -94,8 +94,9 @@ class Values:
     def _set(self, name: str, value: Value) -> None:
         if isinstance(value, Text):
             self.letters += len(value.text)
-            if len(value.text) > LONGEST or self.letters > MOST_LETTERS:
-                raise ConfigError(f"sets {name} to more than {LONGEST} letters")
+            refuse(
+                len(value.text) > LONGEST or self.letters > MOST_LETTERS, f"sets {name} to more than {LONGEST} letters"
+            )
             if name in self.values and UNSET.fullmatch(value.text):
                 return  # set where the script is started, as `NAME=$1` is
         self.values[name] = value
@@ -204,8 +205,7 @@ class Values:
     def _value(self, raw: str, start: int, end: int) -> Value:
         """Return what an expansion becomes; as it is spelled where that is not known. A plain value is where it is used."""
         self.letters += len(raw)
-        if self.letters > MOST_LETTERS:
-            raise ConfigError("is too much to expand")
+        refuse(self.letters > MOST_LETTERS, "is too much to expand")
         position = self.text.part(start, end)
         first, last = (position[0].start, position[-1].end) if position else (-1, -1)
         value = self._looked_up(raw)

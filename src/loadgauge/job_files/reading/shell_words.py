@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 
 MOST_WORDS, DEEPEST = 15_000, 40
 """Words of a script, and levels of what stands in each other."""
@@ -34,9 +35,7 @@ class Text:
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self.pieces = tuple(piece for piece in pieces if piece.text)
         self.text = "".join(piece.text for piece in self.pieces)
-        self.begins = [0]
-        for piece in self.pieces:
-            self.begins.append(self.begins[-1] + len(piece.text))
+        self.begins = [*accumulate((len(piece.text) for piece in self.pieces), initial=0)]
 
     def part(self, start: int, end: int) -> tuple[Piece, ...]:
         """The pieces from one index to another."""
@@ -45,10 +44,9 @@ class Text:
         while index < len(self.pieces) and self.begins[index] < end:
             piece, begin = self.pieces[index], self.begins[index]
             low, high = max(0, start - begin), min(len(piece.text), end - begin)
-            if piece.end - piece.start == len(piece.text):
-                pieces.append(Piece(piece.text[low:high], piece.start + low, piece.start + high))
-            else:
-                pieces.append(Piece(piece.text[low:high], piece.start, piece.end))
+            literal = piece.end - piece.start == len(piece.text)
+            span = (piece.start + low, piece.start + high) if literal else (piece.start, piece.end)
+            pieces.append(Piece(piece.text[low:high], *span))
             index += 1
         return tuple(pieces)
 
@@ -62,11 +60,8 @@ def closing(text: str, start: int, depth: int = 0) -> int:
     letter = text[start]
     if letter == "\\":
         return min(len(text), start + 2)
-    if letter == "'":
-        end = text.find("'", start + 1)
-        return len(text) if end < 0 else end + 1
-    if letter == "`":
-        end = text.find("`", start + 1)
+    if letter in "'`":
+        end = text.find(letter, start + 1)
         return len(text) if end < 0 else end + 1
     bracket = text[start + 1 : start + 2]
     if letter == '"':
@@ -209,8 +204,7 @@ class Tree:
         return taken
 
     def _listing(self, depth: int = 0) -> Listing:
-        if depth > DEEPEST:
-            raise ConfigError(f"has commands of more than {DEEPEST} levels")
+        refuse(depth > DEEPEST, f"has commands of more than {DEEPEST} levels")
         commands: Listing = []
         operator = ";"
         while self.at < len(self.tokens):

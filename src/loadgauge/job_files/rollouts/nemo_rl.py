@@ -17,7 +17,6 @@ from loadgauge.job_files.ideas import (
     in_part,
     instantiated,
     layers,
-    lengths,
     reads,
     refers,
     row,
@@ -33,6 +32,7 @@ from loadgauge.job_files.rollouts.nemo_rl_rollout import (
     M,
     P,
     algorithm_of,
+    answers_lengths,
     backend_of,
     by_name,
     generates,
@@ -44,8 +44,6 @@ from loadgauge.job_files.rollouts.nemo_rl_rollout import (
 BEGUN = {"grpo": "grpo_math_1B", "gspo": "grpo_math_1B", "dapo": "grpo_math_1B", "dpo": "dpo", "sft": "sft", "rm": "rm",
          "opd": "distillation_math"}  # fmt: skip
 """The recipe that an export of a task is built on."""
-PROMPT_SHARE = 8
-"""One of so many tokens of the longest sequence is the prompt's, where the file says only how long both are together."""
 FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 EIGHT_BITS = {"tensorwise": "fp8-tensorwise", "blockwise": "fp8-blockwise", "delayed": "fp8-delayed", "mxfp8": "mxfp8"}
 """`fp8_recipe`."""
@@ -62,8 +60,7 @@ def _assumed(keys: Keys, key: str) -> bool | None:
 def _model(keys: Keys, at: Named) -> Facts:
     """The model; that of a recipe in a missing one's place is not this file's, whose name may say its own."""
     name = by_name(keys.file) if _assumed(keys, f"{P}model_name") is None else None
-    if name is not None:
-        keys.remarks[f"its model is {name}, as the name of the file says"] = None
+    keys.remark(f"its model is {name}, as the name of the file says", when=name is not None)
     return {"model": name} if name else at.inner.read(keys)
 
 
@@ -145,7 +142,7 @@ def _layout(keys: Keys, at: Named) -> Facts:
     facts: Facts = {axis: keys.whole(key) or 1 for axis, key in sizes.items()}
     facts["recompute"] = _recomputed(keys, megatron, at)
     if not megatron:
-        facts |= {
+        return facts | {
             "framework": "torchtitan",
             # Experts' layers stay gathered (AutoModel's `MoEParallelizerConfig`).
             "zero": 2 if facts["ep"] > 1 and not keys.flag(at.stays) else 3,
@@ -155,7 +152,6 @@ def _layout(keys: Keys, at: Named) -> Facts:
             "sequence_parallel": bool(keys.flag(at.other)) and facts["tp"] > 1,
             "cp_comm": "ring" if facts["cp"] > 1 else None,
         }
-        return facts
     return facts | {
         "framework": "megatron",
         "zero": 0 if keys.flag(at.distributed) is False else 1,
@@ -222,8 +218,7 @@ def _gpus_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     of_grpo = algorithm_of(keys) == "grpo"
     each, nodes = (None, None) if split is None else (split[1], None) if sizes[1] == 1 else (STAYS, STAYS)
     if split is not None and sizes[1] != 1 and split[1] % sizes[0] == 0:
-        each = sizes[0]
-        nodes = split[1] // sizes[0]
+        each, nodes = sizes[0], split[1] // sizes[0]
     return values | {
         at.together: split is None,
         at.late: bool(behind) if of_grpo else STAYS,
@@ -251,7 +246,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     """GPUs of the cluster, and those of them that generate where they are not the trainer's."""
     count = keys.whole(at.nodes) or 1
     if taught := teachers_nodes(keys):
-        keys.remarks[f"{taught} of its {count} nodes are its teachers'"] = None
+        keys.remark(f"{taught} of its {count} nodes are its teachers'")
         keys.refuse(at.nodes, "leaves no nodes beside the teachers'", when=taught >= count)
         count -= taught
     # On several nodes those that generate are whole ones (`algorithms/grpo.py`, `setup`).
@@ -262,8 +257,11 @@ def _gpus(keys: Keys, at: Named) -> Facts:
         # Its GPUs are of the cluster, and of nobody else (`algorithms/grpo.py`, `setup`).
         per_node -= (keys.whole(at.scores[0]) or 0) if single else 0
         count -= 0 if single else keys.whole(at.scores[1]) or 1
-        why = "leaves no GPUs for the model that is trained"
-        keys.refuse(at.scores[0 if single else 1], why, when=per_node < 1 or count < 1)
+        keys.refuse(
+            at.scores[0 if single else 1],
+            "leaves no GPUs for the model that is trained",
+            when=per_node < 1 or count < 1,
+        )
     facts: Facts = {"gpus_per_node": per_node, "nodes": count}
     if not generates(keys):
         return facts
@@ -277,8 +275,10 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     total = per_node * count
     own = keys.whole(at.own_each) if single else (keys.whole(at.own_nodes) or 1) * (keys.whole(at.own_each) or per_node)
     if own is None or own >= total:
-        why = f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer"
-        raise keys.wrong(at.own_each if single else at.own_nodes, why)
+        raise keys.wrong(
+            at.own_each if single else at.own_nodes,
+            f"says how many of the cluster's {total} GPUs generate, and leaves some for the trainer",
+        )
     return facts | {
         "placement": f"split:{total - own}+{own}",
         "staleness": None if waits else keys.whole(names[1]) or 1,
@@ -329,10 +329,15 @@ def _task(keys: Keys, at: Named) -> Facts:
         listed = keys.raw("teachers")
         first = listed[0] if isinstance(listed, list) and listed else None
         name = first.get("model_name") if isinstance(first, dict) else None
-        if not isinstance(name, str) or "$" in name:
-            raise keys.wrong("teachers", "must say the model_name of each; give --teacher")
-        stated = "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by"
-        keys.note("teachers", stated, "costs", "weights loss transient")
+        keys.refuse(
+            "teachers", "must say the model_name of each; give --teacher", when=not isinstance(name, str) or "$" in name
+        )
+        keys.note(
+            "teachers",
+            "the first teacher and its distance is counted, not further ones nor what vocabularies are matched by",
+            "costs",
+            "weights loss transient",
+        )
         return {"task": "gkd", "teacher": name}
     if algorithm == "dpo":
         loss = keys.word(at.preference) or "dpo"
@@ -346,8 +351,13 @@ def _task(keys: Keys, at: Named) -> Facts:
         own = {"task": "ppo", "critic": None if value == keys.word(f"{P}model_name") else value}
         return own | {"reference": "model" if refers else "none", "frozen_offload": True if refers else None}
     kind = keys.choice(at.kind, {name: name for name in ("grpo", "reinforce_plus_plus", "gdpo", "rloo", "opd")})
-    teachers = "advantages are those of teachers, whose passes on GPUs of their own are not counted"
-    keys.note(at.kind, teachers, "costs", "", when=kind == "opd")
+    keys.note(
+        at.kind,
+        "advantages are those of teachers, whose passes on GPUs of their own are not counted",
+        "costs",
+        "",
+        when=kind == "opd",
+    )
     refers = bool(weighs) and not keys.flag(at.skipped[0])
     return {
         "task": "gspo" if keys.flag(at.whole) else "grpo",
@@ -419,8 +429,12 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if on is not None and keys.raw(on[1]) is not None:
         tokens = keys.whole(on[1]) or 1
         rows = max(1, round(tokens / length))
-        whole = f"a pack of so many tokens is no whole number of sequences of {length}, and counted as {rows}"
-        keys.note(on[1], whole, parts="activations loss transient", when=tokens != rows * length)
+        keys.note(
+            on[1],
+            f"a pack of so many tokens is no whole number of sequences of {length}, and counted as {rows}",
+            parts="activations loss transient",
+            when=tokens != rows * length,
+        )
     if not generates(keys):
         return {"global_batch": batch, "micro_batch": rows}
     name = algorithm_of(keys)
@@ -439,39 +453,6 @@ def _batch(keys: Keys, at: Named) -> Facts:
         "logprob_tokens": max(keys.whole(on[2]) or 1, length) if on is not None and packed else None,
         "logprob_batch": None if packed else keys.whole(at.scored),
     }
-
-
-def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    if not generates(keys):
-        return {at.whole: facts["seq_len"]} if facts.get("seq_len") else {}
-    longest = str(facts.get("answers") or "")
-    if not longest.isdecimal() or facts.get("prompt_len") is None:
-        return {}
-    return {at.whole: facts["prompt_len"] + int(longest), at.answer: int(longest)}
-
-
-@reads(
-    facts="seq_len prompt_len answers",
-    write=_lengths_written,
-    whole=f"{P}max_total_sequence_length",
-    answer=f"{G}max_new_tokens",
-    prompt="data.max_input_seq_length",
-)
-def _lengths(keys: Keys, at: Named) -> Facts:
-    """`max_total_sequence_length` is that of prompt and answer; `max_new_tokens` and `max_input_seq_length` are often the same."""
-    length = keys.whole(at.whole) or 512
-    if not generates(keys):
-        return {"seq_len": length}
-    first, rest = keys.whole(at.prompt), keys.whole(at.answer)
-    keys.refuse(
-        at.answer,
-        f"{rest} tokens of an answer are more than the {length} of prompt and answer",
-        when=rest is not None and rest > length,
-    )
-    unsaid = rest in (None, length) and (first is None or first >= length)
-    if rest is None or rest == length:
-        rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
-    return lengths(keys, length - rest, rest, taken=unsaid)
 
 
 ADAPTER_NAMES = ("enabled", "dim", "target_modules", "dropout")
@@ -568,13 +549,20 @@ def _loss(keys: Keys, at: Named) -> Facts:
         return {}
     pieces = keys.whole(at.chunk, minimum=0)
     if not megatron_trains(keys):
-        why = "passes before an update make log-probabilities so many tokens at a time, which are counted all at once"
-        keys.note(at.chunk, why, "saves", when=pieces)
+        keys.note(
+            at.chunk,
+            "passes before an update make log-probabilities so many tokens at a time, which are counted all at once",
+            "saves",
+            when=pieces,
+        )
         return {"loss": "float32"}
-    fused = keys.flag(at.fused)
-    why = "float32 logits are made in parts, which holds less for a moment"
-    keys.note(at.deferred, why, "saves", when=keys.flag(at.deferred) and not pieces)
-    return {"loss": "chunked" if fused else "compiled" if pieces else None}
+    keys.note(
+        at.deferred,
+        "float32 logits are made in parts, which holds less for a moment",
+        "saves",
+        when=keys.flag(at.deferred) and not pieces,
+    )
+    return {"loss": "chunked" if keys.flag(at.fused) else "compiled" if pieces else None}
 
 
 NEMO_RL = Dialect(
@@ -596,7 +584,7 @@ NEMO_RL = Dialect(
         _precision,
         _task,
         _batch,
-        _lengths,
+        answers_lengths,
         rollout,
         _adapter,
         _optimizer,

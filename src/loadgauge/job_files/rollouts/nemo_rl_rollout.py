@@ -1,4 +1,4 @@
-"""Tells which part of a NeMo-RL recipe is read, and the engine that generates."""
+"""Tells which part of a NeMo-RL recipe is read, the engine that generates, and how long answers are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from loadgauge.job_files.ideas import (
     Named,
     engine,
     fixed,
+    lengths,
     names_in,
     product,
     reads,
@@ -28,6 +29,8 @@ V = f"{G}vllm_cfg."
 ALGORITHMS = ("ppo", "grpo", "dpo", "sft", "rm", "distillation")
 """Sections, of which a recipe has one."""
 CACHES = {"auto": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16"}
+PROMPT_SHARE = 8
+"""One of so many tokens of the longest sequence is the prompt's, where the file says only how long both are together."""
 BACKENDS = ("vllm", "sglang", "megatron", "trtllm", "dynamo")
 """Engines that generate; those beside vLLM and SGLang are counted as vLLM, and the answer says so."""
 
@@ -172,3 +175,36 @@ def by_name(file: str) -> str | None:
     words = Path(file).stem.split("-")[1:]
     words = [] if "to" in words else words  # a teacher and its student
     return next((name for end in range(1, len(words) + 1) if of_text(name := "-".join(words[:end]))), None)
+
+
+def _lengths_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
+    if not generates(keys):
+        return {at.whole: facts["seq_len"]} if facts.get("seq_len") else {}
+    longest = str(facts.get("answers") or "")
+    if not longest.isdecimal() or facts.get("prompt_len") is None:
+        return {}
+    return {at.whole: facts["prompt_len"] + int(longest), at.answer: int(longest)}
+
+
+@reads(
+    facts="seq_len prompt_len answers",
+    write=_lengths_written,
+    whole=f"{P}max_total_sequence_length",
+    answer=f"{G}max_new_tokens",
+    prompt="data.max_input_seq_length",
+)
+def answers_lengths(keys: Keys, at: Named) -> Facts:
+    """`max_total_sequence_length` is that of prompt and answer; `max_new_tokens` and `max_input_seq_length` are often the same."""
+    length = keys.whole(at.whole) or 512
+    if not generates(keys):
+        return {"seq_len": length}
+    first, rest = keys.whole(at.prompt), keys.whole(at.answer)
+    keys.refuse(
+        at.answer,
+        f"{rest} tokens of an answer are more than the {length} of prompt and answer",
+        when=rest is not None and rest > length,
+    )
+    unsaid = rest in (None, length) and (first is None or first >= length)
+    if rest is None or rest == length:
+        rest = length - (max(1, length // PROMPT_SHARE) if unsaid else first or 0)
+    return lengths(keys, length - rest, rest, taken=unsaid)

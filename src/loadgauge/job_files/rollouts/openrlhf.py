@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
-
 from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.job_files.hugging_face.huggingface import dropout, processes
 from loadgauge.job_files.ideas import (
@@ -76,8 +74,7 @@ OF_SECTIONS = re.compile(
 
 def trainer_of(keys: Keys) -> str:
     """The trainer of a command line: `ppo_ray`, `dpo`, ...; by the options where the program is not named."""
-    match = STARTED.search(" ".join(getattr(keys.document, "program", ())))
-    if match is not None:
+    if (match := STARTED.search(keys.program)) is not None:
         return match[1] or match[2]
     return "ppo_ray" if keys.has(*both("vllm.num_engines"), *both("rollout.batch_size")) else "sft"
 
@@ -113,10 +110,6 @@ def _generates(keys: Keys) -> bool:
     return trainer_of(keys) == "ppo_ray"
 
 
-def _trains_alone(keys: Keys) -> bool:
-    return not _generates(keys)
-
-
 def _apart(keys: Keys, trainer: int, at: Named) -> dict[str, int]:
     """GPUs of the models that have their own, by their words in `--placement`; one on the actor's has as many as that."""
     there = {"ref": not _off(keys), "critic": _estimator(keys) == "gae", "reward": _rewards(keys) is not None}
@@ -128,8 +121,9 @@ def _apart(keys: Keys, trainer: int, at: Named) -> dict[str, int]:
         if not (keys.flag(at.everything) or (role == "ref" and keys.flag(at.pair))):
             word = "critic+reward" if pair and role != "ref" else {"ref": "reference"}.get(role, role)
             alone[word] = max(count, alone.get(word, 0))
-        elif count != trainer and where != [None, None]:
-            keys.refuse(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs", when=True)
+        else:
+            other = count != trainer and where != [None, None]
+            keys.refuse(f"{role}.num_gpus_per_node", f"is read where it is the actor's {trainer} GPUs", when=other)
     return alone
 
 
@@ -212,7 +206,7 @@ def _gpus(keys: Keys, at: Named) -> Facts:
     }
 
 
-LAUNCHED = msgspec.structs.replace(when(_trains_alone, launched()))
+LAUNCHED = when(lambda keys: not _generates(keys), launched())
 """The launcher of a trainer; of one on Ray the models' own GPUs are said, and machines are those of the whole Ray cluster."""
 
 
@@ -242,8 +236,7 @@ TASK_REMOTE = SCRIPTED[0]
 
 def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
     task = ESTIMATORS[_estimator(keys)]
-    if task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo":
-        task = "gspo"
+    whole = task == "grpo" and keys.choice(at.actor_loss, {"ppo": "ppo", "gspo": "gspo"}) == "gspo"
     score, value = _rewards(keys), keys.word(at.critic)
     keys.refuse(at.reward, "several reward models are not read; one is", when=score is not None and "," in score)
     value = value or score or own
@@ -255,7 +248,7 @@ def _of_answers(keys: Keys, own: str | None, at: Named) -> Facts:
         when=len({bool(flag) for flag in there}) > 1,
     )
     return {
-        "task": task,
+        "task": "gspo" if whole else task,
         "reference": "model" if beside else "none",
         "reward_model": score,
         "critic": value if task == "ppo" and value != own else None,
@@ -326,14 +319,6 @@ def _sleeps(keys: Keys) -> bool:
     return bool(together and keys.flag(ASLEEP))
 
 
-_late = row(
-    "partial",
-    "train.partial_rollout_enable",
-    words={"true": True, "false": False},
-    off=False,
-    default=lambda keys: False if keys.flag("train.async_enable") else None,
-    add=False,
-)
 """The switch by which answers go on at a hand-over of weights, which else waits for the batch (`ppo_trainer_async.py`)."""
 ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
 
@@ -345,7 +330,14 @@ ASLEEP, MOVED = "vllm.enable_sleep", "ds.enable_sleep"
         row("utilization", "vllm.gpu_memory_utilization", kind="real", default=0.95),
         row("graphs", "vllm.enforce_eager", words={"true": False, "false": True}, default=True),
         row("prefix", "vllm.enable_prefix_caching", words={"true": True, "false": False}, default=False),
-        _late,
+        row(
+            "partial",
+            "train.partial_rollout_enable",
+            words={"true": True, "false": False},
+            off=False,
+            default=lambda keys: False if keys.flag("train.async_enable") else None,
+            add=False,
+        ),
         fixed(ASLEEP, sleep=lambda keys: int(_sleeps(keys)), context=lambda keys: _longest(keys)),
     )
 )
@@ -462,10 +454,13 @@ def _batch(keys: Keys) -> Facts:
     facts |= BATCH_GENERATED.read(keys)
     if keys.flag(DYNAMIC):
         tokens = keys.whole(MOST) or 16_192
-        # At least one sequence is in a micro-batch, however long it is.
-        facts |= {"micro_batch": _filled(keys, tokens, facts["global_batch"]), "logprob_batch": None}
-        # A sequence that is longer makes a micro-batch of its own.
-        facts["logprob_tokens"] = max(keys.whole(SCORED_MOST) or tokens, _longest(keys))
+        facts |= {
+            # At least one sequence is in a micro-batch, however long it is.
+            "micro_batch": _filled(keys, tokens, facts["global_batch"]),
+            "logprob_batch": None,
+            # A sequence that is longer makes a micro-batch of its own.
+            "logprob_tokens": max(keys.whole(SCORED_MOST) or tokens, _longest(keys)),
+        }
     return facts
 
 
@@ -511,27 +506,23 @@ def _deepspeed(keys: Keys, at: Named) -> Facts:
 RANK, FOUR = "ds.lora.rank", "ds.load_in_4bit"
 
 
-def _adapter() -> Idea:
-    def on(keys: Keys) -> bool:
-        number = keys.whole(RANK, minimum=0)
-        keys.refuse(FOUR, "says a quantised base, and no adapter trains on it", when=not number and keys.flag(FOUR))
-        return bool(number)
-
-    return adapters(
-        on,
-        row("lora_rank", RANK),
-        layers("ds.lora.target_modules", ["all-linear"]),
-        dropout("ds.lora.dropout"),
-        row("qlora", FOUR, kind="flag", default=False),
-        fixed(FOUR, base=_only_four("nf4"), kbit_upcast=_only_four("norms"), lora_dtype=_only_four("bfloat16")),
-        off=lambda keys: {FOUR: False},
-        bases=("nf4",),
-        alone=True,
-    )
+def _adapts(keys: Keys) -> bool:
+    number = keys.whole(RANK, minimum=0)
+    keys.refuse(FOUR, "says a quantised base, and no adapter trains on it", when=not number and keys.flag(FOUR))
+    return bool(number)
 
 
-def _only_four(word: str) -> Any:
-    return lambda keys: word if keys.flag(FOUR) else None
+ADAPTER = adapters(
+    _adapts,
+    row("lora_rank", RANK),
+    layers("ds.lora.target_modules", ["all-linear"]),
+    dropout("ds.lora.dropout"),
+    row("qlora", FOUR, kind="flag", default=False),
+    when(lambda keys: keys.flag(FOUR), fixed(FOUR, base="nf4", kbit_upcast="norms", lora_dtype="bfloat16")),
+    off=lambda keys: {FOUR: False},
+    bases=("nf4",),
+    alone=True,
+)
 
 
 @writes(
@@ -592,7 +583,7 @@ IDEAS = (
     _lengths,
     _batch,
     _deepspeed,
-    _adapter(),
+    ADAPTER,
     _kernels,
     _optimizer,
 )

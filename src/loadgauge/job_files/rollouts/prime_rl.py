@@ -247,8 +247,13 @@ def _batch(keys: Keys, at: Named) -> Facts:
     keys.refuse(at.whole, f"{number} answers are no whole groups of {each}", when=left)
     for listed in at.environments:
         turns = max(map(int, TURNS.findall(str(keys.raw(listed)))), default=1)
-        why = f"its environments take up to {turns} turns, each with an answer of its own, and one answer is counted"
-        keys.note(listed, why, "costs", when=turns > 1, bare=True)
+        keys.note(
+            listed,
+            f"its environments take up to {turns} turns, each with an answer of its own, and one answer is counted",
+            "costs",
+            when=turns > 1,
+            bare=True,
+        )
     rest = keys.agreed(at.answer, keys.whole)
     unsaid = rest is None or rest >= longest
     first = max(1, longest // PROMPT_SHARE) if unsaid else longest - (rest or 0)
@@ -403,7 +408,6 @@ def _trainer(keys: Keys, at: Named) -> Facts:
     """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
     ranks = keys.whole(at.cp) or 1
     again = _section(keys, at.ac, usual=True)
-    word = "full"
     keys.note(
         at.mode,
         "keeps parts of layers by name; whole layers are counted again",
@@ -413,8 +417,7 @@ def _trainer(keys: Keys, at: Named) -> Facts:
         when=again and keys.choice(at.mode, {"full": "full", "selective": "selective"}) == "selective",
     )
     step = keys.whole(at.every) or 1
-    if again and step > 1:
-        word = f"full:every={step}"
+    word = f"full:every={step}" if step > 1 else "full"
     host = _section(keys, at.everything, usual=False)
     narrow, reduced = (keys.choice(key, {"float32": False, "bfloat16": True}) for key in (at.dtype, at.reduced))
     keys.note(
@@ -510,9 +513,14 @@ def _optimizer(keys: Keys) -> Facts:
         _of(keys, "model.fsdp_cpu_offload")
     )
     moved = keys.flag(_of(keys, OPTIMIZER_MOVED)) is not False and not whole and keys.since(0, 7)
-    if moved:
-        stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
-        keys.note(_of(keys, OPTIMIZER_MOVED), f"{stated} (it is on unless a file says otherwise)", "saves", "optimizer")
+    stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
+    keys.note(
+        _of(keys, OPTIMIZER_MOVED),
+        f"{stated} (it is on unless a file says otherwise)",
+        "saves",
+        "optimizer",
+        when=moved,
+    )
     kind = keys.choice(_of(keys, OPTIMIZER_KIND), OPTIMIZER_SORTS) or "adamw"
     # `fused=False`, which `_create_optimizer` says, is one parameter at a time; before, PyTorch chose lists of them.
     step = "foreach" if not keys.since(0, 8, 1) else "loop" if moved else "fused"

@@ -129,17 +129,19 @@ def _split(facts: Facts) -> bool:
     others=(f"{REF}device_mapping", "critic.device_mapping"),
 )
 def _gpus(keys: Keys, at: Named) -> Facts:
-    trains, generates = devices(keys, at.own), devices(keys, at.theirs)
+    trains, generates = devices(keys, at.own), devices(keys, at.theirs) or set[int]()
     if trains is None:
         return {"gpus_per_node": keys.whole(at.each)}
-    gpus = len(trains)
-    placement = None
-    if generates is not None and not trains & generates:
-        gpus = len(trains | generates)
-        placement = f"split:{len(trains)}+{len(generates)}"
-    elif generates is not None and not generates <= trains:
-        keys.note(at.theirs, f"answers are made on {len(generates)} GPUs, and counted as on the trainer's", "either")
-    busy, used = trains | (generates or set()), _kind(keys) == "rl"
+    apart = generates and not trains & generates
+    gpus = len(trains | generates) if apart else len(trains)
+    placement = f"split:{len(trains)}+{len(generates)}" if apart else None
+    keys.note(
+        at.theirs,
+        f"answers are made on {len(generates)} GPUs, and counted as on the trainer's",
+        "either",
+        when=not apart and not generates <= trains,
+    )
+    busy, used = trains | generates, _kind(keys) == "rl"
     there = {"reference": used and refers(keys) and not keys.words(at.adapts), "critic": used and values(keys)}
     for (name, present), key in zip(there.items(), at.others, strict=True):
         own = devices(keys, key) if present else None
@@ -203,8 +205,13 @@ def _layout(keys: Keys, at: Named) -> Facts:
     trains = devices(keys, f"{A}device_mapping") or set()
     half, sums = (keys.word(key) in ("bf16", "bfloat16") for key in (at.narrow, at.sums))
     loaded = {"float16": "fp16", "fp16": "fp16"}.get(keys.word(at.narrow) or "", "bf16")
-    why = "reduces gradients in another format than float32"
-    keys.note(at.sums, why, "saves", "gradients transient", when=sums and not half)
+    keys.note(
+        at.sums,
+        "reduces gradients in another format than float32",
+        "saves",
+        "gradients transient",
+        when=sums and not half,
+    )
     return {
         "framework": "torchtitan" if split > 1 else "huggingface",
         "zero": 2 if keys.flag(at.reshard) is False else 3,
@@ -254,8 +261,13 @@ def _sequences(keys: Keys, at: Named) -> Facts:
     layout = _layout.read(keys)
     packs = keys.flag(at.packs) and layout["framework"] == "megatron"  # no other strategy packs
     spread = keys.word(at.algorithm) == "load_balance"  # else the rows of a micro-batch are packed as they are
-    why = "packs the sequences of a micro-batch, so that none is padded"
-    keys.note(at.packs, why, "saves", "activations loss transient", when=packs and not spread)
+    keys.note(
+        at.packs,
+        "packs the sequences of a micro-batch, so that none is padded",
+        "saves",
+        "activations loss transient",
+        when=packs and not spread,
+    )
     if _kind(keys) != "rl":
         return {"seq_len": length, "micro_batch": rows, "accumulation": accumulated}
     trains = devices(keys, f"{A}device_mapping")
@@ -386,17 +398,20 @@ def _task(keys: Keys, at: Named) -> Facts:
         del options["context"]
     wide = options.get("tp", 1) if keys.flag(at.served) else 1
     generates, trains = (devices(keys, f"{role}device_mapping") or set() for role in (G, A))
-    if generates and generates < trains:  # the others have a reward's model, or nothing to do
-        options["dp"] = max(1, len(generates) // (options.get("tp", 1) * options.get("pp", 1)))
-    if apart and keys.real("async_generation_ratio"):
-        options["partial"] = True  # requests are cut off, and go on after the hand-over (`router.py`, `suspend`)
+    copies = max(1, len(generates) // (options.get("tp", 1) * options.get("pp", 1)))
+    options |= {
+        "dp": copies
+        if generates < trains and generates
+        else None,  # the others have a reward's model, or nothing to do
+        # Requests are cut off, and go on after the hand-over (`router.py`, `suspend`).
+        "partial": True if apart and keys.real("async_generation_ratio") else None,
+        "suspend": True if keys.flag(at.idle) and not apart else None,
+    }
     if (turns := keys.whole(at.turns) or 1) > 1:
         # What is left of a trajectory beside what its turns may make is what the environment says.
         most = min(filter(None, (*map(keys.whole, at.each), length)))  # `env_manager/*.py` take the least
         rest = int(_sequences.read(keys)["answers"]) - turns * most
         options |= {"turns": turns, "observed": rest // (turns - 1) or None if rest > 0 else None}
-    if keys.flag(at.idle) and not apart:
-        options["suspend"] = True
     options = {"sleep": 1} | options | {"graphs": not keys.flag(at.eager), "prefix": keys.flag(at.prefix) is not False}
     return facts | {
         "task": task,

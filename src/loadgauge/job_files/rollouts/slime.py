@@ -107,15 +107,13 @@ EVERY = "update_weights_interval"
 
 def _every(keys: Keys) -> int | None:
     """Updates between two hand-overs of train_async.py, where they are several; a batch is generated meanwhile."""
-    late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
     number = keys.whole(EVERY) or 1
-    return number if late and number > 1 else None
+    return number if "train_async.py" in keys.program and number > 1 else None
 
 
 def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
-    split, program = split_of(facts.get("placement")), " ".join(getattr(keys.document, "program", ()))
-    moved = facts.get("rollout_offload")
-    if bool(facts.get("staleness")) != ("train_async.py" in program):
+    split, moved = split_of(facts.get("placement")), facts.get("rollout_offload")
+    if bool(facts.get("staleness")) != ("train_async.py" in keys.program):
         return {}
     stays = split is None and moved in (None, "none")
     off = {f"no_{at.train}": True} if stays else {at.train: None, f"no_{at.train}": None}
@@ -136,11 +134,10 @@ def _placement_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     per_node="num_gpus_per_node",
 )
 def _placement(keys: Keys, at: Named) -> Facts:
-    late = "train_async.py" in " ".join(getattr(keys.document, "program", ()))
+    late = "train_async.py" in keys.program
     if keys.flag(at.together):
         keys.refuse(at.together, "train_async.py generates beside the update, on GPUs of its own", when=late)
-        moved = keys.flag(at.train) is not False
-        return {"placement": "colocated", "rollout_offload": "all" if moved else "none"}
+        return {"placement": "colocated", "rollout_offload": "none" if keys.flag(at.train) is False else "all"}
     own = (keys.whole("actor_num_gpus_per_node") or 8) * (keys.whole("actor_num_nodes") or 1)
     return {"placement": f"split:{own}+{_of_rollout(keys)}", "staleness": keys.whole(EVERY) or 1 if late else None}
 
@@ -231,8 +228,7 @@ def _own_batch(keys: Keys, batch: int) -> int:
     except Unknown:
         split = split_of(keys.given.get("placement"))
         gpus = split[0] if split else keys.given.get("gpus") or 8
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    for name in sizes:
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         gpus = max(1, gpus // (keys.whole(name) or 1))
     return min(1024, max(1, batch // gpus))
 
@@ -280,8 +276,11 @@ def _batch(keys: Keys, at: Named) -> Facts:
     count, batch = keys.whole(at.steps), keys.whole(at.whole)
     if count is not None:
         sequences, left = divmod(first * each, count)
-        why = f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each"
-        keys.refuse(at.steps, why, when=left or batch not in (None, sequences))
+        keys.refuse(
+            at.steps,
+            f"{count} updates of {first} x {each} sequences are not of {batch or sequences} each",
+            when=left or batch not in (None, sequences),
+        )
         batch = sequences
     micro = keys.whole(at.micro) or 1
     dynamic = keys.flag(at.dynamic)
@@ -422,8 +421,15 @@ ROUNDED = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"
 def _precision(keys: Keys, at: Named) -> Facts:
     """16-bit weights, whose gradients are summed in float32 where that is asked for."""
     if variable(keys, ROUNDED) == "1":
-        note = f"{ROUNDED}: rounds experts' weights to 4 bits in each product (QAT), in copies beside the others"
-        keys.add(Uncounted(note, ROUNDED, effect="costs", parts=("weights", "transient", "activations"), share=0.5))
+        keys.add(
+            Uncounted(
+                f"{ROUNDED}: rounds experts' weights to 4 bits in each product (QAT), in copies beside the others",
+                ROUNDED,
+                effect="costs",
+                parts=("weights", "transient", "activations"),
+                share=0.5,
+            )
+        )
     if keys.has(at.eight[0]):
         name = keys.choice(at.eight[1], FP8) or "fp8-delayed"
         return {"precision": f"{name}-primary" if keys.flag(at.eight[2]) else name}

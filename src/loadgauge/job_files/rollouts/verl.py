@@ -102,9 +102,8 @@ def _placement(keys: Keys) -> Facts:
     per_node, count, width, others = _pools(keys)
     if not others:
         return {}
-    late = 1
-    if on_its_own(keys) == "async":  # as many prompts between two hand-overs (`set_max_required_samples`)
-        late = math.ceil(verl_step.ahead(keys) - 1 - 1e-9)
+    # As many prompts between two hand-overs (`set_max_required_samples`).
+    late = math.ceil(verl_step.ahead(keys) - 1 - 1e-9) if on_its_own(keys) == "async" else 1
     return {"placement": f"split:{per_node * count}+{width * others}", "staleness": max(1, late)}
 
 
@@ -143,8 +142,14 @@ def _of_megatron(keys: Keys) -> Facts:
     sharded = keys.flag(LAYOUT_SHARDS)
     stated = keys.choice(LAYOUT_HOW, STRATEGIES) if sharded else None
     lite = keys.word(LAYOUT_LITE) == "fsdp2"
-    why = "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP"
-    keys.note(LAYOUT_LITE, why, "either", "weights gradients optimizer gathered", 0.5, when=lite)
+    keys.note(
+        LAYOUT_LITE,
+        "PyTorch's FSDP2 with weights in float32, counted as Megatron's FSDP",
+        "either",
+        "weights gradients optimizer gathered",
+        0.5,
+        when=lite,
+    )
     facts["etp"] = keys.whole(LAYOUT_ETP) or (facts["tp"] if facts["ep"] > 1 else 1)
     for axis, key in LAYOUT_AGAIN.items():  # what is overridden goes to the model after its own section
         keys.refuse(
@@ -235,15 +240,12 @@ def _layout(keys: Keys, at: Named) -> Facts:
     ranks = keys.whole(at.ring) or 1 if own else ulysses(keys)
     # Its configuration has gradients reduced with every micro-batch; before 0.9 there is nothing to choose.
     # param_offload and optimizer_offload move only between the updates; this is FSDP2's own offload.
-    stage = 2 if str(keys.raw(at.reshard)).lower() in ("false", "never") else 3
     facts: Facts = {axis: keys.whole(key) or 1 for axis, key in DENSE.items()}
-    if engine == "automodel" and facts["ep"] > 1 and not keys.flag(at.experts):
-        stage = 2
-    if engine == "automodel" and stage == 3 and keys.flag(at.kept):
-        stage = 2
-        keys.note(at.kept, LEFT, "saves", "gathered")
-    if own and keys.word(at.kind) == "ddp":
-        stage = 0
+    whole = engine == "automodel" and facts["ep"] > 1 and not keys.flag(at.experts)
+    stage = 2 if whole or str(keys.raw(at.reshard)).lower() in ("false", "never") else 3
+    stays = engine == "automodel" and stage == 3 and keys.flag(at.kept)
+    keys.note(at.kept, LEFT, "saves", "gathered", when=stays)
+    stage = 0 if own and keys.word(at.kind) == "ddp" else 2 if stays else stage
     facts |= {
         "framework": "torchtitan" if own or facts["ep"] > 1 else "huggingface",
         "cp": ranks,
@@ -385,10 +387,8 @@ def _batch(keys: Keys, at: Named) -> Facts:
     if not has_actor(keys):
         return {"global_batch": keys.whole(at.step) or 256}
     samples, prompts = keys.whole(at.count) or 1, keys.whole(at.mini) or 256
-    whole = keys.whole(at.step, minimum=0)
-    if on_its_own(keys) == "async":
-        whole = prompts * (keys.whole(at.batches) or 1)
-    whole = whole or 1024
+    late = on_its_own(keys) == "async"
+    whole = (prompts * (keys.whole(at.batches) or 1) if late else keys.whole(at.step, minimum=0)) or 1024
     if keys.has(at.step) and whole % prompts and verl_step.trains_answers(keys):
         # v1 fills the batch up with sequences of one token (`upsample_batch_to_divisible_size`).
         rounded = max(1, whole // prompts) * prompts
@@ -523,24 +523,20 @@ def _lora_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
 )
 def _lora(keys: Keys, at: Named) -> Facts:
     """PEFT's adapters under FSDP, Megatron-Bridge's on Megatron's layers."""
-    number = keys.whole(at.rank, minimum=0) or 0
-    if engine_of(keys) == "megatron":
-        number = keys.whole(at.of_bridge[0], minimum=0) or 0
-        chosen = [word for word in keys.words(at.of_bridge[1]) or TARGETS if word in TARGETS]
-        if not number:
-            return {"lora_rank": 0}
-        return {
-            "lora_rank": number,
-            "lora_targets": grouped(chosen),
-            "lora_dropout": keys.real(at.of_bridge[2]) or None,
-        }
+    megatron = engine_of(keys) == "megatron"
+    number = keys.whole(at.of_bridge[0] if megatron else at.rank, minimum=0) or 0
     if not number:
         return {"lora_rank": 0}
-    facts = {"lora_rank": number, **layers(at.modules).read(keys)}
-    if keys.word(f"{F}model_dtype") not in ("bf16", "bfloat16"):
-        # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
-        facts |= {"precision": "bf16", "weights": "float32"}
-    return facts
+    if megatron:
+        return {
+            "lora_rank": number,
+            "lora_targets": grouped(word for word in keys.words(at.of_bridge[1]) or TARGETS if word in TARGETS),
+            "lora_dropout": keys.real(at.of_bridge[2]) or None,
+        }
+    # What is trained is loaded in float32 before it is given adapters (`workers/engine/fsdp/transformer_impl.py`).
+    wide = keys.word(f"{F}model_dtype") not in ("bf16", "bfloat16")
+    loaded = {"precision": "bf16", "weights": "float32"} if wide else {}
+    return {"lora_rank": number, **layers(at.modules).read(keys), **loaded}
 
 
 PRECISION_WORDS = {"fp32": "bf16", "float32": "bf16", "bf16": "bf16-pure", "bfloat16": "bf16-pure"}

@@ -34,9 +34,8 @@ def loss(keys: Keys, at: Named) -> Facts:
     """
     if any(keys.flag(key) for key in at.fused):
         return {"loss": "chunked"}
-    if engine_of(keys) == "megatron":
-        return {}
-    if not has_actor(keys) and not keys.since(0, 7):  # SFT's trainer had a loss of its own
+    older = not has_actor(keys) and not keys.since(0, 7)  # SFT's trainer had a loss of its own
+    if engine_of(keys) == "megatron" or older:
         return {}
     return {"loss": "compiled" if keys.real(LOSS_ENTROPY[0]) or keys.flag(LOSS_ENTROPY[1]) else "fused"}
 

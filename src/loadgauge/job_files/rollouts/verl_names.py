@@ -48,9 +48,8 @@ def variant(document: Document) -> tuple[str, list[tuple[str, str]]]:
     words += [
         str(document.get(key)).partition("_actor")[0] for key in ("actor@actor_rollout_ref.actor",) if key in names
     ]
-    engine = next((ENGINES[word] for word in words if word in ENGINES), None)
-    if engine is None and "megatron" in str(document.get("config_name")):
-        engine = "megatron"
+    named = "megatron" if "megatron" in str(document.get("config_name")) else None
+    engine = next((ENGINES[word] for word in words if word in ENGINES), named)
     if engine is None:
         inside = [name for name, section in OWN.items() if any(key.startswith(section) for key in names)]
         engine = next((name for name in inside if name != "fsdp"), "fsdp")

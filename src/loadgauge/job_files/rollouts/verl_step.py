@@ -35,10 +35,9 @@ def trains_answers(keys: Keys) -> bool:
 def on_its_own(keys: Keys) -> str:
     """Return whether the rollout has GPUs of its own in `rollout.nnodes`: `async` of a fully asynchronous trainer, `late` of one
     that is a step off, else nothing."""
-    words = " ".join(getattr(keys.document, "program", ()))
-    if "fully_async" in words or any(key.startswith("async_training.") for key in keys.document.names()):
+    if "fully_async" in keys.program or any(key.startswith("async_training.") for key in keys.document.names()):
         return "async"
-    return "late" if "one_step_off" in words or keys.has("rollout.nnodes", "rollout.n_gpus_per_node") else ""
+    return "late" if "one_step_off" in keys.program or keys.has("rollout.nnodes", "rollout.n_gpus_per_node") else ""
 
 
 LATE = "async_training."
@@ -157,12 +156,8 @@ def task(keys: Keys, at: Named) -> Facts:
             3.0,
             when="topk" in (keys.word(at.loss) or ""),
         )
-    if any(keys.flag(key) for key in at.apart):
-        keys.note(
-            next(key for key in at.apart if keys.flag(key)),
-            "a reward model on GPUs of its own, which are not counted",
-            "either",
-        )
+    apart = list(filter(keys.flag, at.apart))
+    keys.note((apart or at.apart)[0], "a reward model on GPUs of its own, which are not counted", "either", when=apart)
     of_critic = keys.model(at.critic) if chosen == "ppo" else None
     return {
         "task": chosen,
@@ -173,7 +168,7 @@ def task(keys: Keys, at: Named) -> Facts:
         "reward_model": next(
             (keys.model(name) for name, on in zip(at.scored, at.switch, strict=True) if keys.flag(on)), None
         )
-        if not any(keys.flag(key) for key in at.apart)
+        if not apart
         else None,
     }
 
@@ -241,8 +236,15 @@ def engine(keys: Keys, at: Named) -> Facts:
         return {"rollout": served("hf", {"batch": keys.whole(at.micro)})}
     options, ranks = RANKS.read(keys) | OPTIONS.read(keys), keys.whole(at.data) or 1
     served_apart = adapts(keys) and not keys.flag(at.merged)
-    why = "the engine's weights stay on the card beside the trainer's where it serves adapters, and are counted as given back"
-    keys.note(at.name, why, "costs", "weights", 2.0, when=served_apart and kind != "vllm", bare=True)
+    keys.note(
+        at.name,
+        "the engine's weights stay on the card beside the trainer's where it serves adapters, and are counted as given back",
+        "costs",
+        "weights",
+        2.0,
+        when=served_apart and kind != "vllm",
+        bare=True,
+    )
     free = keys.flag(at.freed) if keys.has(at.freed) else not on_its_own(keys)  # its trainers' own defaults
     word = keys.word(at.quantised) or "none"
     keys.note(
@@ -311,8 +313,7 @@ def log_probs(keys: Keys) -> Facts:
     rows: list[int] = []
     tokens: list[int] = []
     for each, dynamic, most in LOG_PROBS_BOTH if refers else LOG_PROBS_BOTH[:1]:
-        asked = keys.flag(dynamic, keys.flag(f"{A}use_dynamic_bsz"))
-        if asked:
+        if keys.flag(dynamic, keys.flag(f"{A}use_dynamic_bsz")):
             number = keys.whole(most) or keys.whole(f"{A}ppo_max_token_len_per_gpu") or 16_384
             tokens.append(number * sharing(keys))
         elif (rows_each := keys.whole(each)) is not None:
@@ -395,8 +396,7 @@ def critic_batch(keys: Keys, at: Named) -> Facts:
     """Sequences of the critic's micro-batch."""
     if not trains_answers(keys) or (keys.word("algorithm.adv_estimator") or "gae") != "gae":
         return {}
-    asked = keys.flag(at.dynamic, keys.flag(f"{A}use_dynamic_bsz"))
-    if not asked:
+    if not keys.flag(at.dynamic, keys.flag(f"{A}use_dynamic_bsz")):
         return {"critic_batch": keys.whole(at.each)}
     length = (keys.whole("data.max_prompt_length") or 512) + (keys.whole("data.max_response_length") or 512)
     tokens = (keys.whole(at.most) or 32_768) * (keys.whole(f"{C}ulysses_sequence_parallel_size") or 1)
