@@ -122,7 +122,7 @@ def explain(workings: Workings, memory: Memory, basis: Mapping[str, str], part: 
         stage=ledger.stage.index,
         basis=basis[part],
         steps=tuple(steps),
-        **(_offloaded if part in ledger.memory.offloaded else READERS[part])(ledger, part),
+        **(_offloaded if part in ledger.memory.away(ledger.moment.phase) else READERS[part])(ledger, part),
     )
 
 

@@ -503,6 +503,8 @@ def _runs(kind: Training, layout: Layout) -> None:
             raise NotModelled(
                 f"--offload {kind.offload}: a part is of Megatron-Core's, and of DeepSpeed's ZeRO 3 in host memory"
             )
+    if kind.offload == "states" and (kind.framework.engine is not None or kind.host.nvme):
+        raise NotModelled("--offload states without DeepSpeed, in host memory: the card makes the update")
     if kind.host.nvme and not (kind.framework.engine is not None and layout.zero == 3):
         raise NotModelled("--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3")
     if kind.framework.engine is not None and layout.pp > 1 and layout.zero >= 2:

@@ -65,7 +65,7 @@ def settle(children: list[Node], nbytes: Size, part: str, id: str) -> None:
 
 
 def _children(result: Estimate, ledger: Ledger, part: str, pieces: list[Piece]) -> list[Node]:
-    if part in ledger.memory.offloaded or part == "transient":
+    if part in ledger.memory.away(ledger.moment.phase) or part == "transient":
         return []
     if part in STATES and not (part == "gradients" and ledger.memory.lazy and ledger.key is not None):
         return _states(pieces, part, result.memory.parts[part])

@@ -89,7 +89,7 @@ class Ledger:
 
         Their bytes add up to that part of the memory at this phase; empty where all of the part is offloaded to the host.
         """
-        if part in self.memory.offloaded:
+        if part in self.memory.away(self.moment.phase):
             nbytes = on_card(self.memory, self.stage)[part]
             kept = f"states of {100 * float(staying(self.memory, self.stage)):.3g} % of what this rank updates"
             return (self.entry(part, f"not offloaded: {kept}", nbytes),) if nbytes else ()

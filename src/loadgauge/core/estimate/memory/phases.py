@@ -294,7 +294,7 @@ class StageAtWork:
         every.update(parts)
         if self.memory.engine is not None and point is not None and not phase.between_steps:
             every["gradients"] = sum(zero_engine.gradients(self.memory, self.stage, point).values())
-        if self.offloaded:
+        if self.offloaded and self.memory.away(phase):
             every.update(self.offloaded)
         return Moment(name, phase, every, position, work, key, gone, point, elsewhere=elsewhere)
 

@@ -56,7 +56,7 @@ def on_card(memory: MemoryModel, stage: Stage) -> dict[str, Size]:
 
     DeepSpeed holds float32 gradients of what it updates there from one step to the next.
     """
-    if memory.training.offload in ("none", "optimizer", "all"):
+    if memory.training.offload in ("none", "optimizer", "states", "all"):
         return dict.fromkeys(memory.offloaded, 0)
     stays, (_, weights, states, *_) = staying(memory, stage), memory.weighed(stage)
     left = {"optimizer": states.optimizer, "gradients": 4 * updated(memory, weights)}
