@@ -129,6 +129,9 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     refuse_unusual(reader)
     module = import_module(f"loadgauge.core.families.{FAMILIES[model_type]}")
     spec: ModelSpec = module.READERS[model_type](reader)
+    if dropped := reader.rate(DROPS, default=0.0):
+        blocks = tuple(msgspec.structs.replace(block, dropout=dropped) for block in spec.blocks)
+        spec = msgspec.structs.replace(spec, blocks=blocks, embedding_dropout=dropped)
     windowed = any(getattr(block.attention, "sliding_window", None) for block in spec.blocks)
     defaults = tuple((key, size) for key, size in reader.defaults.items() if windowed or not key.endswith(WINDOW))
     return msgspec.structs.replace(
@@ -139,6 +142,10 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
         dtype=_dtype(config),
         source=file,
     )
+
+
+DROPS = "dropout_of_trainer"
+"""Dropout of the embedding's output and of both halves of each layer that a trainer adds to any family; no `config.json` has it."""
 
 
 def _towers(reader: Reader, module: Any) -> tuple[Tower, ...]:
