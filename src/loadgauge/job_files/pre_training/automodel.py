@@ -272,12 +272,15 @@ def _adapter() -> Idea:
         chosen, left = keys.words(modules) or [], keys.words("peft.exclude_modules") or []
         # `ModuleMatcher.match`: but for the names that it looks for by itself, the head is a linear layer like any other.
         if "*" in chosen or keys.flag(every) or (left and not chosen and "lm_head" not in " ".join(left)):
-            more = "on the head and on experts" if "*" in chosen else "on the head"
-            why = f"puts adapters {more} too, which are not counted"
-            parts = "weights gradients optimizer activations loss transient"
-            keys.note(
-                modules if chosen else every if keys.flag(every) else "peft.exclude_modules", why, "costs", parts, 0.3
+            key = modules if chosen else every if keys.flag(every) else "peft.exclude_modules"
+            parts, fused = (
+                "weights gradients optimizer activations loss transient",
+                "Linear" in str(keys.raw("loss_fn._target_")),
             )
+            for more, there in (("on the head", fused), ("on experts", "*" in chosen)):
+                keys.note(key, f"puts adapters {more} too, which are not counted", "costs", parts, 0.3, when=there)
+            if not fused:
+                return {"lora_targets": "all,lm_head"}
         if keys.flag(every) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}:
             return {"lora_targets": "all"}
         names = [name.rpartition(".")[2].lstrip("*") for name in chosen]
