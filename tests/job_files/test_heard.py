@@ -81,6 +81,7 @@ def test_a_key_beside_another_is_heard(text: str, name: str, facts: dict[str, An
     [
         (f"{LLAMA} --cpu-offloading-num-layers 4\n", "megatron", "--cpu-offloading-num-layers", ("saves", 1.0)),
         (f"{LLAMA} --use-precision-aware-optimizer\n", "megatron", "--use-precision-aware-optimizer", ("saves", 1 / 6)),
+        (f"{LLAMA} --use-precision-aware-optimizer --optimizer-cpu-offload\n", "megatron", "--use-precision-aware-optimizer", None),
         (f"{LLAMA} --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather\n", "megatron", "--fp8-param-gather", ("costs", 0.5)),
         (f"{LLAMA} --num-experts 8\n", "megatron", "--moe-grouped-gemm", ("costs", 1.0)),
         (f"{LLAMA} --num-experts 8 --moe-grouped-gemm\n", "megatron", "--moe-grouped-gemm", None),

@@ -219,7 +219,7 @@ RATES = {
 def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str, Any]:
     """A model's config with the dropout that Megatron's words say; `usual`: the rate that a tool has where a file says none.
 
-    Megatron-Core drops a share of the embedding's output and of each half of a layer whatever the family (`language_model_embedding.py`,
+    Megatron-Core drops of the embedding and of each half of a layer whatever the family (`language_model_embedding.py`,
     `fused_bias_dropout.py`).
     """
     outputs, scores = (usual if (rate := keys.real(key)) is None else rate for key in DROPOUT)
