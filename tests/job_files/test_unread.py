@@ -255,6 +255,13 @@ def test_segments_that_grow_are_named(line: str, named: bool) -> None:
     assert [(item.effect, "low end" in item.note) for item in found] == [("", True)] * named
 
 
+@pytest.mark.parametrize(("gpus", "effect"), [(None, ""), (1, ""), (2, "saves")])
+def test_a_map_of_devices_matters_on_several_gpus(gpus: int | None, effect: str) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-0.6B\nmax_length: 1024\nmodel_init_kwargs: {device_map: auto}\n"
+    found = read(text, "trl", file="sft.yaml", given={"gpus": gpus, "task": "sft"}).uncounted
+    assert [item.effect for item in found if "device_map" in item.key] == [effect]
+
+
 @pytest.mark.parametrize(("name", "effects"), [("block_sparse_moe.gate", ["saves"]), ("mlp.gate", [])])
 def test_a_module_that_has_another_name_now_is_named(name: str, effects: list[str]) -> None:
     text = f"base_model: mistralai/Mixtral-8x7B-v0.1\nsequence_len: 512\nunfrozen_parameters: ['model.layers.3[01].{name}']\n"
