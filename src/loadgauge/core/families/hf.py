@@ -11,6 +11,7 @@ import msgspec
 
 from loadgauge.core.base import ConfigError, closest, read_start
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
+from loadgauge.core.definitions.model.own_code import DROPS
 from loadgauge.core.families.common import refuse_unusual
 from loadgauge.core.families.reader import Reader, shown
 
@@ -142,10 +143,6 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
         dtype=_dtype(config),
         source=file,
     )
-
-
-DROPS = "dropout_of_trainer"
-"""Dropout of the embedding's output and of both halves of each layer that a trainer adds to any family; no `config.json` has it."""
 
 
 def _towers(reader: Reader, module: Any) -> tuple[Tower, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
-from loadgauge.core.families.hf import DROPS
+from loadgauge.core.definitions.model.own_code import DROPS
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.lenses import Named, reads
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys

@@ -45,8 +45,7 @@ def environment(text: str, file: str) -> tuple[Uncounted, ...]:
     ['PYTORCH_CUDA_ALLOC_CONF']
     """
     note = "PYTORCH_CUDA_ALLOC_CONF: segments of the allocator grow, so that less lies idle: look at the low end of the range"
-    item = Uncounted(note, "PYTORCH_CUDA_ALLOC_CONF", file=file)
-    return (item,) if GROWS.search(text) else ()
+    return (Uncounted(note, "PYTORCH_CUDA_ALLOC_CONF", file=file),) if GROWS.search(text) else ()
 
 
 def model_of_path(file: str) -> str | None:

@@ -253,6 +253,10 @@ def _pipeline(keys: Keys, at: Named) -> Facts:
     return facts
 
 
+HEADED = "all,lm_head"
+"""Every linear layer, the head's as well."""
+
+
 def _adapter() -> Idea:
     target, rank, modules, every, dropped = (
         f"peft.{name}" for name in ("_target_", "dim", "target_modules", "match_all_linear", "dropout")
@@ -273,14 +277,11 @@ def _adapter() -> Idea:
         # `ModuleMatcher.match`: but for the names that it looks for by itself, the head is a linear layer like any other.
         if "*" in chosen or keys.flag(every) or (left and not chosen and "lm_head" not in " ".join(left)):
             key = modules if chosen else every if keys.flag(every) else "peft.exclude_modules"
-            parts, fused = (
-                "weights gradients optimizer activations loss transient",
-                "Linear" in str(keys.raw("loss_fn._target_")),
-            )
+            fused = "Linear" in str(keys.raw("loss_fn._target_"))
             for more, there in (("on the head", fused), ("on experts", "*" in chosen)):
-                keys.note(key, f"puts adapters {more} too, which are not counted", "costs", parts, 0.3, when=there)
-            if not fused:
-                return {"lora_targets": "all,lm_head"}
+                why = f"puts adapters {more} too, which are not counted"
+                keys.note(key, why, "costs", "weights gradients optimizer activations loss transient", 0.3, when=there)
+            return {"lora_targets": "all" if fused else HEADED}
         if keys.flag(every) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}:
             return {"lora_targets": "all"}
         names = [name.rpartition(".")[2].lstrip("*") for name in chosen]
@@ -291,6 +292,9 @@ def _adapter() -> Idea:
         return {"lora_targets": "all"}
 
     def written(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts.get("lora_targets") == HEADED:
+            stays = keys.has("peft.exclude_modules") or "*" in (keys.words(modules) or [])
+            return {} if stays else {every: True, modules: None}
         values = layers(modules, "*_proj").write(facts, keys)
         return {every: None} | {
             key: [f"*{name}" for name in value] if isinstance(value, list) else value for key, value in values.items()

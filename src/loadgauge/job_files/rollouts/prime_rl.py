@@ -500,10 +500,9 @@ OPTIMIZER_SORTS = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sig
 
 
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    plain = facts["optimizer"].partition("-")[0]
-    name = facts["optimizer"] if facts["optimizer"] in OPTIMIZER_SORTS.values() else plain
-    word = next((word for word, ours in OPTIMIZER_SORTS.items() if ours == name), None)
-    return {_of(keys, OPTIMIZER_KIND): word} if word else {}
+    names = facts["optimizer"], facts["optimizer"].partition("-")[0]
+    words = [word for name in names for word, ours in OPTIMIZER_SORTS.items() if ours == name]
+    return {_of(keys, OPTIMIZER_KIND): words[0]} if words else {}
 
 
 @reads(*_both(OPTIMIZER_KIND), facts="optimizer", write=_optimizer_written)

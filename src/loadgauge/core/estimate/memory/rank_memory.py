@@ -547,10 +547,6 @@ class MemoryModel:
             parts = (*parts, "gradients")
         return parts
 
-    def away(self, phase: str) -> tuple[str, ...]:
-        """Return the parts that are on the host at a phase of the step: states that wait there come back for the update."""
-        return () if (self.training.offload, phase) == ("states", "step") else self.offloaded
-
     @cached_property
     def largest_trained(self) -> Size:
         """Elements of the largest trained tensor on this rank."""

@@ -51,6 +51,11 @@ def staying(memory: MemoryModel, stage: Stage) -> Size:
     return minimum(kept * engine.step_elements / maximum(share, 1), 1)
 
 
+def away(memory: MemoryModel, phase: str) -> tuple[str, ...]:
+    """Return the parts that are on the host at a phase of the step: states that wait there come back for the update."""
+    return () if (memory.training.offload, phase) == ("states", "step") else memory.offloaded
+
+
 def on_card(memory: MemoryModel, stage: Stage) -> dict[str, Size]:
     """Return the bytes that stay on the card of each part of the states that is offloaded.
 
