@@ -477,7 +477,7 @@ def optimizer(keys: Keys) -> Facts:
         keys.note(key, "moments in fewer bits than the 32 that are counted", "saves", "optimizer", 0.5, bare=True)
     if name == "sgd-momentum" and keys.real("sgd_momentum") == 0:
         name = "sgd"
-    remaindered(keys, AWARE, away=keys.flag("optimizer_cpu_offload"))
+    remaindered(keys, AWARE, away=bool(keys.flag("optimizer_cpu_offload")))
     return {"optimizer": name}
 
 
