@@ -102,6 +102,9 @@ def test_adapters_of_the_head_are_counted(text: str, with_head: str) -> None:
     assert jobs[1].lora_targets == f"{jobs[0].lora_targets},lm_head"
     setup = resolve_job(jobs[0])
     without, more = (resolve_job(job).estimate().memory for job in jobs)
+    head = resolve_job(jobs[1]).estimate().workings.memory.head
+    (made,) = (each.outputs[0].numel for each in head if each.name == "head.logits.lora_b")
+    assert made == next(each.outputs[0].numel for each in head if each.name == "head.logits")
     beside = (jobs[0].lora_rank or 0) * (setup.model.hidden_size + setup.model.vocab_size)
     assert more.parts["weights"] - without.parts["weights"] == pytest.approx(2 * beside, rel=1e-6)
     logits = 2 * setup.layout.micro_batch * setup.layout.seq_len * setup.model.vocab_size
