@@ -184,10 +184,13 @@ def test_prime_rl_batches_and_states_of_the_optimizer() -> None:
     job = read(PRIME % "token_batch_size = 262144", file="a.toml").job
     assert (job.global_batch, job.prompts) == (64, 4)
     assert read(PRIME % "", file="a.toml").job.global_batch == 128  # OrchestratorConfig
-    key = "trainer.model.optim_cpu_offload"
-    assert named(read(PRIME % "", file="a.toml"))[key] == "saves"
-    for text in (f"[{key.rpartition('.')[0]}]\noptim_cpu_offload = false", "[trainer.model]\nfull_offload = true"):
-        assert key not in named(read(PRIME % text, file="a.toml"))
+    for text, offload in (
+        ("", "states"),
+        ("optim_cpu_offload = false", "none"),
+        ("full_offload = true", "optimizer"),
+        ("fsdp_cpu_offload = true", "all"),
+    ):
+        assert read(PRIME % f"[trainer.model]\n{text}", file="a.toml").job.offload == offload
     whole = read(PRIME % "[trainer.model]\nfull_offload = true\noptim_cpu_offload = false", file="a.toml").job
     assert (whole.offload, whole.precision) == ("optimizer", "bf16-mixed-16")
 

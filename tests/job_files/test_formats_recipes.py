@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.job_files.exchange import read
 
 TUNE = """model:
@@ -91,15 +92,32 @@ def test_what_the_keys_mean(text: str, wanted: dict[str, Any]) -> None:
     assert {name: getattr(job, name) for name in wanted} == wanted
 
 
+HEAD = {TUNE: TUNE.replace("  lora_rank", "  apply_lora_to_output: true\n  lora_rank"), LIT: LIT + "lora_head: true\n"}
+
+
+@pytest.mark.parametrize(("text", "with_head"), HEAD.items())
+def test_adapters_of_the_head_are_counted(text: str, with_head: str) -> None:
+    """Two matrices more, whose logits are made a piece at a time (litgpt, `LoRALinear`; torchtune, `LinearCrossEntropyLoss`)."""
+    jobs = [read(each, file="a.yaml").job.replace(gpus=1, zero=None) for each in (text, with_head)]
+    assert jobs[1].lora_targets == f"{jobs[0].lora_targets},lm_head"
+    setup = resolve_job(jobs[0])
+    without, more = (resolve_job(job).estimate().memory for job in jobs)
+    head = resolve_job(jobs[1]).estimate().workings.memory.head
+    (made,) = (each.outputs[0].numel for each in head if each.name == "head.logits.lora_b")
+    assert made == next(each.outputs[0].numel for each in head if each.name == "head.logits")
+    beside = (jobs[0].lora_rank or 0) * (setup.model.hidden_size + setup.model.vocab_size)
+    assert more.parts["weights"] - without.parts["weights"] == pytest.approx(2 * beside, rel=1e-6)
+    logits = 2 * setup.layout.micro_batch * setup.layout.seq_len * setup.model.vocab_size
+    assert 0 < more.parts["loss"] - without.parts["loss"] < logits / 2
+
+
 @pytest.mark.parametrize(
     ("text", "key", "effect"),
     [
-        (TUNE.replace("  lora_rank", "  apply_lora_to_output: true\n  lora_rank"), "model.apply_lora_to_output", "costs"),
         (TUNE.replace("  lora_rank", "  use_dora: true\n  lora_rank"), "model.use_dora", "costs"),
         (FULL + "quantizer:\n  _component_: torchtune.training.quantization.Int4WeightOnlyQATQuantizer\n",
          "quantizer._component_", "costs"),
         (FULL + "custom_sharded_layers: [decoder.tok_embeddings]\n", "custom_sharded_layers", "either"),
-        (LIT + "lora_head: true\n", "lora_head", "costs"),
         (OWN.replace("head_size: 32", "head_size: 64"), "model_config.head_size", "either"),
         (OWN.replace("LLaMAMLP", "GptNeoxMLP"), "model_config.mlp_class_name", "either"),
     ],

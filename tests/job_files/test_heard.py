@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from loadgauge import estimate
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.families.hf import from_dict
 from loadgauge.job_files.exchange import JobFile, read
 from loadgauge.job_files.job_file import from_job_file
 
@@ -77,10 +79,9 @@ def test_a_key_beside_another_is_heard(text: str, name: str, facts: dict[str, An
 @pytest.mark.parametrize(
     ("text", "name", "key", "bound"),
     [
-        (f"{LLAMA}\n", "megatron", "--hidden-dropout", ("costs", 0.1)),
-        (f"{LLAMA} --hidden-dropout 0.0\n", "megatron", "--hidden-dropout", None),
         (f"{LLAMA} --cpu-offloading-num-layers 4\n", "megatron", "--cpu-offloading-num-layers", ("saves", 1.0)),
         (f"{LLAMA} --use-precision-aware-optimizer\n", "megatron", "--use-precision-aware-optimizer", ("saves", 1 / 6)),
+        (f"{LLAMA} --use-precision-aware-optimizer --optimizer-cpu-offload\n", "megatron", "--use-precision-aware-optimizer", None),
         (f"{LLAMA} --fp8-format e4m3 --fp8-recipe mxfp8 --fp8-param-gather\n", "megatron", "--fp8-param-gather", ("costs", 0.5)),
         (f"{LLAMA} --num-experts 8\n", "megatron", "--moe-grouped-gemm", ("costs", 1.0)),
         (f"{LLAMA} --num-experts 8 --moe-grouped-gemm\n", "megatron", "--moe-grouped-gemm", None),
@@ -108,6 +109,19 @@ def test_dropout_of_a_family_that_has_it_is_counted(hidden: str, scores: str) ->
     assert config is not None
     rates = (config["resid_pdrop"], config["embd_pdrop"], config["attn_pdrop"])
     assert rates == ((0.0, 0.0, 0.2) if hidden else (0.1, 0.1, 0.1))
+
+
+def test_dropout_of_a_family_without_it_is_megatrons() -> None:
+    """Masks of a byte for the embedding's output and both halves of each layer (source: korthikanti2022)."""
+    kept = []
+    for rate in ("0.1", "0.0"):
+        config = of(f"{LLAMA} --hidden-dropout {rate}\n", "megatron").extra.config
+        assert config is not None
+        model = from_dict(config)
+        assert {block.dropout for block in model.blocks} == {float(rate)}
+        answer = estimate(model, framework="megatron", micro_batch=1, seq_len=4096, recompute="none")
+        kept.append(answer.memory.largest("activations").parts["activations"])
+    assert kept[0] - kept[1] == pytest.approx((2 * 8 + 1) * 4096 * 1024, rel=1e-6)
 
 
 @pytest.mark.parametrize(

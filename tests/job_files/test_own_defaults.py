@@ -140,25 +140,29 @@ def test_lengths_that_a_file_does_not_tell_apart_are_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "more"),
+    ("names", "targets", "more"),
     [
-        ("target_modules: '*_proj'", ""), ("target_modules: ['*']", "the head and on experts"),
-        ("match_all_linear: true", "the head"), ("exclude_modules: ['*vision*']", "the head"),
-        ("exclude_modules: ['*lm_head*']", ""),
+        ("target_modules: '*_proj'", "all", []), ("target_modules: ['*']", "all,lm_head", ["experts"]),
+        ("match_all_linear: true", "all,lm_head", []), ("exclude_modules: ['*vision*']", "all,lm_head", []),
+        ("exclude_modules: ['*lm_head*']", "all", []),
+        ("match_all_linear: true\nloss_fn: {_target_: nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy}", "all",
+         ["the head"]),
     ],
 )  # fmt: skip
-def test_patterns_of_automodel_that_fit_the_head(names: str, more: str) -> None:
+def test_patterns_of_automodel_that_fit_the_head(names: str, targets: str, more: list[str]) -> None:
     """`components/_peft/module_matcher.py`: `*` fits every name, and all linear layers are the head's too."""
     text = f"""recipe: TrainFinetuneRecipeForNextTokenPrediction
 model:
   pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B
 peft:
   _target_: nemo_automodel.components._peft.lora.PeftConfig
-  {names}
   dim: 8
+  {names}
 """
     file = read(text, "automodel", file="job.yaml", given={"gpus": 8})
-    assert any(f"adapters on {more} too" in item.note for item in file.uncounted) == bool(more)
+    notes = [item.note for item in file.uncounted if "puts adapters on" in item.note]
+    assert file.job.lora_targets == targets
+    assert [word for word in ("the head", "experts") for note in notes if f"on {word} too" in note] == more
 
 
 @pytest.mark.parametrize(

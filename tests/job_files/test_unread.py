@@ -252,7 +252,14 @@ def test_what_bounds_is_between_nothing_and_all() -> None:
 def test_segments_that_grow_are_named(line: str, named: bool) -> None:
     text = f"{line}\ntorchrun -m trl.scripts.sft --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --bf16 true\n"
     found = [item for item in read(text, file="run.sh", given={"gpus": 1}).uncounted if "ALLOC_CONF" in item.key]
-    assert [(item.effect, item.parts) for item in found] == [("saves", ("outside",))] * named
+    assert [(item.effect, "low end" in item.note) for item in found] == [("", True)] * named
+
+
+@pytest.mark.parametrize(("gpus", "effect"), [(None, ""), (1, ""), (2, "saves")])
+def test_a_map_of_devices_matters_on_several_gpus(gpus: int | None, effect: str) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-0.6B\nmax_length: 1024\nmodel_init_kwargs: {device_map: auto}\n"
+    found = read(text, "trl", file="sft.yaml", given={"task": "sft"} | ({"gpus": gpus} if gpus else {})).uncounted
+    assert [item.effect for item in found if "device_map" in item.key] == [effect]
 
 
 @pytest.mark.parametrize(("name", "effects"), [("block_sparse_moe.gate", ["saves"]), ("mlp.gate", [])])

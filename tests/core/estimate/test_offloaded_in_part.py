@@ -92,3 +92,21 @@ def test_what_no_library_does_is_refused() -> None:
         run({**LLAMA, "framework": "torchtitan"}, offload="optimizer:0.5")
     with pytest.raises(ConfigError, match="a part is of the optimizer"):
         run(MEGATRON, offload="all:0.5")
+
+
+def test_states_that_wait_on_the_host_come_back_for_the_update() -> None:
+    """Of prime-rl's `CPUOffloadOptimizer`: passes without two float32 moments, the update with them, two ways over PCIe."""
+    base = {**LLAMA, "framework": "torchtitan", "zero": 3}
+    none, waits = (run(base, offload=word) for word in ("none", "states"))
+    moments, share = (answer.memory.moments for answer in (none, waits)), 8 * PARAMETERS / 8
+    for before, after in zip(*moments, strict=True):
+        held = share if before.phase == "step" else 0
+        assert (before.parts["optimizer"], after.parts["optimizer"]) == pytest.approx((share, held), rel=1e-6)
+    assert waits.memory.host == waits.memory.pinned == pytest.approx(share, rel=1e-6)
+    seconds = waits.time.parts["optimizer"] - none.time.parts["optimizer"]
+    assert seconds == pytest.approx(2 * share / 25e9, rel=1e-6)
+    with pytest.raises(NotModelled, match="without DeepSpeed"):
+        run(DEEPSPEED, offload="states")
+    why = waits.explain("optimizer", at="step")
+    assert why.total == pytest.approx(share, rel=1e-6)
+    assert sum(step.nbytes for step in why.steps) == pytest.approx(share, rel=1e-6)

@@ -19,7 +19,7 @@ from loadgauge.core.estimate.memory.peak import Memory, When
 from loadgauge.core.estimate.memory.phases import PARTS, Phase
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Key
-from loadgauge.core.estimate.states.optimizer_step import on_card
+from loadgauge.core.estimate.states.optimizer_step import away, on_card
 from loadgauge.core.estimate.symbols import (
     MEANING,
     letter,
@@ -122,7 +122,7 @@ def explain(workings: Workings, memory: Memory, basis: Mapping[str, str], part: 
         stage=ledger.stage.index,
         basis=basis[part],
         steps=tuple(steps),
-        **(_offloaded if part in ledger.memory.offloaded else READERS[part])(ledger, part),
+        **(_offloaded if part in away(ledger.memory, ledger.moment.phase) else READERS[part])(ledger, part),
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from loadgauge.core.base import ConfigError, closest, read_start
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
+from loadgauge.core.definitions.model.own_code import DROPS
 from loadgauge.core.families.common import refuse_unusual
 from loadgauge.core.families.reader import Reader, shown
 
@@ -129,6 +130,9 @@ def from_dict(config: object, file: str = "", name: str = "", *, class_defaults:
     refuse_unusual(reader)
     module = import_module(f"loadgauge.core.families.{FAMILIES[model_type]}")
     spec: ModelSpec = module.READERS[model_type](reader)
+    if dropped := reader.rate(DROPS, default=0.0):
+        blocks = tuple(msgspec.structs.replace(block, dropout=dropped) for block in spec.blocks)
+        spec = msgspec.structs.replace(spec, blocks=blocks, embedding_dropout=dropped)
     windowed = any(getattr(block.attention, "sliding_window", None) for block in spec.blocks)
     defaults = tuple((key, size) for key, size in reader.defaults.items() if windowed or not key.endswith(WINDOW))
     return msgspec.structs.replace(

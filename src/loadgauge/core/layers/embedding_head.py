@@ -262,7 +262,7 @@ def _logits(build: Builder, x: Tensor, model: ModelSpec, width: Size, loss: bool
         rows = next_power_of_two(ceil_div(view.tokens, ceil_div(columns, width)))
         some = liger_logits(build, columns) if build.kernels.logprobs else minimum(rows, view.tokens) * columns
         logits = build.tensor("head.logits", some)
-    if view.lora is not None and "head" in view.lora.targets and (chunked or in_pieces):
+    if view.lora is not None and "head" in view.lora.targets and chunked:
         raise NotModelled(f"an adapter of the head under the loss {build.kernels.loss}: its own is --loss float32")
     logits = build.linear(
         "head.logits",

@@ -201,7 +201,8 @@ def _placed(
     targets = frozenset(target for kind in sorts for target in kind.values())
     refused = frozenset({"mamba.output"} if others and model.model_type in NOT_OF_MAMBA else ())
     linear = (targets if others else targets - BESIDE) - refused
-    possible = linear | own | (others if tuner is None else frozenset())
+    head = frozenset({"head"} if framework in OWN_HEADS and model.head.kind == "lm" else ())
+    possible = linear | own | head | (others if tuner is None else frozenset())
     if tuner is None or tuner.targets is None:
         usual, why = "all", f"every linear layer of a block: {', '.join(sorted(linear))}"
     else:
@@ -251,6 +252,8 @@ def _placed(
 
 APART = ("torchtune", "litgpt")
 """Frameworks whose own models adapt each matrix apart, also where the model's configuration has several in one."""
+OWN_HEADS = (*APART, "torchtitan")
+"""Frameworks (AutoModel's is torchtitan's) whose own adapters take the head where it is named."""
 FUSED_OF = {
     **dict.fromkeys(("query", "key", "value"), "qkv"), **dict.fromkeys(("gate", "up"), "gate_up"),
 }  # fmt: skip

@@ -524,6 +524,11 @@ def _runs(kind: Training, layout: Layout) -> None:
         NotModelled,
     )
     refuse(
+        kind.offload == "states" and (engine or kind.host.nvme),
+        "--offload states without DeepSpeed, in host memory: the card makes the update",
+        NotModelled,
+    )
+    refuse(
         kind.host.nvme and not (engine and layout.zero == 3),
         "--offload-to nvme is DeepSpeed's ZeRO-Infinity: with --framework deepspeed --zero 3",
         NotModelled,

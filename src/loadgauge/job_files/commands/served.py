@@ -15,6 +15,7 @@ from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.resolve.model import found_model
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.job_files.dialects import dialect as dialect_of
+from loadgauge.job_files.ideas.coverage import Coverage
 from loadgauge.job_files.ideas.table import Dialect, Document, Keys, names_in
 from loadgauge.job_files.job_file import READING, variables_of
 from loadgauge.job_files.reading.documents import document, load, recognise_text, syntax_of
@@ -105,7 +106,12 @@ def _facts(chosen: Dialect | None, keys: Keys) -> dict[str, Any]:
 
 def _named(whole: Document, name: str) -> list[str]:
     """Return the keys of a document that end in a name."""
-    return [key for key in whole.names() if key.rpartition(".")[2].lstrip("-+").replace("-", "_") == name]
+    return [key for key in whole.names() if _last(key) == name]
+
+
+def _last(key: str) -> str:
+    """Return a key without its sections. ``_last("--ds.param-dtype") == "param_dtype"``"""
+    return key.rpartition(".")[2].lstrip("-+").replace("-", "_")
 
 
 def _whole(value: Any) -> int | None:
@@ -158,10 +164,20 @@ def _given(facts: Mapping[str, Any], program: str, assumed: dict[str, str]) -> d
 
 
 def _unread(chosen: Dialect | None, keys: Keys, used: set[str]) -> list[dict[str, Any]]:
-    """Return the keys that the request does not read, with their effect: none where they have none in training either."""
-    none = frozenset[str]() if chosen is None else chosen.coverage.harmless
+    """Return the keys that the request does not read, with what they can do: none where they have none in training either."""
+    lists, ideas = (Coverage(), ()) if chosen is None else (chosen.coverage, chosen.ideas)
+    told = {key for idea in ideas if not IN_A_PASS & {*idea.facts} for key in idea.keys}
+    told |= {key for key in keys.document.names() if {_last(key), str(keys.plain(key))} & AS_COUNTED}
+    rules = {key: None if key in told else lists.stop(key, keys.plain(key)) for key in keys.document.names()}
     return [
-        {"key": keys.document.shown(key), "effect": "none" if key in none else "either"}
-        for key in keys.document.names()
+        {"key": keys.document.shown(key), "effect": "none" if rule is None else rule.effect or "either"}
+        | ({} if rule is None or rule.idle else {"why": rule.why})
+        for key, rule in rules.items()
         if key not in used
     ]
+
+
+AS_COUNTED = frozenset({"bf16", "bfloat16", "fp16", "float16", "predict_with_generate"})
+"""Names and values that say what a request counts where a file says nothing: 16 bits, and that it generates."""
+IN_A_PASS = frozenset({"precision", "kernels", "attention", "adapter", "base"})
+"""Facts of training that a pass forward may have too, and that a request does not take over; it takes models and degrees."""

@@ -29,9 +29,10 @@ BASES |= {"bnb.int8-training": "int8"}
 SWITCHES = {
     "lora_query": (("q_proj",), True), "lora_key": (("k_proj",), False), "lora_value": (("v_proj",), True),
     "lora_projection": (("o_proj",), False), "lora_mlp": (("gate_proj", "up_proj", "down_proj"), False),
+    "lora_head": (("lm_head",), False),
 }  # fmt: skip
 """Linear layers by their switches, and the switches' defaults."""
-LORA = ("lora_r", "lora_alpha", "lora_dropout", *SWITCHES, "lora_head")
+LORA = ("lora_r", "lora_alpha", "lora_dropout", *SWITCHES)
 NAME, SIZES = "model_name", "model_config."
 SHAPES = {
     "layers": "n_layer",
@@ -42,7 +43,7 @@ SHAPES = {
 }
 """Sizes of `litgpt.Config`, by the words of a shape."""
 GATED, PLAIN = ("LLaMAMLP", "GemmaMLP"), "GptNeoxMLP"
-EVERY = [name for layers, _ in SWITCHES.values() for name in layers]
+EVERY = [name for layers, _ in SWITCHES.values() for name in layers if name != "lm_head"]
 COMMAND = re.compile(r"finetune[_ ](full|lora|adapter)")
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "SGD": "sgd"}
 OPTIMIZERS |= {f"torch.optim.{name}": ours for name, ours in OPTIMIZERS.items()}

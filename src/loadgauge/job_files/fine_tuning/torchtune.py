@@ -127,19 +127,20 @@ def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     words = facts.get("lora_targets") or "all"
     attention = list(ATTENTION.values())
     wanted = [*attention, *MLP] if words == "all" else attention if words == "attention" else words.split(",")
-    rest, lora = {*wanted} - {*attention}, bool(facts.get("lora_rank"))
+    rest, lora = {*wanted} - {*attention, "lm_head"}, bool(facts.get("lora_rank"))
     if builder is None or (lora and rest and rest != {*MLP}):
         return {}
     builder = f"{builder}_instruct" if builder in INSTRUCT_ONLY else builder
     family = max((name for name in (*SIZES, *FAMILIES) if builder.startswith(name)), key=len)
     component = {COMPONENT: f"torchtune.models.{family}.{'lora_' if lora else ''}{builder}"}
     if not lora:
-        return component | dict.fromkeys((at.rank, at.modules, at.mlp, at.dropout, at.quantised))
+        return component | dict.fromkeys((at.rank, at.modules, at.mlp, at.head, at.dropout, at.quantised))
     return {
         **component,
         at.rank: facts["lora_rank"],
         at.modules: [key for key, ours in ATTENTION.items() if ours in wanted],
         at.mlp: bool(rest),
+        at.head: True if "lm_head" in wanted else False if keys.has(at.head) else None,
         at.quantised: True if facts.get("qlora") else None,
         at.dropout: facts.get("lora_dropout") or (0.0 if keys.has(at.dropout) else None),
     }
@@ -153,6 +154,7 @@ def _model_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
     rank="model.lora_rank",
     modules="model.lora_attn_modules",
     mlp="model.apply_lora_to_mlp",
+    head="model.apply_lora_to_output",
     dropout="model.lora_dropout",
     quantised="model.quantize_base",
     also=(*PARTS,),
@@ -187,13 +189,14 @@ def _model(keys: Keys, at: Named) -> Facts:
     for word in chosen:
         keys.refuse(at.modules, f"{short(word)} is not one of {', '.join(ATTENTION)}", when=word not in ATTENTION)
     names = [ATTENTION[word] for word in chosen] + (list(MLP) if keys.flag(at.mlp) else [])
+    names += ["lm_head"] if keys.flag(at.head) else []
     four = kind == "qlora" or bool(keys.flag(at.quantised))
     return {
         "model": name,
         "lora_rank": keys.whole(at.rank) or 8,
         "qlora": four,
         "base": "nf4" if four else None,
-        "lora_targets": "all" if len(names) == 7 else ",".join(names),
+        "lora_targets": "all" if {*names} == {*ATTENTION.values(), *MLP} else ",".join(names),
         "lora_dropout": keys.real(at.dropout) or 0.0,
     }
 

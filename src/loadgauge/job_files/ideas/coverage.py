@@ -94,6 +94,7 @@ class Stop(msgspec.Struct, frozen=True):
         has it, without one there is none
     parts: of the memory that it can change, as an estimate names them; empty where it changes the time of a step alone
     share: of these parts, at the most; idle: whether a file with it trains nothing
+    several: whether it does nothing where a job has one GPU, as it has unless something says otherwise
     """
 
     why: str
@@ -102,6 +103,7 @@ class Stop(msgspec.Struct, frozen=True):
     parts: tuple[str, ...] = ()
     share: float = 1.0
     idle: bool = False
+    several: bool = False
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -311,6 +313,7 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: str = ""
     share: float = 1.0
     idle: bool = False
+    several: bool = False
 
     def names(self) -> frozenset[str]:
         return words(self.keys, self.prefix)
@@ -342,7 +345,15 @@ def key_lists(name: str) -> Coverage:
         harmless=frozenset[str]().union(*(group.names() for group in file.harmless)),
         proven=frozenset[str]().union(*(group.names() for group in file.harmless if group.read)),
         stops={
-            key: Stop(group.why, group.values_off(), group.effect, tuple(group.parts.split()), group.share, group.idle)
+            key: Stop(
+                group.why,
+                group.values_off(),
+                group.effect,
+                tuple(group.parts.split()),
+                group.share,
+                group.idle,
+                group.several,
+            )
             for group in file.stops
             for key in group.names()
         },

@@ -218,7 +218,7 @@ def layers(key: str, everything: Any = "all-linear", *also: str, joined: bool = 
         wanted = facts.get("lora_targets") or "all"
         named = list(ATTENTION) if wanted == "attention" else wanted.split(",")
         names = ",".join(named) if joined else named
-        return {key: everything if wanted == "all" else names}
+        return {} if wanted.startswith("all,") else {key: everything if wanted == "all" else names}
 
     return Idea(keys=(key,), facts=("lora_targets",), read=read, write=write)
 

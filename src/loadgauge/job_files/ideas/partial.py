@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted
+from loadgauge.core.definitions.model.own_code import DROPS
 from loadgauge.job_files.ideas.coverage import words
 from loadgauge.job_files.ideas.lenses import Named, reads
 from loadgauge.job_files.ideas.table import Facts, Idea, Keys
@@ -222,25 +223,17 @@ RATES = {
     "gpt2": ("resid_pdrop embd_pdrop", "attn_pdrop"), "starcoder2": ("residual_dropout embedding_dropout", "attention_dropout"),
     "stablelm": ("hidden_dropout", "attention_dropout"), "gpt_neox": ("hidden_dropout", "attention_dropout"),
 }  # fmt: skip
-"""Names of the two rates of dropout by family; others have none of the first."""
+"""Names of the two rates of dropout by family; others have none of the first (`DROPS`)."""
 
 
 def dropped(keys: Keys, config: dict[str, Any], usual: float = 0.0) -> dict[str, Any]:
     """A model's config with the dropout that Megatron's words say; `usual`: the rate that a tool has where a file says none.
 
-    Masks of a family that has no dropout of its own are named, a byte for each of two outputs of 34 bytes a layer
-    (source: korthikanti2022), and not counted.
+    Megatron-Core drops of the embedding and of each half of a layer whatever the family (`language_model_embedding.py`,
+    `fused_bias_dropout.py`).
     """
     outputs, scores = (usual if (rate := keys.real(key)) is None else rate for key in DROPOUT)
-    names, inner = RATES.get(config["model_type"], ("", "attention_dropout"))
-    keys.note(
-        DROPOUT[0],
-        f"drops {outputs:g} of the outputs of each half of a layer, whose masks are not counted",
-        "costs",
-        "activations transient",
-        0.1,
-        when=outputs and not names,
-    )
+    names, inner = RATES.get(config["model_type"], (DROPS, "attention_dropout"))
     return config | dict.fromkeys(names.split(), outputs) | {inner: scores}
 
 

@@ -517,7 +517,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             elif not covering.kinds(key):
                 item = Uncounted(f"{shown}: {UNKNOWN}", shown, known=False, effect="" if stop is None else stop.effect)
             elif stop is not None and stop.effect:
-                item = Uncounted(f"{note}: {stop.why}", shown, effect=stop.effect, parts=stop.parts, share=stop.share)
+                idle = stop.several and (keys.given.get("gpus") or 1) == 1
+                effect = "" if idle else stop.effect
+                item = Uncounted(f"{note}: {stop.why}", shown, effect=effect, parts=stop.parts, share=stop.share)
             if item is not None and (stop is None or stop.effect):
                 items.setdefault(shown, msgspec.structs.replace(item, file=keys.file))
         return tuple(items.values())

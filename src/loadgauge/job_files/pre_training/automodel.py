@@ -250,6 +250,10 @@ def _pipeline(keys: Keys, at: Named) -> Facts:
     return facts
 
 
+HEADED = "all,lm_head"
+"""Every linear layer, the head's as well."""
+
+
 def _adapter() -> Idea:
     target, rank, modules, every, dropped = (
         f"peft.{name}" for name in ("_target_", "dim", "target_modules", "match_all_linear", "dropout")
@@ -268,14 +272,12 @@ def _adapter() -> Idea:
         chosen, left = keys.words(modules) or [], keys.words("peft.exclude_modules") or []
         # `ModuleMatcher.match`: but for the names that it looks for by itself, the head is a linear layer like any other.
         if "*" in chosen or keys.flag(every) or (left and not chosen and "lm_head" not in " ".join(left)):
-            more = "on the head and on experts" if "*" in chosen else "on the head"
-            keys.note(
-                modules if chosen else every if keys.flag(every) else "peft.exclude_modules",
-                f"puts adapters {more} too, which are not counted",
-                "costs",
-                "weights gradients optimizer activations loss transient",
-                0.3,
-            )
+            key = modules if chosen else every if keys.flag(every) else "peft.exclude_modules"
+            fused = "Linear" in str(keys.raw("loss_fn._target_"))
+            for more, there in (("on the head", fused), ("on experts", "*" in chosen)):
+                why = f"puts adapters {more} too, which are not counted"
+                keys.note(key, why, "costs", "weights gradients optimizer activations loss transient", 0.3, when=there)
+            return {"lora_targets": "all" if fused else HEADED}
         if keys.flag(every) or not chosen or set(chosen) & {"*_proj", "*", "all-linear"}:
             return {"lora_targets": "all"}
         names = ",".join(name.rpartition(".")[2].lstrip("*") for name in chosen)
@@ -289,6 +291,9 @@ def _adapter() -> Idea:
         return {"lora_targets": "all" if "*" in names else names}
 
     def written(facts: Facts, keys: Keys) -> dict[str, Any]:
+        if facts.get("lora_targets") == HEADED:
+            stays = keys.has("peft.exclude_modules") or "*" in (keys.words(modules) or [])
+            return {} if stays else {every: True, modules: None}
         values = layers(modules, "*_proj").write(facts, keys)
         return {every: None} | {
             key: [f"*{name}" for name in value] if isinstance(value, list) else value for key, value in values.items()

@@ -439,6 +439,12 @@ OPTIMIZER_NAMES = {
 AWARE = "use_precision_aware_optimizer"
 
 
+def remaindered(keys: Keys, key: str, *, away: bool) -> None:
+    """Names main weights that are kept in part, which an optimizer on the host does not do (`HybridDeviceOptimizer`)."""
+    why = "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted"
+    keys.note(key, why, "saves", "optimizer", 1 / 6, when=keys.flag(key) and not away)
+
+
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
     name, _, moments = facts["optimizer"].partition(":moments=")
     theirs = {"adamw": "adam", "sgd-momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}.get(name)
@@ -472,14 +478,7 @@ def optimizer(keys: Keys) -> Facts:
     elif moments != {"fp32"}:
         key = "exp_avg_dtype" if keys.has("exp_avg_dtype") else "exp_avg_sq_dtype"
         keys.note(key, "moments in fewer bits than the 32 that are counted", "saves", "optimizer", 0.5, bare=True)
-    keys.note(
-        AWARE,
-        "keeps of each main weight the 16 bits that the weight itself lacks, where all 32 are counted",
-        "saves",
-        "optimizer",
-        1 / 6,
-        when=keys.flag(AWARE),
-    )
+    remaindered(keys, AWARE, away=bool(keys.flag("optimizer_cpu_offload")))
     return {"optimizer": "sgd" if name == "sgd-momentum" and keys.real("sgd_momentum") == 0 else name}
 
 

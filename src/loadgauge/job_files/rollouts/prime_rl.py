@@ -359,6 +359,7 @@ def _trainer_written(facts: Facts, keys: Keys, at: Named) -> dict[str, Any]:
         at.copies: wider if wider > 1 else None,
         at.reshard: False if facts.get("zero") == 2 else None,
         at.moved: True if out == "all" else None,
+        at.waits: STAYS if not keys.since(0, 7) else None if out == "states" else False,
         at.dtype: "bfloat16" if name in ("bf16-pure", "bf16-pure-32") else None,
         at.reduced: "bfloat16" if name == "bf16-pure" else None,
         at.attn: spelled,
@@ -403,9 +404,11 @@ def _of_the_card(keys: Keys) -> str | None:
     whole="model.compile.fullgraph",
     attn="model.attn",
     everything="model.full_offload",
+    waits="model.optim_cpu_offload",
 )
 def _trainer(keys: Keys, at: Named) -> Facts:
-    """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed is on the host unless that is switched off."""
+    """FSDP2 over float32 weights gathered in 16 bits; what is checkpointed, and states between updates, are on the host unless
+    that is switched off (`CPUOffloadOptimizer`)."""
     ranks = keys.whole(at.cp) or 1
     again = _section(keys, at.ac, usual=True)
     keys.note(
@@ -419,6 +422,7 @@ def _trainer(keys: Keys, at: Named) -> Facts:
     step = keys.whole(at.every) or 1
     word = f"full:every={step}" if step > 1 else "full"
     host = _section(keys, at.everything, usual=False)
+    waits = keys.flag(at.waits) is not False and keys.since(0, 7)
     narrow, reduced = (keys.choice(key, {"float32": False, "bfloat16": True}) for key in (at.dtype, at.reduced))
     keys.note(
         at.reduced,
@@ -437,7 +441,7 @@ def _trainer(keys: Keys, at: Named) -> Facts:
         "cp_comm": (keys.choice(at.style, {"ring": "ring", "ulysses": "all_to_all"}) or "ring") if ranks > 1 else None,
         "ep": width,
         "replicas": keys.whole(at.copies),
-        "offload": "all" if keys.flag(at.moved) else "optimizer" if host else "none",
+        "offload": "all" if keys.flag(at.moved) else "optimizer" if host else "states" if waits else "none",
         "recompute": word if again else "none",
         "activation_offload": "checkpoints" if again and _section(keys, at.offloaded, usual=True) else None,
         # With the whole optimizer on the host 16-bit weights are on the card, and float32 ones beside its states.
@@ -494,36 +498,25 @@ def _adapter(keys: Keys, at: Named) -> Facts:
     }
 
 
-OPTIMIZER_KIND, OPTIMIZER_MOVED = "optim.type", "model.optim_cpu_offload"
+OPTIMIZER_KIND = "optim.type"
 OPTIMIZER_SORTS = {"adamw": "adamw", "muon": "muon", "sgd": "sgd-momentum", "sign_sgd": "sgd"}
 
 
 def _optimizer_written(facts: Facts, keys: Keys) -> dict[str, Any]:
-    plain, _, step = facts["optimizer"].partition("-")
-    name = facts["optimizer"] if facts["optimizer"] in OPTIMIZER_SORTS.values() else plain
-    word = next((word for word, ours in OPTIMIZER_SORTS.items() if ours == name), None)
-    # Beside other ways to the host it is refused, and AdamW is fused without it.
-    stays = word == "adamw" and (step != "loop" or facts.get("offload") not in (None, "none"))
-    return {_of(keys, OPTIMIZER_KIND): word, _of(keys, OPTIMIZER_MOVED): False if stays else None} if word else {}
+    names = facts["optimizer"], facts["optimizer"].partition("-")[0]
+    words = [word for name in names for word, ours in OPTIMIZER_SORTS.items() if ours == name]
+    return {_of(keys, OPTIMIZER_KIND): words[0]} if words else {}
 
 
-@reads(*_both(OPTIMIZER_KIND, OPTIMIZER_MOVED), facts="optimizer", write=_optimizer_written)
+@reads(*_both(OPTIMIZER_KIND), facts="optimizer", write=_optimizer_written)
 def _optimizer(keys: Keys) -> Facts:
+    kind = keys.choice(_of(keys, OPTIMIZER_KIND), OPTIMIZER_SORTS) or "adamw"
     whole = _section(keys, _of(keys, "model.full_offload"), usual=False) or keys.flag(
         _of(keys, "model.fsdp_cpu_offload")
     )
-    moved = keys.flag(_of(keys, OPTIMIZER_MOVED)) is not False and not whole and keys.since(0, 7)
-    stated = "moves the optimizer's states to the host between its steps, and they are counted on the card"
-    keys.note(
-        _of(keys, OPTIMIZER_MOVED),
-        f"{stated} (it is on unless a file says otherwise)",
-        "saves",
-        "optimizer",
-        when=moved,
-    )
-    kind = keys.choice(_of(keys, OPTIMIZER_KIND), OPTIMIZER_SORTS) or "adamw"
+    alone = not whole and keys.flag(_of(keys, "model.optim_cpu_offload")) is not False
     # `fused=False`, which `_create_optimizer` says, is one parameter at a time; before, PyTorch chose lists of them.
-    step = "foreach" if not keys.since(0, 8, 1) else "loop" if moved else "fused"
+    step = "foreach" if not keys.since(0, 8, 1) else "loop" if alone else "fused"
     return {"optimizer": f"adamw-{step}" if kind == "adamw" else kind}
 
 

@@ -30,7 +30,7 @@ from loadgauge.job_files.ideas import (
 )
 from loadgauge.job_files.pre_training.automodel import LEFT
 from loadgauge.job_files.pre_training.bridge import TARGETS, grouped, groups
-from loadgauge.job_files.pre_training.megatron import STRATEGIES, machines, offload, recompute
+from loadgauge.job_files.pre_training.megatron import AWARE, STRATEGIES, machines, offload, recompute, remaindered
 from loadgauge.job_files.pre_training.megatron_model import UNEVEN, uneven
 from loadgauge.job_files.rollouts import verl_step
 from loadgauge.job_files.rollouts.verl_loss import liger, loss, next_tokens
@@ -282,6 +282,7 @@ def _known_gpus(keys: Keys) -> int | None:
 
 @reads(
     inner=offload(OVER),
+    aware=f"{OVER}{AWARE}",
     when=lambda keys: engine_of(keys) == "megatron",
     write=lambda facts, keys, at: (
         at.inner.write(facts, keys)
@@ -292,7 +293,9 @@ def _known_gpus(keys: Keys) -> int | None:
 )
 def _host(keys: Keys, at: Named) -> Facts:
     """The optimizer of Megatron in host memory."""
-    return at.inner.read(keys)
+    facts = at.inner.read(keys)
+    remaindered(keys, at.aware, away=facts["offload"] != "none")
+    return facts
 
 
 OPTIMIZERS = {

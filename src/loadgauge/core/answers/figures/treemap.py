@@ -9,6 +9,7 @@ from loadgauge.core.base import Size, lists, sums
 from loadgauge.core.estimate.memory.ledger import NOT_ITEMISED, Ledger
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.states.optimizer_step import away
 from loadgauge.core.estimate.states.states import States
 from loadgauge.core.layers.operations.operations import Layer
 
@@ -65,7 +66,7 @@ def settle(children: list[Node], nbytes: Size, part: str, id: str) -> None:
 
 
 def _children(result: Estimate, ledger: Ledger, part: str, pieces: list[Piece]) -> list[Node]:
-    if part in ledger.memory.offloaded or part == "transient":
+    if part in away(ledger.memory, ledger.moment.phase) or part == "transient":
         return []
     if part in STATES and not (part == "gradients" and ledger.memory.lazy and ledger.key is not None):
         return _states(pieces, part, result.memory.parts[part])

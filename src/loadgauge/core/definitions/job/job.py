@@ -287,9 +287,9 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     offload: Annotated[
         str | None,
         _field(
-            "text", "method",
-            "On the host: optimizer states, those of a part of the parameters, or weights too (experts: with --task generate).",
-            metavar="none|optimizer|optimizer:SHARE|all|experts", values=("none", "optimizer", "optimizer:0.5", "all", "experts"),
+            "text", "method", "On the host: optimizer states, a part's, between updates alone, or weights too (experts: generate).",
+            metavar="none|optimizer|optimizer:SHARE|states|all|experts",
+            values=("none", "optimizer", "optimizer:0.5", "states", "all", "experts"),
         ),
     ] = None  # fmt: skip
     offload_to: Annotated[

@@ -45,8 +45,10 @@ def offload_words(text: str) -> str:
     ('optimizer:0.5', 'optimizer', 'all')
     """
     word, _, part = text.partition(":")
-    if word not in ("none", "optimizer", "all", "experts"):
-        raise ConfigError(f"unknown offload {text!r} (known: none, optimizer, optimizer:0.5, all)", key="offload")
+    if word not in ("none", "optimizer", "states", "all", "experts"):
+        raise ConfigError(
+            f"unknown offload {text!r} (known: none, optimizer, optimizer:0.5, states, all)", key="offload"
+        )
     if word == "experts":
         raise ConfigError("experts: needs --task generate", key="offload")
     share = positive_number(part) if part else 1

@@ -35,3 +35,6 @@ class Written:
 
 
 WRITTEN = Written()
+
+DROPS = "dropout_of_trainer"
+"""Dropout of the embedding's output and of both halves of each layer that a trainer adds to any family; no `config.json` has it."""

@@ -101,13 +101,13 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offloaded_share(self) -> float:
-        """Return the share of the parameters whose optimizer states are asked to be on the host.
+        """Return the share of the parameters that the host updates.
 
         >>> training("deepspeed", offload="optimizer:0.4").offloaded_share, training().offloaded_share
         (0.4, 0.0)
         """
         word, _, part = self.offload.partition(":")
-        return float(part or word != "none")
+        return float(part or word not in ("none", "states"))
 
     @property
     def copies_outputs(self) -> bool:

@@ -23,7 +23,7 @@ from loadgauge.core.estimate.memory.rank_memory import End, Kept
 from loadgauge.core.estimate.schedule.stages import Key
 from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import copies
-from loadgauge.core.estimate.states.optimizer_step import on_card, staying
+from loadgauge.core.estimate.states.optimizer_step import away, on_card, staying
 from loadgauge.core.estimate.states.overhead import communication, communicators, context
 from loadgauge.core.estimate.states.states import RankWeights, States, WeightCount, model_states
 from loadgauge.core.estimate.symbols import kinds
@@ -89,7 +89,7 @@ class Ledger:
 
         Their bytes add up to that part of the memory at this phase; empty where all of the part is offloaded to the host.
         """
-        if part in self.memory.offloaded:
+        if part in away(self.memory, self.moment.phase):
             nbytes = on_card(self.memory, self.stage)[part]
             kept = f"states of {100 * float(staying(self.memory, self.stage)):.3g} % of what this rank updates"
             return (self.entry(part, f"not offloaded: {kept}", nbytes),) if nbytes else ()

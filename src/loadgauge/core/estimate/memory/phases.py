@@ -24,7 +24,7 @@ from loadgauge.core.estimate.memory.rank_memory import ChunkBytes, MemoryModel, 
 from loadgauge.core.estimate.schedule.stages import Chunk, Key, Stage
 from loadgauge.core.estimate.states import zero_engine
 from loadgauge.core.estimate.states.gathered import at, copies
-from loadgauge.core.estimate.states.optimizer_step import on_card, step_transient
+from loadgauge.core.estimate.states.optimizer_step import away, on_card, step_transient
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.layers.operations.operations import LYING, PIXELS, TYPED
 
@@ -294,7 +294,7 @@ class StageAtWork:
         every.update(parts)
         if self.memory.engine is not None and point is not None and not phase.between_steps:
             every["gradients"] = sum(zero_engine.gradients(self.memory, self.stage, point).values())
-        if self.offloaded:
+        if self.offloaded and away(self.memory, phase):
             every.update(self.offloaded)
         return Moment(name, phase, every, position, work, key, gone, point, elsewhere=elsewhere)
 

@@ -540,9 +540,9 @@ class MemoryModel:
 
     @property
     def offloaded(self) -> tuple[str, ...]:
-        """The parts of the memory that live on the host: none, the optimizer, gradients and weights too."""
+        """The parts of the memory that live on the host: none, the optimizer (between updates alone), gradients and weights too."""
         word, buffers = self.training.offload.partition(":")[0], self.training.framework.host
-        parts = {"none": (), "optimizer": ("optimizer",), "all": ("optimizer", "weights")}[word]
+        parts: tuple[str, ...] = () if word == "none" else ("optimizer", "weights") if word == "all" else ("optimizer",)
         if word in buffers.gradients and self.layout.zero >= buffers.gradients_from:
             parts = (*parts, "gradients")
         return parts

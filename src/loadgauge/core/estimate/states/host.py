@@ -30,7 +30,9 @@ def off_card(memory: MemoryModel, stage: Stage) -> OffCard:
     ranks = (layout.zero_ranks, layout.expert_zero_ranks) if layout.zero else (1, 1)
     elements = weights.dense.trainable / ranks[0] + weights.expert.trainable / ranks[1]
     total = total + training.optimizer.average_away * elements
-    if training.offload != "none":
+    if training.offload == "states":
+        total, pinned = total + states.optimizer, pinned + states.optimizer
+    elif training.offload != "none":
         stays = staying(memory, stage)
         away = 1 - stays
         parts = {name: getattr(states, name) for name in memory.offloaded}

@@ -51,12 +51,17 @@ def staying(memory: MemoryModel, stage: Stage) -> Size:
     return minimum(kept * engine.step_elements / maximum(share, 1), 1)
 
 
+def away(memory: MemoryModel, phase: str) -> tuple[str, ...]:
+    """Return the parts that are on the host at a phase of the step: states that wait there come back for the update."""
+    return () if (memory.training.offload, phase) == ("states", "step") else memory.offloaded
+
+
 def on_card(memory: MemoryModel, stage: Stage) -> dict[str, Size]:
     """Return the bytes that stay on the card of each part of the states that is offloaded.
 
     DeepSpeed holds float32 gradients of what it updates there from one step to the next.
     """
-    if memory.training.offload in ("none", "optimizer", "all"):
+    if memory.training.offload in ("none", "optimizer", "states", "all"):
         return dict.fromkeys(memory.offloaded, 0)
     stays, (_, weights, states, *_) = staying(memory, stage), memory.weighed(stage)
     left = {"optimizer": states.optimizer, "gradients": 4 * updated(memory, weights)}

@@ -434,12 +434,15 @@ class StepModel:
         """Return the seconds of the update, bound by memory bandwidth, or by host and PCIe where it is offloaded.
 
         Gradients are read twice (once for their norm), master weights and moments read and written back. Of a part that is
-        offloaded, the card updates the rest beside the host. Before it, gradients of micro-batches are added up.
+        offloaded, the card updates the rest beside the host; states that wait there travel to the card before it and back after.
+        Before it, gradients of micro-batches are added up.
         """
         elements, stays = self.updated(stage), staying(self.memory, stage)
         rate = self.machine.memory("elementwise").forward
         update = self.training.optimizer.moved(self.training.precision) * stays * elements / rate
-        if self.training.offload != "none":
+        if self.training.offload == "states":
+            update = update + 2 * self.memory.weighed(stage)[2].optimizer / self.training.host.link
+        elif self.training.offload != "none":
             update = maximum(update, self.slower * self.host_update((1 - stays) * elements))
         return self.summed(stage) / rate + update
 

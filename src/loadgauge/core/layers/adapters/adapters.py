@@ -41,7 +41,7 @@ def adapted(build: Writer, name: str, x: Tensor, kept: Tensor, base: Tensor, sha
     if lora.dropout:
         source = kept = build.dropout(f"{name}.lora_dropout", x, lora.dropout)
     itemsize = build.dtypes.activation
-    high = _products(build, name, source, (kept,), itemsize, shape)
+    high = _products(build, name, source, (kept,), itemsize, shape, numel=base.numel)
     total = build.tensor(f"{name}.adapted", base.numel)
     return build.elementwise(f"{name}.adapted", (base, high), total, shares_gradient=True)
 
@@ -336,14 +336,16 @@ def _products(
     itemsize: Size,
     shape: AdapterShape,
     groups: int = 1,
+    numel: Size | None = None,
 ) -> Tensor:
     """The two products; autocast keeps its 16-bit copy of each float32 matrix for the gradient of what went in.
 
     groups: how many adapters lie in one, of which each has a part of the output
+    numel: elements of the result that are there at a time, where it is in pieces
     """
     lora = build.adapter
     rank, (rows, i, o, shards, _) = lora.rank * groups, shape
-    low, high = Tensor(f"{name}.lora_a", rows * rank, itemsize), Tensor(f"{name}.lora_b", rows * o, itemsize)
+    low, high = Tensor(f"{name}.lora_a", rows * rank, itemsize), Tensor(f"{name}.lora_b", numel or rows * o, itemsize)
     # Of the two, the one on the sharded side of the base is sharded with it.
     column = name.rsplit(".", 1)[-1] not in ("output", "down")
     wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4
