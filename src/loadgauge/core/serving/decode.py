@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import NotModelled, Size, both_count, minimum
+from loadgauge.core.base import Size, both_count, minimum
 from loadgauge.core.definitions.hardware.calibration import chip_of, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -186,9 +186,8 @@ class Server:
         version: str | None = None,
         tower: Tower | None = None,
     ) -> None:
-        if model.tower_layers:
-            raise NotModelled("answers to pictures: without --pictures and --video the language model alone generates")
-        self.model, self.asked, self.machines, self.tower = model, asked, machines, tower
+        self.model, own = Tower.parted(model, asked.prompt)
+        self.asked, self.machines, self.tower = asked, machines, tower or own
         self.known, self.engine = serving(), of_release(engine, version)
         if not graphs:
             self.engine = msgspec.structs.replace(
@@ -197,8 +196,10 @@ class Server:
         self.card = Card.of(machines.gpu, machines.links[0].bandwidth, asked.weight_format)
         self.card = msgspec.structs.replace(self.card, host=asked.experts_from)
         self.fabric = Fabric.of(machines, of_cluster(machines))
-        self.stages = split(model, asked)
-        self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for stage in self.stages for kind in stage.pattern)
+        self.stages = split(self.model, asked)
+        self.mixtures = sum(
+            isinstance(self.model.blocks[kind].mlp, Moe) for stage in self.stages for kind in stage.pattern
+        )
         self.layers = sum(len(stage.pattern) for stage in self.stages)
         self.step = functools.cache(self._step)
         self.prompts = functools.cache(self._read)

@@ -12,7 +12,7 @@ from loadgauge.core.definitions.serving.inference import Inference
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Stage
-from loadgauge.core.families.encoders.pictures import Seen
+from loadgauge.core.families.encoders.pictures import Seen, without_pictures
 from loadgauge.core.serving.memory import Drafted, stored
 from loadgauge.core.serving.passes import of_prompts, parts
 from loadgauge.core.serving.time import Clock, Pass
@@ -32,6 +32,12 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         """Return the towers of a model that has them before its own layers."""
         own = tuple(kind for kind in seen.model.pattern if seen.model.blocks[kind].tower is not None)
         return cls(model=msgspec.structs.replace(seen.model, pattern=own), tokens=seen.tokens)
+
+    @classmethod
+    def parted(cls, model: ModelSpec, tokens: int) -> tuple[ModelSpec, Tower | None]:
+        """Return the language model of one that sees, and its towers, None without any. tokens: of a prompt at most"""
+        own = without_pictures(model)
+        return own, cls.of(Seen(model, tokens, "")) if model.tower_layers else None
 
     @property
     def stages(self) -> tuple[Stage, ...]:

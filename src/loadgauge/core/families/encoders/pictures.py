@@ -387,6 +387,13 @@ def stated(job: Job) -> str:
     return ",".join("x".join(map(str, (n, *_smaller(w, h, job.max_pixels)))) for n, w, h in each)
 
 
+def tokens_of(job: Job, model: ModelSpec) -> int:
+    """Return the tokens of a sequence that its pictures, frames and sound are; 0 where no layers of their tower are written."""
+    if unwritten(job, model) or not any(asked for *_, asked in _asked(job)):
+        return 0
+    return with_pictures(model, job.pictures or "", job.video or "", "frozen", True, job.max_pixels, job.audio).tokens
+
+
 def unwritten(job: Job, model: ModelSpec) -> str:
     """Return the section of a config that a job's pictures or sounds are of, where no layers of it are written; else ""."""
     named = {tower.name.rpartition(".")[2]: bool(tower.layers) for tower in model.towers}
