@@ -342,3 +342,14 @@ def test_what_a_plan_prints_is_what_its_command_estimates(line: str) -> None:
         alone = document(layout["command"].removeprefix("loadgauge "))
         assert alone["memory"]["total"] == layout["memory"]["total"], layout["command"]
         assert alone["time"]["step"] == layout["time"]["step"], layout["command"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"), [("gemma-3n-e2b", (1,)), ("gemma-4-e2b", (1,)), ("qwen3-0.6b", (1, 2, 4, 8))]
+)
+def test_a_search_has_the_stages_that_a_layout_may_have(name: str, stages: tuple[int, ...]) -> None:
+    """Layers that borrow from the first ones are in one stage; each layout of the front is estimated, whatever its stages."""
+    space = space_for(model(name), training("torchtitan"), 8, 8, 512, locks={"cp": (1,), "tp": (1,)})
+    assert space.pp == stages
+    found = search([Case(space=space, training=training("torchtitan"), cluster=cluster(gpu("h100-sxm5-80gb"), 8))])
+    assert {one.layout.pp for one in found.pareto} <= set(stages)
