@@ -369,7 +369,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         layers.append(of_steps(f"angles {attention.head_dim}", beside=True))
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
     feature = sizes.config.get("vision_feature_layer", joined.features or -1)
-    last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
+    several = feature if isinstance(feature, list) else [feature]  # Granite Vision joins those of four layers
+    last = max(several) + depth if max(several) < 0 and joined.end else depth
     first = msgspec.structs.replace(part, enters=enters if enters == "normed" else f"{enters} first")
     for index in range(depth):
         layers.append(unused if index > last else near if side and index not in whole else block)
@@ -380,6 +381,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     # Of features of single layers, what follows the last of them is not read.
     end = re.sub(r"layernorm (\w+)", r"idle 2\1", shape.end) if joined.features else shape.end
     *own_ends, joins = "; ".join(text for text in (end, joined.end) if text).split("; ")
+    if len(several) > 1:
+        joins = joins.replace("linear w", f"join w {len(several)}w, linear {len(several)}w", 1)
     came = width
     for text in own_ends:
         layers.append(of_steps(text, came, projects=True, own=True))
