@@ -31,7 +31,7 @@ PUBLISHED = {
     "vit-mae-base": 112e6, "vit-mae-large": 330e6, "videomae-base": 86.5e6,
     "timesformer-base": 121e6, "vivit-base": 88.9e6, "ast-base": 86.6e6, "wavlm-base": 94.7e6, "wavlm-large": 316e6,
     "w2v-bert-2.0": 580e6, "mms-1b": 965e6, "prot-bert": 420e6, "prot-t5-xl": 2.8e9, "chronos-t5-base": 201e6,
-    "chronos-t5-large": 709e6, "aimv2-large": 309e6,
+    "chronos-t5-large": 709e6, "aimv2-large": 309e6, "bros-base": 110e6, "timesfm-2.0-500m": 500e6,
 }  # fmt: skip
 """As the publishers' cards, papers and names state them."""
 
