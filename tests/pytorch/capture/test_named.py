@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -59,3 +62,16 @@ def test_names_of_every_kind_answer_in_either_16_bits(name: str, precision: str)
     found = resolve_job(Job(name, gpu="v100", precision=precision)).estimate()
     assert found.params == pytest.approx(PUBLISHED[name], rel=0.025)
     assert found.memory.parts["weights"] == found.params * (4 if precision == "fp16" else 2)
+
+
+def test_what_an_operator_has_no_16_bits_for_runs_in_float32(tmp_path: Path) -> None:
+    """FNet's Fourier transforms: transformers' own class stops in bfloat16."""
+    config = transformers.FNetConfig(num_hidden_layers=2, hidden_size=64, intermediate_size=128, vocab_size=1000)
+    keys = {**json.loads(config.to_json_string(use_diff=False)), "architectures": ["FNetForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(keys), "utf-8")
+    module = transformers.FNetForMaskedLM(config).bfloat16()
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        module(input_ids=torch.zeros(1, 8, dtype=torch.long))
+    setup = resolve_job(Job(str(tmp_path / "config.json"), gpu="h100"))
+    assert setup.training.precision.name == "fp32"
+    assert setup.estimate().params == sum(one.numel() for one in module.parameters())
