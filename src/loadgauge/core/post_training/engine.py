@@ -23,7 +23,7 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.overhead import COMMUNICATOR, Assumed, context
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.embedding_head import vocabulary
-from loadgauge.core.serving.memory import CONVOLUTION, GRAPH, STATE, bare, captured, stored
+from loadgauge.core.serving.memory import GRAPH, captured, fixed_bytes, stored
 from loadgauge.core.serving.passes import of_chunk, parts, split
 from loadgauge.core.serving.tower import Tower
 
@@ -102,7 +102,7 @@ def on_card(
     tokens = min(unique * prompt, most)
     serving = _stage(model, engine, _asked(engine, running, longest, tokens), stage)[1]
     if tower is not None:  # The step that is measured sees pictures first, and holds what they make.
-        seen = tower.held(_asked(engine, unique, prompt, most), bare(asked))
+        seen = tower.held(_asked(engine, unique, prompt, most))
         weights, profile = weights + seen.tower, max(profile + seen.seen, seen.seeing)
         serving = max(serving + seen.seen, seen.seeing)
     sampler = (
@@ -224,5 +224,5 @@ def _kept(model: ModelSpec, engine: Engine, stage: Stage, tokens: int) -> tuple[
     for kind in stage.pattern:
         kept = kept_by_block(model.blocks[kind], model.hidden_size, engine.tp)
         token += kept.elements(tokens) / tokens * CACHE_FORMATS[engine.kv]
-        fixed += kept.state * STATE + kept.convolution * CONVOLUTION
+        fixed += fixed_bytes(kept)
     return token, fixed

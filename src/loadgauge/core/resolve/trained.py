@@ -59,7 +59,7 @@ PATTERN = set("^$[](){}*+?|\\")
 SHARE = "frozen:"
 BUT = "but:"
 TOWER = "tower"
-"""What is trained before the language model."""
+"""The word for that which is trained before the language model."""
 
 
 class Part(NamedTuple):

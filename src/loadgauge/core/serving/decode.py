@@ -26,7 +26,7 @@ from loadgauge.core.definitions.training.software import host_seconds
 from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.serving.loop import Load, closed_loop
-from loadgauge.core.serving.memory import CONVOLUTION, STATE, Drafted, bare, memory, stored
+from loadgauge.core.serving.memory import Drafted, bare, fixed_bytes, memory, stored
 from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
 from loadgauge.core.serving.time import Clock
 from loadgauge.core.serving.tower import Tower
@@ -214,7 +214,7 @@ class Server:
                 for operation in part.layer:
                     _add(sums, operation, part.times, asked.weight_format, head=part.name == "head")
             own = (kept_by_block(self.model.blocks[kind], self.model.hidden_size, asked.tp) for kind in stage.pattern)
-            sums["cache"] += 2 * batch * sum(STATE * member.state + CONVOLUTION * member.convolution for member in own)
+            sums["cache"] += 2 * batch * sum(map(fixed_bytes, own))
         ranks = asked.tp * asked.attentions
         return Work(
             **sums,
@@ -341,7 +341,7 @@ class Server:
         return max(
             float(
                 sum(
-                    kept.elements(context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
+                    kept.elements(context) * itemsize + fixed_bytes(kept)
                     for kept in (
                         kept_by_block(self.model.blocks[kind], self.model.hidden_size, self.asked.tp)
                         for kind in stage.pattern
