@@ -15,11 +15,10 @@ TOWER, JOINT = 676_550_144, 5120**2 + 5120 + 5120 * 3584 + 3584 + 1280
 """Parameters of Qwen2.5-VL's tower, and of what joins it: a norm, and two linear layers over four patches."""
 
 
-def of(train: str | None, tower: str, **more: object) -> Estimate:
-    job = Job(
-        "qwen2.5-vl-7b", gpu="h100", gpus=1, seq_len=4096, pictures="1x1024x768", train=train, tower=tower, **more
-    )  # type: ignore[arg-type]
-    return estimate(job)
+def of(train: str | None, tower: str) -> Estimate:
+    return estimate(
+        Job("qwen2.5-vl-7b", gpu="h100", gpus=1, seq_len=4096, pictures="1x1024x768", train=train, tower=tower)
+    )
 
 
 def test_the_language_model_has_no_gradients_of_weights_and_hands_on_those_of_its_input() -> None:

@@ -172,7 +172,7 @@ def test_the_largest_model() -> None:
     ("llama-3.1-8b", training("megatron")), ("llama-3.1-8b", training("torchtitan")),
     ("llama-3.1-8b", training("huggingface", "bf16-pure", "adafactor")),
     ("llama-3.1-8b", training("deepspeed", offload="optimizer")), ("deepseek-v3.2", training("megatron")),
-    ("llama-3.1-8b", training("huggingface", lora=Lora(rank=16, targets=("q", "v"), quantised=True))),
+    ("llama-3.1-8b", training("huggingface", lora=Lora(rank=16, targets=frozenset({"q", "v"}), quantised=True))),
 ])  # fmt: skip
 def test_what_is_held_at_least_is_what_one_rank_holds_of_all(name: str, kind: Any) -> None:
     """The states of an estimate on one card, where frozen weights have no gradients and no moments."""

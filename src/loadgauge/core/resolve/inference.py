@@ -228,8 +228,10 @@ def _source(job: Job) -> Found:
         return find(job.model, allowed(job.hub))
     except ConfigError:
         if getattr(provider("MODEL_SOURCES"), "of_library", bool)(job.model):
-            why = "whose layers its own code has alone; without --task, a step of its training is estimated"
-            raise NotModelled(f"generation of {job.model}, {why}") from None
+            raise NotModelled(
+                f"generation of {job.model}, whose layers its own code has alone; without --task, a step of its training is"
+                " estimated"
+            ) from None
         raise
 
 
