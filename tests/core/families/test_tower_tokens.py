@@ -68,7 +68,9 @@ def idefics3(width: int, height: int) -> tuple[int, int]:
 def alone(model: str, *names: str) -> Any:
     """The last of some functions of a processor's file, which imports torchvision."""
     file = Path(transformers.__file__).parent / "models" / model / f"image_processing_{model}.py"
-    own = [part for part in ast.parse(file.read_text("utf-8")).body if getattr(part, "name", "") in names]
+    parts = ast.parse(file.read_text("utf-8")).body
+    parts += [method for kind in parts if isinstance(kind, ast.ClassDef) for method in kind.body]
+    own = [part for part in parts if getattr(part, "name", "") in names]
     there: dict[str, Any] = {"math": math, "np": np, "lru_cache": lru_cache}
     exec(compile(ast.Module(own, []), str(file), "exec"), there)
     return there[names[-1]]
@@ -84,6 +86,18 @@ def cohere2(width: int, height: int) -> tuple[int, int]:
     tiles = int(np.prod(grid((height, width), (512, 512), 1, 12)))
     tiles += tiles > 1
     return tiles, 2 + tiles * (256 + 1)
+
+
+def lfm2(width: int, height: int) -> tuple[int, int, int]:
+    names = "_get_grid_layout", "_is_image_too_large", "smart_resize"
+    functions = ("round_by_factor", "find_closest_aspect_ratio", "_target_ratios")
+    own = type("Own", (), {name: alone("lfm2_vl", *functions, name) for name in ("_target_ratios", *names)})()
+    wide, tall = own.smart_resize(height, width, 2, 64, 256, 16)
+    whole = 2 + wide * tall // 32**2
+    if not own._is_image_too_large(height, width, 256, 16, 2, 2.0):
+        return 1, 1024, whole
+    *_, tiles = own._get_grid_layout(height, width, 2, 10, 512)
+    return tiles + 1, 1024, tiles * 257 + 1 + whole
 
 
 def minicpmv(width: int, height: int) -> int:
@@ -106,6 +120,8 @@ CASES: dict[str, tuple[Rule, Any, Callable[[int, int], Any]]] = {
     "minicpmv": (Rule(kind="slices", patch=14, tile=448, low=64, high=9), "tiles", minicpmv),
     "kimi_vl": (Rule(kind="native", patch=14, merge=2, low=512, high=4096), "patches", kimi),
     "cohere2_vision": (Rule(kind="fit", patch=16, merge=2, tile=512, high=12, marks=3), ("tiles", "tokens"), cohere2),
+    "lfm2_vl": (Rule(kind="thumbs", patch=16, merge=2, tile=512, low=64, high=10, marks=2, each=1),
+                ("tiles", "patches", "tokens"), lfm2),
     "gemma4": (Rule(kind="budget", patch=16, merge=3, high=280), "tokens", gemma4),
     "llava_next": (Rule(kind="anyres", patch=14, tile=336, grids=NEXT), "tokens",
                    anyres("llava_next", "LlavaNext", NEXT, 336, patch_size=14, num_additional_image_tokens=0)),

@@ -63,6 +63,7 @@ def test_shipped_towers(name: str) -> None:
             "internvl3-38b",
         ),
         *("ministral-3-8b", "paligemma2-3b", "kimi-vl-a3b", "qwen3.5-4b", "qwen2-vl-2b", "llava-interleave-qwen-0.5b"),
+        *("granite-vision-3.2-2b", "lfm2-vl-450m"),
     ],
 )
 def test_towers_by_name(name: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -31,7 +34,7 @@ PUBLISHED = {
     "vit-mae-base": 112e6, "vit-mae-large": 330e6, "videomae-base": 86.5e6,
     "timesformer-base": 121e6, "vivit-base": 88.9e6, "ast-base": 86.6e6, "wavlm-base": 94.7e6, "wavlm-large": 316e6,
     "w2v-bert-2.0": 580e6, "mms-1b": 965e6, "prot-bert": 420e6, "prot-t5-xl": 2.8e9, "chronos-t5-base": 201e6,
-    "chronos-t5-large": 709e6, "aimv2-large": 309e6,
+    "chronos-t5-large": 709e6, "aimv2-large": 309e6, "bros-base": 110e6, "timesfm-2.0-500m": 500e6,
 }  # fmt: skip
 """As the publishers' cards, papers and names state them."""
 
@@ -59,3 +62,16 @@ def test_names_of_every_kind_answer_in_either_16_bits(name: str, precision: str)
     found = resolve_job(Job(name, gpu="v100", precision=precision)).estimate()
     assert found.params == pytest.approx(PUBLISHED[name], rel=0.025)
     assert found.memory.parts["weights"] == found.params * (4 if precision == "fp16" else 2)
+
+
+def test_what_an_operator_has_no_16_bits_for_runs_in_float32(tmp_path: Path) -> None:
+    """FNet's Fourier transforms: transformers' own class stops in bfloat16."""
+    config = transformers.FNetConfig(num_hidden_layers=2, hidden_size=64, intermediate_size=128, vocab_size=1000)
+    keys = {**json.loads(config.to_json_string(use_diff=False)), "architectures": ["FNetForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(keys), "utf-8")
+    module = transformers.FNetForMaskedLM(config).bfloat16()
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        module(input_ids=torch.zeros(1, 8, dtype=torch.long))
+    setup = resolve_job(Job(str(tmp_path / "config.json"), gpu="h100"))
+    assert setup.training.precision.name == "fp32"
+    assert setup.estimate().params == sum(one.numel() for one in module.parameters())

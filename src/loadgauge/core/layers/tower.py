@@ -201,8 +201,9 @@ def tower_steps(block: Block, view: View) -> Layer:
             angles = step.kind == "angles"
             wide = build.float32(name, view.tokens * 2 * step.width) if angles else Tensor(name, view.pairs, x.itemsize)
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), (wide,), shares_gradient=True)
-        elif step.kind == "cropped":
-            x = build.elementwise(name, (x,), build.tensor(name, view.tokens * step.width))
+        elif step.kind in ("cropped", "join"):  # what several layers made, side by side
+            every = view.tokens * step.width if step.kind == "cropped" else rows * step.output
+            x = build.elementwise(name, (x,), build.tensor(name, every))
         elif step.kind == "rescale":
             x = build.elementwise(name, (x,), Tensor(name, x.numel, x.itemsize), shares_gradient=True)
         elif step.kind == "copied":

@@ -18,9 +18,14 @@ from loadgauge.core.definitions.hardware.hardware import gpu as kind_of_gpu
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.definitions.training.training import Training
+from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.result import Estimate
+from loadgauge.core.estimate.schedule.stages import stages
 from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.estimate.states.states import model_states
 from loadgauge.core.estimate.time import cost as money
+from loadgauge.core.estimate.workings import view_of
 from loadgauge.core.plan.batch.types import Batch, untimed
 from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.search import Case, Objective, cost_per_billion_tokens, search
@@ -423,10 +428,10 @@ def _largest_model(
 ) -> Answer:
     limit, space = case.cluster.gpu.capacity - margin, case.space
     for model in sorted(models, key=lambda model: -parameters(model).total):
-        if parameters(model).total * held_bytes(case) > limit * space.gpus:
-            continue
-        progress(model.name)
         try:
+            if held_bytes(model, case.training) > limit * space.gpus:
+                continue
+            progress(model.name)
             other = space_for(
                 model,
                 case.training,
@@ -439,7 +444,7 @@ def _largest_model(
                 base=space.base,
             )
             larger = msgspec.structs.replace(case, space=other)
-            if leanest(larger, end)[0] > limit:
+            if not room(larger, limit)[end == "total"]:
                 continue
             best = best_of(larger, objective, margin)
         except Error:
@@ -451,25 +456,24 @@ def _largest_model(
     raise NothingFits("none of the models fits")
 
 
-def held_bytes(case: Case) -> float:
-    """Return the least bytes per parameter that all GPUs together hold, whatever the layout.
+def held_bytes(model: ModelSpec, kind: Training) -> float:
+    """Return the least bytes of model states that all GPUs together hold, whatever the layout: as if nothing were held twice.
 
-    >>> from loadgauge import cluster, gpu, model, training
-    >>> kind = training("megatron")
-    >>> space = space_for(model("llama-3.1-8b"), kind, 8, 8, 4096)
-    >>> held_bytes(Case(space=space, training=kind, cluster=cluster(gpu("h100-sxm5-80gb"), 8)))
+    Without gradients, which may wait; of the optimizer's states none that are on the host or depend on how tensors are cut.
+
+    >>> from loadgauge import model, training
+    >>> round(held_bytes(model("llama-3.1-8b"), training("megatron")) / 8_030_261_248, 3)
     14.0
     """
-    kind = case.training
-    if kind.offload == "all" or kind.precision.products is not None:
+    if kind.offload == "all":
         return 0.0
-    if kind.lora is not None:
-        return 0.0 if kind.lora.stored is not None else float(min(kind.precision.weight, kind.precision.compute))
-    if kind.offload != "none" or kind.optimizer.name not in ("adamw", "sgd"):
-        return float(kind.precision.weight)
-    return float(
-        kind.precision.weight + kind.precision.master + kind.optimizer.moments * kind.optimizer.moment(kind.precision)
-    )
+    whole = Layout(seq_len=1)
+    memory = MemoryModel(model, whole, kind, view_of(whole, kind))
+    weights = memory.weighed(next(stages(model, whole)))[1].all
+    quantised = kind.lora is not None and kind.lora.quantised
+    states = model_states(weights, kind.precision, kind.optimizer, zero=3, quantised=quantised)
+    elsewhere = kind.offload != "none" or kind.optimizer.by_tensor or kind.optimizer.one_block
+    return float(states.weights + (0 if elsewhere else states.optimizer))
 
 
 def days_for(best: Estimate, tokens: float, price: float | None = None) -> float:

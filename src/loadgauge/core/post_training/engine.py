@@ -23,8 +23,9 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.overhead import COMMUNICATOR, Assumed, context
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.embedding_head import vocabulary
-from loadgauge.core.serving.memory import CONVOLUTION, GRAPH, STATE, captured, stored
+from loadgauge.core.serving.memory import GRAPH, captured, fixed_bytes, stored
 from loadgauge.core.serving.passes import of_chunk, parts, split
+from loadgauge.core.serving.tower import Tower
 
 PROCESS = Assumed(700 * MIB, 300 * MIB, 1400 * MIB)
 """Libraries' workspaces and the engine's own structures, asleep or awake (source: AgileRL,
@@ -91,6 +92,7 @@ def on_card(
     """
     # All of a batch's prompts come at once; the profile's step is of as many tokens as one step may have.
     most = engine.max_batched_tokens or sequences * prompt
+    model, tower = Tower.parted(model, prompt)
     running = min(engine.max_num_seqs or engine.batch or sequences, sequences)
     asked = _asked(engine, running, longest, most)
     stages = split(model, asked)
@@ -99,6 +101,10 @@ def on_card(
     # Blocks of a prompt that another sequence has are taken from it, in the same step too.
     tokens = min(unique * prompt, most)
     serving = _stage(model, engine, _asked(engine, running, longest, tokens), stage)[1]
+    if tower is not None:  # The step that is measured sees pictures first, and holds what they make.
+        seen = tower.held(_asked(engine, unique, prompt, most))
+        weights, profile = weights + seen.tower, max(profile + seen.seen, seen.seeing)
+        serving = max(serving + seen.seen, seen.seeing)
     sampler = (
         SAMPLER * (engine.max_num_seqs or running) * vocabulary(model, of_chunk(model, asked)) if stage.last else 0
     )
@@ -218,5 +224,5 @@ def _kept(model: ModelSpec, engine: Engine, stage: Stage, tokens: int) -> tuple[
     for kind in stage.pattern:
         kept = kept_by_block(model.blocks[kind], model.hidden_size, engine.tp)
         token += kept.elements(tokens) / tokens * CACHE_FORMATS[engine.kv]
-        fixed += kept.state * STATE + kept.convolution * CONVOLUTION
+        fixed += fixed_bytes(kept)
     return token, fixed

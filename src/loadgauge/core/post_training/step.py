@@ -436,9 +436,10 @@ def packed(
     else:
         batches = math.ceil(number * mean / (capacity * FILL) / groups) * groups
         tokens, pairs = number * mean / batches, number * square / batches
-    return msgspec.structs.replace(
-        layout, micro_batch=1, global_batch=int(batches), tokens=tokens, pairs=pairs, kernel_tokens=None, fullest=None
-    ), times
+    # Towers see the pictures of each sequence, of which tokens and pairs alone are elsewhere.
+    rows = max(1, round(number / batches)) if member.model.tower_layers else 1
+    own = {"micro_batch": rows, "global_batch": int(batches) * rows, "tokens": tokens, "pairs": pairs}
+    return msgspec.structs.replace(layout, **own, kernel_tokens=None, fullest=None), times
 
 
 def moments(answers: Lengths, prompt: int) -> tuple[float, float]:

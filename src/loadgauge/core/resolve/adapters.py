@@ -21,7 +21,7 @@ from loadgauge.core.definitions.model.tuners import TUNERS, Tuner
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, Framework
 from loadgauge.core.definitions.training.stacks import EXPERTS_ADAPTED_UNSLOTH, EXPERTS_QUANTISED, Stack
 from loadgauge.core.layers import View, block_layer
-from loadgauge.core.resolve.trained import adapt_only, modules_of, train_only
+from loadgauge.core.resolve.trained import TOWER, adapt_only, modules_of, train_only, words_of
 
 LORA_RANK = 16
 TARGETS = {
@@ -75,6 +75,8 @@ def trained_part(job: Job, model: ModelSpec) -> ModelSpec:
     if not model.own.rewritten:
         return model  # what it does not train was frozen when it was captured
     if job.train is not None:
+        if TOWER in words_of(job.train) and (job.pictures or job.video or job.audio) is None:
+            raise ConfigError("tower needs --pictures, --video or --audio", key="train")
         return train_only(model, job.train)
     layers = job.lora_layers or (targeted_layers(model, job.lora_targets or "") if job.adapts else "")
     return adapt_only(model, layers) if layers else model

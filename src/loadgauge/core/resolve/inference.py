@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from loadgauge.core.base import provider
 from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, refuse
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.hardware.hardware import Gpu
@@ -72,7 +73,7 @@ def resolve_inference(
         for name in ("answer", "cache_format", "server", *DRAFTED):
             refuse(flags.get(name) is not None, "needs --task generate", key=name)
     card, assumed = named_card(job)
-    source = find(job.model, allowed(job.hub)) if model is None else Found(model, "")
+    source = _source(job) if model is None else Found(model, "")
     if source.how:
         assumed["model"] = f"{source.spec.name} ({source.how})"
     if flags.get("weight_format") is None:
@@ -229,6 +230,19 @@ def _draft(job: Job, flags: dict[str, Any], model: ModelSpec, assumed: dict[str,
     spec = None if kind == "ngram" else find(kind, allowed(job.hub)).spec
     title = "the text's n-grams" if spec is None else spec.name
     return Draft(name=title, model=spec, tokens=tokens, acceptance=acceptance)
+
+
+def _source(job: Job) -> Found:
+    """The model of a job by its family. Raises `ConfigError`, or `NotModelled` for one whose layers its own code alone has."""
+    try:
+        return find(job.model, allowed(job.hub))
+    except ConfigError:
+        if getattr(provider("MODEL_SOURCES"), "of_library", bool)(job.model):
+            raise NotModelled(
+                f"generation of {job.model}, whose layers its own code has alone; without --task, a step of its training is"
+                " estimated"
+            ) from None
+        raise
 
 
 def _seen(job: Job, model: ModelSpec, assumed: dict[str, str]) -> tuple[ModelSpec, pictures.Seen | None]:

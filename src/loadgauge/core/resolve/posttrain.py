@@ -16,6 +16,7 @@ from loadgauge.core.definitions.serving.rollout import Engine
 from loadgauge.core.definitions.training.stacks import LOSS_LOGPROBS, Stack
 from loadgauge.core.definitions.training.tasks import DIVERGENCES, TASKS, Role, Task
 from loadgauge.core.estimate.states.parameters import parameters
+from loadgauge.core.families.encoders import pictures
 from loadgauge.core.post_training.answers import answers, stated_longest
 from loadgauge.core.post_training.memory import engine_of
 from loadgauge.core.post_training.roles import Member, Placement, Run, Sequences, replicas_of
@@ -352,13 +353,20 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str], model: ModelSpec |
     if not task.rollout:
         return Sequences(prompts=1, samples=1, prompt=0, answers=Lengths.of([job.seq_len or 1]))
     values: dict[str, Any] = {}
-    prompt, answer = _usual_lengths(job, model)
+    if model is None and not is_script(job.model):
+        model = found_model(job).spec
+    seen = 0 if model is None else pictures.tokens_of(job, model)
+    prompt, answer = _usual_lengths(job, model, seen)
     for name, default in (("prompts", PROMPTS), ("samples", SAMPLES), ("prompt_len", prompt), ("answers", answer)):
         value = getattr(job, name)
         if value is None:
             value = default
             assumed[f"--{name.replace('_', '-')}"] = str(value)
         values[name] = value
+    if values["prompt_len"] < seen:
+        raise ConfigError(
+            f"are {seen:,} tokens of each prompt, which has --prompt-len {values['prompt_len']:,}", key="pictures"
+        )
     return Sequences(
         prompts=values["prompts"],
         samples=values["samples"],
@@ -368,18 +376,16 @@ def _sequences(job: Job, task: Task, assumed: dict[str, str], model: ModelSpec |
     )
 
 
-def _usual_lengths(job: Job, model: ModelSpec | None) -> tuple[int, str]:
+def _usual_lengths(job: Job, model: ModelSpec | None, seen: int) -> tuple[int, str]:
     """Return the tokens of a prompt and of answers where nothing says: as many as there is room for in `seq_len`, in the engine's
-    context and in the model's, of which a prompt takes a quarter."""
+    context and in the model's, of which a prompt's text takes a quarter beside the tokens that are `seen`."""
     of_engine = Engine.parse(job.rollout or "vllm").context
     if job.answers is not None:
         beside = PROMPT if of_engine is None else of_engine - stated_longest(job.answers, answers(job.answers))
-        return (beside if 0 < beside < PROMPT else PROMPT), job.answers
-    if model is None and not is_script(job.model):
-        model = found_model(job).spec
+        return (beside if 0 < beside < PROMPT else PROMPT + seen), job.answers
     own = None if model is None else model.max_position_embeddings
-    room = min(size for size in (of_engine, own, job.seq_len or PROMPT + ANSWER) if size)
-    prompt = job.prompt_len or max(1, min(PROMPT, room // 4))
+    room = min(size for size in (of_engine, own, job.seq_len or PROMPT + ANSWER + seen) if size)
+    prompt = job.prompt_len or seen + max(1, min(PROMPT, (room - seen) // 4))
     return prompt, str(room - prompt if room > prompt and (job.seq_len or room - prompt < ANSWER) else ANSWER)
 
 

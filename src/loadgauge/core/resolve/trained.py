@@ -59,6 +59,8 @@ ENDS = {
 PATTERN = set("^$[](){}*+?|\\")
 SHARE = "frozen:"
 BUT = "but:"
+TOWER = "tower"
+"""The word for that which is trained before the language model."""
 
 
 class Part(NamedTuple):
@@ -79,7 +81,7 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
     Words are separated by commas: `layers.-8:` (a place, a range as Python writes it, or `*`), `layers.24:32.mlp`, `embed_tokens`,
     `lm_head`, `norm`; a regular expression on the parameters' names in transformers, which must fit their beginning;
     `frozen:0.8`, all but the first 80 % of the parameters; or `but:` before any of them, which takes it out of the others, or
-    of all where there are none.
+    of all where there are none. `tower` names none of the language model's: what sees or hears is trained as `--tower` says.
 
     >>> from loadgauge.core.families.reference import llama_model
     >>> half = train_only(llama_model(4, 512, 8, 1000), "layers.2:")
@@ -98,8 +100,8 @@ def train_only(model: ModelSpec, words: str) -> ModelSpec:
     parts = _parts(model, ends, by_block)
 
     def find(word: str) -> set[tuple[int | None, str]]:
-        matched = {(part.layer, part.operation) for part in _named(word, model, parts)}
-        if not matched:
+        matched = set() if word == TOWER else {(part.layer, part.operation) for part in _named(word, model, parts)}
+        if not matched and word != TOWER:
             names = sorted({_plain(part, model)[0].split(".")[0] for part in parts} | {"layers"})
             hint = "".join(f"; did you mean {match!r}?" for match in closest(word, names))
             raise ConfigError(
@@ -123,7 +125,7 @@ def chosen_by(words: str, everything: set[T], find: Callable[[str], set[T]]) -> 
     for word in sorted(listed, key=lambda word: word.startswith(BUT)):
         matched = find(word.removeprefix(BUT))
         chosen = chosen - matched if word.startswith(BUT) else chosen | matched
-    refuse(not chosen, f"{words!r} leaves nothing to train", key="train")
+    refuse(not chosen and TOWER not in listed, f"{words!r} leaves nothing to train", key="train")
     return chosen
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import NotModelled, Size, both_count, minimum
+from loadgauge.core.base import Size, both_count, minimum
 from loadgauge.core.definitions.hardware.calibration import chip_of, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -26,7 +26,7 @@ from loadgauge.core.definitions.training.software import host_seconds
 from loadgauge.core.estimate.time.collectives import Fabric, Group, groups, seconds
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.serving.loop import Load, closed_loop
-from loadgauge.core.serving.memory import CONVOLUTION, STATE, Drafted, bare, memory, stored
+from loadgauge.core.serving.memory import Drafted, bare, fixed_bytes, memory, stored
 from loadgauge.core.serving.passes import of_prompts, of_token, parts, split
 from loadgauge.core.serving.time import Clock
 from loadgauge.core.serving.tower import Tower
@@ -186,9 +186,8 @@ class Server:
         version: str | None = None,
         tower: Tower | None = None,
     ) -> None:
-        if model.tower_layers:
-            raise NotModelled("answers to pictures: without --pictures and --video the language model alone generates")
-        self.model, self.asked, self.machines, self.tower = model, asked, machines, tower
+        self.model, own = Tower.parted(model, asked.prompt)
+        self.asked, self.machines, self.tower = asked, machines, tower or own
         self.known, self.engine = serving(), of_release(engine, version)
         if not graphs:
             self.engine = msgspec.structs.replace(
@@ -197,8 +196,10 @@ class Server:
         self.card = Card.of(machines.gpu, machines.links[0].bandwidth, asked.weight_format)
         self.card = msgspec.structs.replace(self.card, host=asked.experts_from)
         self.fabric = Fabric.of(machines, of_cluster(machines))
-        self.stages = split(model, asked)
-        self.mixtures = sum(isinstance(model.blocks[kind].mlp, Moe) for stage in self.stages for kind in stage.pattern)
+        self.stages = split(self.model, asked)
+        self.mixtures = sum(
+            isinstance(self.model.blocks[kind].mlp, Moe) for stage in self.stages for kind in stage.pattern
+        )
         self.layers = sum(len(stage.pattern) for stage in self.stages)
         self.step = functools.cache(self._step)
         self.prompts = functools.cache(self._read)
@@ -213,7 +214,7 @@ class Server:
                 for operation in part.layer:
                     _add(sums, operation, part.times, asked.weight_format, head=part.name == "head")
             own = (kept_by_block(self.model.blocks[kind], self.model.hidden_size, asked.tp) for kind in stage.pattern)
-            sums["cache"] += 2 * batch * sum(STATE * member.state + CONVOLUTION * member.convolution for member in own)
+            sums["cache"] += 2 * batch * sum(map(fixed_bytes, own))
         ranks = asked.tp * asked.attentions
         return Work(
             **sums,
@@ -340,7 +341,7 @@ class Server:
         return max(
             float(
                 sum(
-                    kept.elements(context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
+                    kept.elements(context) * itemsize + fixed_bytes(kept)
                     for kept in (
                         kept_by_block(self.model.blocks[kind], self.model.hidden_size, self.asked.tp)
                         for kind in stage.pattern

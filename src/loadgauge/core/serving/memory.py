@@ -19,14 +19,11 @@ from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.overhead import Assumed, non_pytorch_memory
-from loadgauge.core.layers.attention.cache import kept_by_block
+from loadgauge.core.layers.attention.cache import Kept, kept_by_block
 from loadgauge.core.layers.embedding_head import vocabulary
 from loadgauge.core.layers.operations.operations import Weight
 from loadgauge.core.serving.passes import of_chunk, parts
 
-STATE = 4
-"""Bytes of an element of a linear mixer's state, which is float32 in the kernels that carry it from token to token."""
-CONVOLUTION = 2
 GRAPH = Assumed(16 * MIB, 5 * MIB, 45 * MIB)
 """A CUDA graph of one size of batch: all 67 take 1 to 3 GiB by vLLM's own warning (source: vllm, `model_runner.py`)."""
 LARGEST_GRAPH = 512
@@ -105,9 +102,15 @@ def cache(model: ModelSpec, asked: Inference, stage: Stage) -> float:
     cached = engine_of(asked).cached or 0
     for kind in stage.pattern:
         kept = kept_by_block(model.blocks[kind], model.hidden_size, asked.tp)
-        total += kept.elements(asked.context) * itemsize + kept.state * STATE + kept.convolution * CONVOLUTION
+        total += kept.elements(asked.context) * itemsize + fixed_bytes(kept)
         shared += kept.elements(cached) * itemsize
     return asked.batch * (total - shared) + shared
+
+
+def fixed_bytes(kept: Kept) -> Size:
+    """Return the bytes that a sequence keeps on a rank whatever its length: a linear mixer's state, which is float32 in the kernels
+    that carry it from token to token, and the inputs of a convolution."""
+    return 4 * kept.state + 2 * kept.convolution
 
 
 def engine_of(asked: Inference) -> Engine:

@@ -21,7 +21,7 @@ from loadgauge.core.estimate.time.roofline import Machine, attention_seconds, ge
 from loadgauge.core.layers import View
 from loadgauge.core.layers.attention.cache import kept_by_block
 from loadgauge.core.layers.operations.operations import Operation
-from loadgauge.core.serving.memory import CONVOLUTION, STATE, stored
+from loadgauge.core.serving.memory import fixed_bytes, stored
 from loadgauge.core.serving.passes import Part, of_prompts, of_token, parts
 
 
@@ -129,7 +129,7 @@ class Clock:
                 own = (
                     kept_by_block(self.model.blocks[kind], self.model.hidden_size, view.tp) for kind in stage.pattern
                 )
-                nbytes = 2 * view.sequences * sum(STATE * kept.state + CONVOLUTION * kept.convolution for kept in own)
+                nbytes = 2 * view.sequences * sum(map(fixed_bytes, own))
                 moved += nbytes
                 lanes["rest"] += nbytes / (self.machine.bandwidth * self.machine.efficiencies.product_memory)
         if len(self.stages) > 1:

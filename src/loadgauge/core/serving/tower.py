@@ -12,8 +12,8 @@ from loadgauge.core.definitions.serving.inference import Inference
 from loadgauge.core.estimate.memory.liveness import forward_peak
 from loadgauge.core.estimate.memory.recompute import applied
 from loadgauge.core.estimate.schedule.stages import Stage
-from loadgauge.core.families.encoders.pictures import Seen
-from loadgauge.core.serving.memory import Drafted, stored
+from loadgauge.core.families.encoders import pictures
+from loadgauge.core.serving.memory import UNAIDED, Drafted, stored
 from loadgauge.core.serving.passes import of_prompts, parts
 from loadgauge.core.serving.time import Clock, Pass
 
@@ -28,10 +28,16 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
     @classmethod
-    def of(cls, seen: Seen) -> Tower:
+    def of(cls, seen: pictures.Seen) -> Tower:
         """Return the towers of a model that has them before its own layers."""
         own = tuple(kind for kind in seen.model.pattern if seen.model.blocks[kind].tower is not None)
         return cls(model=msgspec.structs.replace(seen.model, pattern=own), tokens=seen.tokens)
+
+    @classmethod
+    def parted(cls, model: ModelSpec, tokens: int) -> tuple[ModelSpec, Tower | None]:
+        """Return the language model of one that sees, and its towers, None without any. tokens: of a prompt at most"""
+        own = pictures.without_pictures(model)
+        return own, cls.of(pictures.Seen(model, tokens, "")) if model.tower_layers else None
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -48,7 +54,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
         """Return the pass of the pictures of all prompts of the batch."""
         return Clock(self.model, self.asked(asked), self.stages, machines).prompts()
 
-    def held(self, asked: Inference, beside: Drafted) -> Drafted:
+    def held(self, asked: Inference, beside: Drafted = UNAIDED) -> Drafted:
         """Return what lies beside the model on a rank, with the tower's bytes: its weights, what is alive while the pictures of the
         prompts that run at once are seen, and their vectors until they are read."""
         prompts = max(1, min(asked.batch, -(-asked.at_once // asked.prompt)))

@@ -401,7 +401,7 @@ LLAMAFACTORY = Dialect(
         _optimizer,
         _adapter,
         freeze(),
-        tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels"),
+        tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels", body="freeze_language_model"),
         _checkpointing,
         _precision,
         row("attention", "flash_attn", words=ATTENTION, default="flash"),

@@ -48,7 +48,7 @@ LLAMAFACTORY_MEGATRON = Dialect(
         row("model", "model_name_or_path", kind="word"),
         _stage,
         row("seq_len", "cutoff_len", default=2048),
-        tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels"),
+        tower("freeze_vision_tower", "freeze_multi_modal_projector", "image_max_pixels", body="freeze_language_model"),
         *BATCH,
         _method,
         dropout("lora_dropout"),

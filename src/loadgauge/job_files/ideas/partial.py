@@ -33,16 +33,24 @@ def unfrozen(key: str) -> Idea:
         if trained is None:
             return {key: None}
         # Ranges and shares are words of loadgauge's own.
-        return {} if re.search(r"(^|\.)-?\d*:|frozen:", trained) else {key: trained.split(",")}
+        return {} if re.search(r"(^|\.)-?\d*:|frozen:|^tower", trained) else {key: trained.split(",")}
 
     return Idea(keys=(key,), facts=("train",), read=read, write=write)
 
 
-def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "adapters", usual: bool = True) -> Idea:
+def tower(
+    tunes: str,
+    joins: str,
+    pixels: str,
+    *others: str,
+    adapters: str = "adapters",
+    usual: bool = True,
+    body: str = "freeze_llm",
+) -> Idea:
     """Return the idea of a tower of pictures: the keys that freeze it and its projection, and the largest size of a picture.
 
     others: further keys of that size; usual: whether both are frozen unless said
-    adapters: what a tower that is not frozen has beside adapters of the language model
+    adapters: what a tower that is not frozen has beside adapters of the language model; body: the key that freezes the latter
     The size is also that of the variable `MAX_PIXELS`, which `qwen_vl_utils` and ms-swift's templates read.
     """
 
@@ -60,14 +68,19 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
                     share=0.5,
                 )
             )
-        if usual and not (keys.has(tunes, joins, pixels, *others) or told or seen):
+        if usual and not (keys.has(tunes, joins, pixels, body, *others) or told or seen):
             return {}
         still, joined = (usual if (flag := keys.flag(name)) is None else flag for name in (tunes, joins))
         how = "frozen" if joined else "projector"
+        method = next((keys.word(name) for name in METHODS if keys.has(name)), "lora")
+        whole = method == "full" or (adapters == "trained" and not keys.flag("lora_enable"))
         if not still:
-            method = next((keys.word(name) for name in METHODS if keys.has(name)), "lora")
-            how = "trained" if method == "full" else adapters
+            how = "trained" if whole else adapters
+        alone = keys.flag(body) and seen and whole and how != "frozen"
+        why = "freezes the language model, which is counted as if it were trained"
+        keys.note(body, why, "saves", "gradients optimizer activations", when=keys.flag(body) and not alone, bare=True)
         return {
+            **({"train": "tower"} if alone else {}),
             "tower": how,
             "max_pixels": keys.agreed((pixels, *others), keys.whole) or (int(told) if told.isdecimal() else None),
         }
@@ -75,9 +88,9 @@ def tower(tunes: str, joins: str, pixels: str, *others: str, adapters: str = "ad
     def write(facts: Facts, keys: Keys) -> dict[str, Any]:
         how, most = facts.get("tower"), facts.get("max_pixels")
         told = {tunes: how in ("frozen", "projector"), joins: how == "frozen"} if how else {tunes: None, joins: None}
-        return {**told, pixels: most}
+        return {**told, pixels: most, body: True if facts.get("train") == "tower" else None}
 
-    return Idea(keys=(tunes, joins, pixels, *others), facts=("tower", "max_pixels"), read=read, write=write)
+    return Idea(keys=(tunes, joins, pixels, body, *others), facts=("tower", "max_pixels"), read=read, write=write)
 
 
 BOUNDS = words(

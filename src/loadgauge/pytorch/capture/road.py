@@ -497,6 +497,9 @@ def road(job: Job, why: str) -> Found:
         if (most := longest_told(error)) and (job.seq_len, job.lengths) == (None, None):
             source = road(job.replace(seq_len=most), why)
             return msgspec.structs.replace(source, usual=(*source.usual, ("seq_len", most)))
+        if job.precision is None and "bfloat16" in str(error).lower():  # an operator that has no 16 bits (FNet, YOSO)
+            source = road(job.replace(precision="fp32"), why)
+            return msgspec.structs.replace(source, usual=(*source.usual, ("precision", "fp32")))
         if error.key != "precision" or not usual or not is_script(job.model):
             raise
     usual = tuple((name, value.replace("-autocast", "-pure")) for name, value in usual)

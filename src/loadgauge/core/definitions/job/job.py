@@ -280,8 +280,8 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
         _field(
             "text", "method",
             "Train these weights of the model and freeze the rest: layers.-8:, layers.24:32.mlp, embed_tokens, lm_head, norm, a"
-            " regular expression on parameters' names, frozen:0.8 (all but the first 80 %), or but: before one (all else).",
-            metavar="WHAT", values=("layers.-2:", "layers.-8:", "frozen:0.5"),
+            " regular expression on parameters' names, frozen:0.8 (all but the first 80 %), tower (of pictures or sounds), or but:"
+            " before one (all else).", metavar="WHAT", values=("layers.-2:", "layers.-8:", "frozen:0.5"),
         ),
     ] = None  # fmt: skip
     offload: Annotated[

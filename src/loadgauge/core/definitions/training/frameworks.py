@@ -271,6 +271,7 @@ FRAMEWORKS: dict[str, Framework] = {
             overlap=DDP, reruns=Habit.always("part", NON_REENTRANT),
             precision="bf16-pure", low_precisions=tuple(TORCHAO.items()),
             gradients_persist=False, fully_shards=True, reduces_by_layer=True, host=FSDP_HOST,
+            expandable=True,  # torchtune/__init__.py sets it unless the environment has a setting
             splits_model=False, zero_stages=(0, 2, 3), schedules=("1f1b",), recomputes_parts=False,
             scripts_zero=3,  # recipes/full_finetune_distributed.py: fsdp_reshard_after_forward = True
             source="torchtune",

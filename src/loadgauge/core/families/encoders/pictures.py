@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from math import ceil, floor, log, sqrt
@@ -128,6 +129,19 @@ def _canvas(rule: Rule, width: int, height: int) -> Cut:
     return _tiled(rule, tiles + (tiles > 1))
 
 
+def _thumbs(rule: Rule, width: int, height: int) -> Cut:
+    """A picture of as many pixels as up to two tiles have is one; others are a grid of tiles, and a small one of the whole. Each is
+    padded to a tile's patches (LFM2-VL)."""
+    pixels = (rule.patch * rule.merge) ** 2
+    most = rule.tile**2
+    whole = _area(msgspec.structs.replace(rule, low=rule.low * pixels, high=most), width, height).tokens + rule.marks
+    sides = (round(side / (rule.patch * rule.merge)) for side in (width, height))
+    if math.prod(sides) * pixels <= 2 * most:
+        return _tiled(rule, 1, whole)
+    seen = _canvas(msgspec.structs.replace(rule, low=2), width, height)
+    return seen._replace(tokens=(seen.tiles - 1) * (most // pixels + rule.each) + rule.each + whole)
+
+
 def _fit(rule: Rule, width: int, height: int) -> Cut:
     """The grid of tiles that enlarges least, or reduces least, and a tile of the whole; marks stand around them (Llama 4)."""
     grids = [(a, b) for a in range(1, rule.high + 1) for b in range(1, rule.high // a + 1)]
@@ -174,7 +188,7 @@ def _anyres(rule: Rule, width: int, height: int) -> Cut:
 
 RULES: dict[str, Callable[[Rule, int, int], Cut]] = {
     "area": _area, "edge": _edge, "budget": _budget, "fixed": _fixed, "canvas": _canvas, "split": _split, "fit": _fit,
-    "anyres": _anyres, "native": _native, "slices": _slices,
+    "anyres": _anyres, "native": _native, "slices": _slices, "thumbs": _thumbs,
 }  # fmt: skip
 
 
@@ -385,6 +399,13 @@ def stated(job: Job) -> str:
         raise NotModelled("a video in a captured model: --pictures has its frames")
     each = read_pictures(job.pictures, "pictures") if job.pictures else ()
     return ",".join("x".join(map(str, (n, *_smaller(w, h, job.max_pixels)))) for n, w, h in each)
+
+
+def tokens_of(job: Job, model: ModelSpec) -> int:
+    """Return the tokens of a sequence that its pictures, frames and sound are; 0 where no layers of their tower are written."""
+    if unwritten(job, model) or not any(asked for *_, asked in _asked(job)):
+        return 0
+    return with_pictures(model, job.pictures or "", job.video or "", "frozen", True, job.max_pixels, job.audio).tokens
 
 
 def unwritten(job: Job, model: ModelSpec) -> str:

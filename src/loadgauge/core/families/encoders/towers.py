@@ -98,6 +98,10 @@ PATCHES, TABLE = "conv v w", "conv v w +, positions p w"
 
 MADE = {
     "siglip_vision_model": Made(hooked=True, stem=TABLE, end="layernorm w, idle h"),
+    "siglip2_vision_model": Made(
+        hooked=True, stem="linear v w +, positions p w", end="layernorm w, idle h",
+        keys={"p": "num_patches|256", "u": "config.projector_hidden_size|2560"},
+    ),
     "clip_vision_model": Made(stem="conv v w, vector w, positions p w, layernorm w", end="idle 2w", spare=1, hooked=True),
     "pixtral": Made(
         stem="conv v w, cropped w, rmsnorm w, mask", norm=RMS, gated=True, bias=False, qkv_bias=False, rotary=True, hooked=True
@@ -189,6 +193,8 @@ JOINED = {
     "dots_ocr": Joined(made="dots_vit", rule="area", merge="spatial_merge_size|2", low="3136", high="11289600"),
     "minicpmv": Joined(made="siglip_vision_model", end="linear w t, layernorm t, attend t 64, layernorm t, linear t t",
                        rule="slices", tile="config.scale_resolution|448", low="64", high="config.max_slice_nums|9", each=2),
+    "lfm2_vl": Joined(made="siglip2_vision_model", end="layernorm y, linear y u +, gelu, linear u t +", rule="thumbs",
+                      merge="config.downsample_factor|2", tile="config.tile_size|512", low="64", high="10", marks=2, each=1),
     "llava": Joined(made="clip_vision_model", end=TWO_LAYERS, features=-2, rule="fixed", tile="image_size"),
     "deepseek_vl": Joined(made="siglip_vision_model", end=TWO_LAYERS, rule="fixed", tile="image_size"),
     "llava_next": Joined(made="clip_vision_model", **NEXT),
@@ -337,7 +343,7 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         rotary=shape.rotary,
         # Each picture is attended to by itself, and what comes out is joined; Whisper lays its heads out one after another.
         heads_first=shape.fused or not shape.key_bias,
-        masked=joined.rule == "padded",
+        masked=joined.rule in ("padded", "thumbs"),
         causal=False,
         qk_norm=own,
         qk_norm_over="all" if shape.qk_norms else "head",
@@ -369,7 +375,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
         layers.append(of_steps(f"angles {attention.head_dim}", beside=True))
     unused = msgspec.structs.replace(block, tower=Part(width=width, unused=True))
     feature = sizes.config.get("vision_feature_layer", joined.features or -1)
-    last = feature + depth if isinstance(feature, int) and feature < 0 and joined.end else depth
+    several = feature if isinstance(feature, list) else [feature]  # Granite Vision joins those of four layers
+    last = max(several) + depth if max(several) < 0 and joined.end else depth
     first = msgspec.structs.replace(part, enters=enters if enters == "normed" else f"{enters} first")
     for index in range(depth):
         layers.append(unused if index > last else near if side and index not in whole else block)
@@ -380,6 +387,8 @@ def _layers(shape: Made, joined: Joined, sizes: Sizes) -> tuple[tuple[Block, ...
     # Of features of single layers, what follows the last of them is not read.
     end = re.sub(r"layernorm (\w+)", r"idle 2\1", shape.end) if joined.features else shape.end
     *own_ends, joins = "; ".join(text for text in (end, joined.end) if text).split("; ")
+    if len(several) > 1:
+        joins = joins.replace("linear w", f"join w {len(several)}w, linear {len(several)}w", 1)
     came = width
     for text in own_ends:
         layers.append(of_steps(text, came, projects=True, own=True))

@@ -123,7 +123,7 @@ def around(line: Listed, text: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in text.items() if key != "architectures"}
     return {
         "model_type": line.around,
-        "tie_word_embeddings": bool(text.get("tie_word_embeddings", False)),
+        "tie_word_embeddings": bool(text.get("tie_word_embeddings", text.get("tie_embedding", False))),
         **line.beside,
         "text_config": own | line.beside.get("text_config", {}),
     }

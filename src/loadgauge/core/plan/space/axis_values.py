@@ -131,14 +131,14 @@ def trimmed(space: Space, keep: set[str]) -> Space:
         "cp": lambda cp: exists(cp=cp),
         "ep": lambda ep: exists(dp=ep, ep=ep),
         "etp": lambda etp: exists(dp=etp, etp=etp),
+        "pp": lambda pp: pp == 1 or exists(pp=pp, stage_layers=(model.num_hidden_layers - pp + 1, *(1,) * (pp - 1))),
     }
     kept = {
         name: tuple(value for value in getattr(space, name) if test(value)) or getattr(space, name)
         for name, test in tests.items()
         if name not in keep
     }
-    pp = tuple(pp for pp in space.pp if pp <= model.num_hidden_layers) or space.pp
-    return msgspec.structs.replace(space, pp=space.pp if "pp" in keep else pp, **kept)
+    return msgspec.structs.replace(space, **kept)
 
 
 def out_of_reach(space: Space) -> list[str]:
