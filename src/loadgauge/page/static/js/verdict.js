@@ -89,7 +89,7 @@ function gauge(memory, then) {
 function step({ estimate: { time }, ranges = {}, counted = "tokens" }, then) {
   const [number, unit] = duration(time.step);
   return card("step", t("step.title"), number, unit, time.step,
-    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { rate: fixed(time.tokens_per_second_per_gpu), counted: term(counted) }))],
+    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { rate: time.tokens_per_second_per_gpu < 10 ? significant(time.tokens_per_second_per_gpu, 2) : fixed(time.tokens_per_second_per_gpu), counted: term(counted) }))],
     delta(time.step, then?.time?.step, say.seconds, true));
 }
 
