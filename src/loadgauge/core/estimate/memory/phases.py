@@ -163,9 +163,9 @@ class StageAtWork:
             yield from (self.at_head_reduced(work) for work in backwards)
         ends = ("first", "last") if self.memory.lazy or self.layout.splits_backward else ("last",)
         for work in reversed(backwards):
-            found = {at: (key, end) for end in ends for key, at in self.positions(self.chunk(work), end)}
-            for at, (key, end) in sorted(found.items(), reverse=True):
-                yield self.backward(work, key, at, end)
+            found = {layer: (key, end) for end in ends for key, layer in self.positions(self.chunk(work), end)}
+            for layer, (key, end) in sorted(found.items(), reverse=True):
+                yield self.backward(work, key, layer, end)
         if self.memory.fully_sharded and self.layout.pp > 1:
             yield self.at_reduction()
         for work in backwards:
