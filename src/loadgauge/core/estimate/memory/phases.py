@@ -163,8 +163,8 @@ class StageAtWork:
             yield from (self.at_head_reduced(work) for work in backwards)
         ends = ("first", "last") if self.memory.lazy or self.layout.splits_backward else ("last",)
         for work in reversed(backwards):
-            found = {layer: (key, end) for end in ends for key, layer in self.positions(self.chunk(work), end)}
-            for layer, (key, end) in sorted(found.items(), reverse=True):
+            reached = {layer: (key, end) for end in ends for key, layer in self.positions(self.chunk(work), end)}
+            for layer, (key, end) in sorted(reached.items(), reverse=True):
                 yield self.backward(work, key, layer, end)
         if self.memory.fully_sharded and self.layout.pp > 1:
             yield self.at_reduction()
