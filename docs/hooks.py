@@ -27,10 +27,11 @@ ROOT = Path(__file__).parents[1]
 COMMAND = re.compile(r"^```console\n\$ (loadgauge [^\n]*(?:\\\n[^\n]*)*)\n```$", re.MULTILINE)
 FIGURE = re.compile(r"^<!-- figure ([\w-]+\.svg|[\w-]+\.html): (loadgauge [^\n]*) -->$", re.MULTILINE)
 TERM = re.compile(r"^\| (`[^`|]+`|[^|]+?) \| (.+) \|$", re.MULTILINE)
-FOUND = {"questions": 4, "tutorials": 4, "zh": 0.3, "decisions": 0.1, "design": 0.3}
-"""How much a folder's pages count in the search; others 1."""
+FOUND = {"questions": 4, "tutorials": 4, "zh": 0.01, "decisions": 0.0001, "design": 0.001}
+"""How much a folder's pages count in the search; others 1. A word of a title counts a thousand times one of the text."""
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 OUTSIDE_HERE, OUTSIDE = (re.compile(rf"\[([^\]\n]*)\]\({up}[^)\n]*\)") for up in (r"\.\./", r"\.\./\.\./"))
+HAN = re.compile(r"(?<=\\u[4-9][0-9a-f]{3})(?=\\u[4-9])")
 API = {
     "loadgauge": "The facade. Each function and type is imported when it is first used.",
     "loadgauge.train": "Padding-free training (needs the extra `torch`): see [the guide](padding-free.md).",
@@ -167,8 +168,9 @@ def glossary() -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write the search index as a script, which a site that is opened from a folder reads (search.js)."""
+    """Part the Chinese of the search index into characters; write it as a script, too, for a site in a folder (search.js)."""
     index = Path(config.site_dir) / "search" / "search_index.json"
+    index.write_text(HAN.sub(r"\\u200b", index.read_text(encoding="utf-8")), encoding="utf-8")
     index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 

@@ -23,7 +23,11 @@ const FrameWorker = class extends EventTarget {
   terminate() {}
 };
 const QUERY = 2;
-if (location.protocol === "file:") window.IFrameWorker = FrameWorker;
+if (location.protocol === "file:") {
+  window.IFrameWorker = FrameWorker;
+  const { open } = XMLHttpRequest.prototype; // the list of pages in another language, which no folder may be asked for
+  XMLHttpRequest.prototype.open = function (method, url, ...rest) { open.call(this, method, /sitemap\.xml$/.test(url) ? "data:text/xml,<urlset/>" : url, ...rest); };
+}
 window.Worker = class extends (window.IFrameWorker ?? Worker) {
   postMessage(message) { super.postMessage(message?.type === QUERY ? { ...message, data: message.data.replace(/(^|\s)\d(?=\s|$)/g, "") } : message); }
 };

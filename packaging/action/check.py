@@ -1,7 +1,8 @@
 """What the GitHub Action runs: `loadgauge check` against the base of the pull request, told as GitHub shows it.
 
-Reads JOBS, FLAGS, BUDGET, AGAINST and LINT (the inputs of `action.yml`) and GITHUB_BASE_REF; writes one annotation a problem, the
-table to GITHUB_STEP_SUMMARY and `ok` to GITHUB_OUTPUT. Exits as `loadgauge check` does. Needs no library.
+Reads JOBS, FLAGS, BUDGET, AGAINST, STRICT and LINT (the inputs of `action.yml`) and GITHUB_BASE_REF; writes one annotation a
+problem, the table to GITHUB_STEP_SUMMARY and `ok` to GITHUB_OUTPUT. Exits as `loadgauge check` does, except that a file that is
+there and cannot be read is a warning, unless STRICT is true. Needs no library.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import unquote
+
+CANNOT_TELL = 2
+"""The exit code of `loadgauge check` where a job has no answer."""
 
 
 def main() -> int:
@@ -30,10 +34,17 @@ def main() -> int:
     except ValueError:  # Nothing could be checked: what was asked is wrong.
         print(f"::error title=loadgauge::{escaped(done.stderr.strip() or 'no answer')}")
         return done.returncode or 2
+    strict = os.environ.get("STRICT", "").strip().lower() == "true"
+    refused = False
     for job in found["jobs"]:
-        for problem in [*job["problems"], *([job["error"]] if job["error"] else [])]:
-            where = f"file={escaped(job['job'], inside=True)}," if Path(job["job"]).is_file() else ""
+        where = f"file={escaped(job['job'], inside=True)}," if Path(job["job"]).is_file() else ""
+        for problem in job["problems"]:
             print(f"::error {where}title=loadgauge::{escaped(problem)}")
+        if job["error"]:
+            excused = bool(where) and not strict
+            refused = refused or not excused
+            text = escaped(job["error"].removeprefix(f"{job['job']}: "))
+            print(f"::{'warning' if excused else 'error'} {where}title=loadgauge::{text}")
         for key in job["unread"]:
             if key["effect"] != "none":
                 where = f"file={escaped(key['file'], inside=True)}," if Path(key["file"]).is_file() else ""
@@ -41,14 +52,19 @@ def main() -> int:
                 print(f"::warning {where}title=loadgauge::{escaped(text)}")
     linted([job["job"] for job in found["jobs"] if Path(job["job"]).is_file()], os.environ.get("LINT", "").strip())
     print(found["table"])
+    code = (
+        done.returncode
+        if refused or done.returncode != CANNOT_TELL
+        else int(any(job["problems"] for job in found["jobs"]))
+    )
     for variable, text in (
         ("GITHUB_STEP_SUMMARY", f"### Training jobs\n\n{found['table']}\n"),
-        ("GITHUB_OUTPUT", f"ok={'true' if found['ok'] else 'false'}\n"),
+        ("GITHUB_OUTPUT", f"ok={'false' if code else 'true'}\n"),
     ):
         if place := os.environ.get(variable):
             with open(place, "a", encoding="utf-8") as file:
                 file.write(text)
-    return done.returncode
+    return code
 
 
 def linted(files: list[str], flags: str) -> None:

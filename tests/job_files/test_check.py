@@ -243,6 +243,22 @@ def test_the_action_says_what_it_could_not_do(pull_request: Path) -> None:
     assert log.startswith("::error title=loadgauge::loadgauge: no such option")
 
 
+def test_a_file_that_cannot_be_read_blocks_no_pull_request_unless_strict(pull_request: Path) -> None:
+    """Its error is a warning beside the file; another job that does not fit still fails, and so does a file that is not there."""
+    (pull_request / "broken.yaml").write_text("a: b: [\n")
+    inputs = {"JOBS": "configs/job.yaml broken.yaml", "FLAGS": "--gpu h100"}
+    code, log, summary, output = act(pull_request, **inputs)
+    assert (code, output) == (0, "ok=true\n")
+    assert "::warning file=broken.yaml,title=loadgauge::is not valid YAML" in log
+    assert "| broken.yaml | cannot tell |" in summary
+    assert summary.count("broken.yaml") == 2
+    code, log, _, output = act(pull_request, **inputs, STRICT="true")
+    assert (code, output) == (2, "ok=false\n")
+    assert "::error file=broken.yaml" in log
+    assert act(pull_request, **inputs | {"FLAGS": "--memory 8GiB"})[0] == 1
+    assert act(pull_request, **inputs | {"JOBS": "configs/job.yaml gone.yaml"})[0] == 2
+
+
 def test_the_action_and_the_hook_name_what_exists() -> None:
     action = YAML(typ="safe").load(ROOT / "action.yml")
     (step,) = (step for step in action["runs"]["steps"] if step.get("id") == "check")

@@ -13,6 +13,7 @@ import pytest
 from command_line import typed
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
 from loadgauge.core.families.catalogue import models
+from loadgauge.page.inputs import drop
 from loadgauge.page.inputs.flags import job_of
 from loadgauge.page.inputs.uploads import Uploads
 from loadgauge.page.panels.catalogue import PRESETS
@@ -199,3 +200,11 @@ def test_presets_can_be_run(preset: dict[str, Any]) -> None:
     assert found.memory.fits
     assert found.time is not None
     assert set(preset["flags"]) <= {name.replace("_", "-") for name in Job.__struct_fields__}
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "train.py", "pretrain.sh", "train.yaml"])
+def test_what_a_dropped_file_says_are_flags(name: str) -> None:
+    """Whatever a file says can be typed: the page asks for its answer by flags alone."""
+    text = (Path(__file__).parents[2] / "examples" / name).read_text(encoding="utf-8")
+    said = {flag.replace("-", "_"): value for flag, value in drop.text(name, text)["flags"].items()}
+    assert Job.of(said.pop("model", "gpt2"), said).model

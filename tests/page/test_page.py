@@ -320,9 +320,26 @@ def test_an_error_text_and_an_export(opened: Any) -> None:
     assert "micro-batch" in page.locator("#oom-yours p").inner_text()
     page.keyboard.press("Escape")
     page.locator("#share").click()
+    page.locator("#more-dialects").click()
+    assert page.locator("[data-dialect=verl]").is_visible()
     page.locator("[data-dialect=deepspeed]").click()
     written = json.loads(page.locator("#exported").inner_text())
     assert written["train_micro_batch_size_per_gpu"] == 1
+
+
+def test_an_error_text_is_not_of_the_sample(opened: Any) -> None:
+    """Before the user has said a model, no need and no tokens of the sample stand beside the error."""
+    page = opened("~tab=why")
+    page.locator("#oom-text").fill(OOM)
+    page.get_by_role("button", name="Find the cause").click()
+    page.wait_for_selector("#oom-yours.sample")
+    assert page.locator("#oom-yours li").count() == 0
+    assert page.locator("#verdict").is_hidden()
+    box = page.locator("#flag-model")
+    box.fill("llama-3.1-8b")
+    settled(page, lambda: box.press("Enter"))
+    page.wait_for_selector("#oom-yours:not(.sample)")
+    assert page.locator("#verdict").is_visible()
 
 
 OOM = (

@@ -69,7 +69,7 @@ def test_a_file_that_is_not_read_puts_the_answer_aside(opened: Any) -> None:
         told = refuse(page, name, text)
         assert f"{name}: {said}" in told
         assert told.count(said) == 1
-        assert "config.json, a job file (YAML, TOML, sh)" in told
+        assert "config.json, a job file or script (YAML, TOML, sh, py, ipynb)" in told
         assert "llama-3.1-70b · 256 × h100-sxm5-80gb, is put aside" in told
         assert page.title().startswith(name)
         assert "Fits" not in page.locator("#work").inner_text()

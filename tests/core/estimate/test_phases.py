@@ -26,3 +26,11 @@ def test_a_forward_that_is_the_peak_is_explained(part: str) -> None:
     told = found.explain(part)
     assert sum(step.nbytes for step in told.steps) == pytest.approx(found.memory.parts[part], rel=1e-12)
     assert NOT_ITEMISED not in [step.what for step in told.steps]
+
+
+def test_backward_goes_from_the_last_layer_to_the_first() -> None:
+    """Of a model with layers of two kinds: its gradients come one by one, so that the first and the last of each are moments."""
+    moments = estimate("gemma-3-4b", gpu="h100").memory.moments
+    layers = [int(moment.name.rpartition(" ")[2]) for moment in moments if moment.name.startswith("backward of layer")]
+    assert len(layers) == 4
+    assert layers == sorted(layers, reverse=True)

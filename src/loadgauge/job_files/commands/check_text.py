@@ -17,7 +17,7 @@ from loadgauge.job_files.reading.documents import load
 def lines(checked: Sequence[Checked]) -> list[str]:
     """Return what is wrong, a line each."""
     return [
-        f"{check.name}: {text}"
+        f"{check.name}: {text.removeprefix(f'{check.name}: ')}"
         for check in checked
         for text in (*check.problems, *([check.error] if check.error else ()))
     ]

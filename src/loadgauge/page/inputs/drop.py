@@ -257,13 +257,12 @@ def _job(text: str, name: str, others: dict[str, str], flags: dict[str, str]) ->
         for key, value in JOB_FILES.flags_given(JOB_FILES.fill_in(job, extra, spec)).items()
         if value is not False
     }
-    lines = [*(JOB_FILES.note(file) for file in jobs), *([remark] if remark else []), *missing]
     answer: dict[str, Any] = {
         "kind": "deepspeed" if jobs[0].dialect == "deepspeed" else "job",
         "dialect": jobs[0].dialect,
         "flags": asked,
         "unread": [key for file in jobs for key in file.unread],
-        "message": "; ".join(lines),
+        "message": "; ".join([*(JOB_FILES.note(file) for file in jobs), *([remark] if remark else []), *missing]),
         "name": name,
     }
     if extra.config is not None:

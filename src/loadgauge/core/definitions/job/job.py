@@ -240,7 +240,7 @@ class Job(OfFiles, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     ] = None  # fmt: skip
     lora_dropout: Annotated[
         float | None,
-        _field("positive", "method", "Dropout of the adapters' inputs.", metavar="SHARE", needs="lora_rank"),
+        _field("positive", "method", "Dropout of the adapters' inputs.", low=0, metavar="SHARE", needs="lora_rank"),
     ] = None
     lora_dtype: Annotated[
         str | None,

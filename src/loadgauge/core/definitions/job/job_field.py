@@ -13,7 +13,8 @@ Group = Literal["model", "file", "method", "batch", "layout", "cluster", "money"
 class Field(msgspec.Struct, frozen=True, kw_only=True):
     """Type, bounds, choices, unit and help of a field of `Job`.
 
-    low, high: bounds of a whole number; choices: all values of a choice; values: the usual values of a text
+    low, high: bounds of a whole number; low: 0 of a number that may be 0
+    choices: all values of a choice; values: the usual values of a text
     unit: of a number in text form (GB/s); metavar: the placeholder in `--help`; aliases: other spellings of the flag
     repeats: whether the flag may be given several times, whose texts are joined with commas
     needs: the field that must be given for this one to have a meaning
@@ -48,7 +49,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             assert self.high is not None
             return job_text.whole_number(text, self.low, self.high)
         if self.kind == "positive":
-            return job_text.positive_number(text.removesuffix("s") if self.metavar == "SECONDS" else text)
+            return job_text.positive_number(text.removesuffix("s") if self.metavar == "SECONDS" else text, self.low)
         if self.kind == "price":
             from loadgauge.core.definitions.hardware.prices import Prices  # only where one is asked for
 

@@ -23,17 +23,17 @@ def whole_number(text: str, low: int, high: int) -> int:
     raise ConfigError(f"must be a whole number from {low} to {high}, got {_quote(text)}")
 
 
-def positive_number(text: str) -> float:
-    """Read a finite number above 0. Raises `ConfigError`.
+def positive_number(text: str, low: int | None = None) -> float:
+    """Read a finite number above 0. low: 0 where that may be said, too. Raises `ConfigError`.
 
-    >>> positive_number("2.5")
-    2.5
+    >>> positive_number("2.5"), positive_number("0.0", 0)
+    (2.5, 0.0)
     """
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if 0 < number < math.inf:
+    if 0 < number < math.inf or number == low:
         return number
     raise ConfigError(f"must be a number above 0, got {text[:40]!r}")
 

@@ -161,10 +161,11 @@ class StageAtWork:
                 yield from (self.predicted(work, self.memory.prediction) for work in backwards if self.chunk(work).last)
         if apart:
             yield from (self.at_head_reduced(work) for work in backwards)
-        for order in ("last", "first") if self.memory.lazy or self.layout.splits_backward else ("last",):
-            for work in reversed(backwards):
-                for key, position in self.positions(self.chunk(work), order):
-                    yield self.backward(work, key, position, order)
+        ends = ("first", "last") if self.memory.lazy or self.layout.splits_backward else ("last",)
+        for work in reversed(backwards):
+            reached = {layer: (key, end) for end in ends for key, layer in self.positions(self.chunk(work), end)}
+            for layer, (key, end) in sorted(reached.items(), reverse=True):
+                yield self.backward(work, key, layer, end)
         if self.memory.fully_sharded and self.layout.pp > 1:
             yield self.at_reduction()
         for work in backwards:

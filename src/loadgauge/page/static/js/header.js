@@ -9,6 +9,8 @@ import { openTab, swapLanguage, tab, TABS } from "./tabs.js";
 import { dark, toggleTheme } from "./theme.js";
 
 let dialects = [];
+/** What runs are exported to most; the others are behind one more click. */
+const USUAL = new Set(["transformers", "trl", "axolotl", "deepspeed", "megatron"]);
 
 export function buildHeader(known) {
   dialects = known?.dialects ?? dialects;
@@ -59,11 +61,20 @@ function menu() {
     h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "copy-command", onclick: copyCommand }, t("copy.command"), h("kbd", {}, "c")),
     h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "save-file", onclick: saveFile }, t("share.file")),
     h("button", { role: "menuitem", type: "button", tabindex: "-1", onclick: () => setTimeout(() => print(), 50) }, t("print")),
-    ...dialects.map((one) => { const name = one.name ?? one; return h("button", { role: "menuitem", type: "button", tabindex: "-1", "data-dialect": name, onclick: () => exportTo(name) }, t("export.to", { dialect: name })); }),
   ];
+  const others = [];
+  for (const one of dialects) {
+    const name = one.name ?? one;
+    const item = h("button", { role: "menuitem", type: "button", tabindex: "-1", "data-dialect": name, onclick: () => exportTo(name) }, t("export.to", { dialect: name }));
+    (USUAL.has(name) ? items : others).push(item);
+  }
+  const all = (open) => { more.hidden = open; others.forEach((one) => { one.hidden = !open; }); };
+  const more = h("button", { role: "menuitem", type: "button", tabindex: "-1", id: "more-dialects", onclick: (event) => { event.stopPropagation(); all(true); others[0].focus(); } }, t("export.more", { count: others.length }));
+  items.push(more, ...others);
   const list = h("div", { role: "menu", hidden: true, "aria-label": t("share"), onkeydown: (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (step) { event.preventDefault(); items[(items.indexOf(document.activeElement) + step + items.length) % items.length].focus(); }
+    const there = items.filter((one) => !one.hidden);
+    if (step) { event.preventDefault(); there[(there.indexOf(document.activeElement) + step + there.length) % there.length].focus(); }
     if (event.key === "Escape") { shut(); button.focus(); }
     if (event.key === "Tab") shut();
   }, onclick: () => shut() }, items);
@@ -71,6 +82,7 @@ function menu() {
   const button = h("button", { class: "tool", type: "button", id: "share", "aria-haspopup": "menu", "aria-expanded": "false", title: t("share"), onclick: () => {
     list.hidden = !list.hidden;
     button.setAttribute("aria-expanded", String(!list.hidden));
+    all(false);
     if (!list.hidden) items[0].focus();
   } }, glyph("share"), h("span", { class: "word" }, t("share")));
   button.setAttribute("aria-label", t("share"));

@@ -29,6 +29,9 @@ export function unread(name, reason) {
   draw();
 }
 
+/** Whether the model that is shown is the sample's: neither a file nor the user said it. */
+export const isSample = () => !file && !own.has("model");
+
 /** Another file was read, which is no run: what was refused before it is over. */
 export function readBeside() {
   if (unanswered && !unanswered.became) goBack();

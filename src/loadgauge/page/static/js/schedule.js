@@ -67,7 +67,7 @@ function paint(found) {
   const pen = canvas.getContext("2d");
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
-  pen.font = `500 11.5px ${colour("font")}`;
+  pen.font = `500 13px ${colour("font")}`;
   pen.textBaseline = "middle";
   const scale = (width - LEFT - 2) / found.seconds;
   const place = new Map(rows.map((stage, at) => [stage, at]));

@@ -139,20 +139,20 @@ async function dressed() {
   buildNotes();
 }
 
-// On a narrow screen the sliders stand below the verdict that they move, above the charts.
+// On a narrow screen the sliders stand below the verdict that they move, above the charts; below a panel that begins with its verdict.
 function placeSettings() {
-  if (narrow.matches) find("#verdict").after(find("#settings"));
+  if (narrow.matches) find(PANELS.length === 1 ? "#panels" : "#verdict").after(find("#settings"));
   else find("#work").before(find("#settings"));
 }
 
 async function begin() {
   dress();
-  placeSettings();
-  narrow.addEventListener("change", placeSettings);
   run = await unpacked();
   const { roles, layout } = run.own.estimate;
   PANELS.push(...(roles ? [ofTask()] : layout.weight_format ? [served()] : [treemap, phases, lanes]));
   PANELS.push(...others(run.figures, PANELS));
+  placeSettings();
+  narrow.addEventListener("change", placeSettings);
   const asked = decoded(location.hash.slice(1));
   Object.assign(view, Object.fromEntries(["lang", "theme"].filter((name) => asked[`~${name}`]).map((name) => [name, asked[`~${name}`]])));
   dress();

@@ -57,7 +57,7 @@ function goal(text, answer) {
   if (sign === "==") return { path, wanted: value, is, met: is === value };
   const [, number, unit] = /^([\d.]+)(.*)$/.exec(value);
   const asked = number * UNITS[unit];
-  return { path, wanted: `${sign === "<=" ? "≤" : "≥"} ${number} ${unit}`, is: `${significant(is / UNITS[unit])} ${unit}`, met: sign === "<=" ? is <= asked : is >= asked };
+  return { path, wanted: `${sign === "<=" ? "≤" : "≥"} ${number} ${unit}`.trimEnd(), is: `${significant(is / UNITS[unit])} ${unit}`.trimEnd(), met: sign === "<=" ? is <= asked : is >= asked };
 }
 
 /** Flags that the task keeps, and that are another way now. */

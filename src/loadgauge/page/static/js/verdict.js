@@ -2,7 +2,7 @@
 import { asks } from "./drawer.js";
 import { find, h } from "./dom.js";
 import { refusal, t, term } from "./i18n.js";
-import { counted, duration, exact, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
+import { GIB, counted, duration, exact, fixed, gib, money, percent, seconds, significant } from "./numbers.js";
 import { toField } from "./origin.js";
 import { delta, pinned, say } from "./pin.js";
 import { set, view } from "./state.js";
@@ -50,7 +50,7 @@ const leftOut = (towers) => towers.length ? h("p", { class: "under" }, t("fit.le
 
 /** What a node's memory must hold, and whether the one that was stated does. */
 function onHost(host) {
-  if (!host) return null;
+  if (!host || !(host.of || host.bytes > GIB / 20)) return null;
   const [word, kind] = verdictOf({ verdict: host.holds ? "fits" : "does not fit" });
   return h("p", { class: "under" }, t("fit.host", { gib: gib(host.bytes) }), ...(host.of ? [` / ${host.of}: `, h("b", { class: kind }, t(`fit.${word}`))] : []));
 }
@@ -89,7 +89,7 @@ function gauge(memory, then) {
 function step({ estimate: { time }, ranges = {}, counted = "tokens" }, then) {
   const [number, unit] = duration(time.step);
   return card("step", t("step.title"), number, unit, time.step,
-    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { rate: fixed(time.tokens_per_second_per_gpu), counted: term(counted) }))],
+    [between(ranges.step ?? [time.low, time.high], seconds), asks("rate", t("rate.title"), t("step.rate", { rate: time.tokens_per_second_per_gpu < 10 ? significant(time.tokens_per_second_per_gpu, 2) : fixed(time.tokens_per_second_per_gpu), counted: term(counted) }))],
     delta(time.step, then?.time?.step, say.seconds, true));
 }
 
@@ -116,5 +116,5 @@ function cost({ estimate: { time }, ranges = {} }, then) {
 }
 
 function untimed({ estimate }) {
-  return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, refusal(estimate.untimed) || t("step.untimed")));
+  return h("div", { class: "card", style: { "grid-column": "span 4" } }, h("h2", { class: "say" }, t("step.title")), h("p", { class: "under" }, (estimate.gpu && refusal(estimate.untimed)) || t("step.untimed")));
 }

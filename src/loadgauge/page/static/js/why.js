@@ -5,8 +5,9 @@ import { h, swatch } from "./dom.js";
 import { give, onWhy } from "./drop.js";
 import { t, term } from "./i18n.js";
 import { bytes, fixed } from "./numbers.js";
+import { isSample, toField } from "./origin.js";
 import { Panel, scrolled } from "./panel.js";
-import { flags, set } from "./state.js";
+import { flags, replace, set } from "./state.js";
 import { find } from "./dom.js";
 
 let found = null;
@@ -55,17 +56,19 @@ function answered(why) {
 /** The settings have changed: what they need now, beside the same error. */
 export const askAgain = () => { if (found?.text && find("#oom-yours")) estimate(found, find("#oom-yours")); };
 
-/** The run of the page: what it needs by the estimate, and the changes with which it would have fitted. */
+/** The run of the page, where it is no sample: what it needs by the estimate, and the changes with which it would have fitted. */
 async function estimate(of, place) {
   let yours;
   try {
     yours = await question("fitting", { flags, text: of.text });
   } catch {
-    return;
+    return undefined;
   }
-  if (found !== of) return;
+  if (found !== of) return undefined;
+  place.classList.toggle("sample", isSample());
+  if (isSample()) return place.replaceChildren(h("h3", {}, t("why.yours")), h("p", {}, t("why.sample"), " ", toField("model", t("unanswered.model"), "pill")), ...offers(of.why, { ...yours, vocabulary: 0 }));
   const needs = { total: bytes(yours.total), moment: term(yours.moment), verdict: term(yours.verdict), batch: yours.micro_batch, tokens: yours.seq_len };
-  place.replaceChildren(h("h3", {}, t("why.yours")), h("p", {}, t("why.needs", needs), yours.size ? ` ${t("why.size", { size: yours.size })}` : ""),
+  return place.replaceChildren(h("h3", {}, t("why.yours")), h("p", {}, t("why.needs", needs), yours.size ? ` ${t("why.size", { size: yours.size })}` : ""),
     ...offers(of.why, yours), h("ul", {}, yours.changes.map((one) => h("li", {}, h("code", {}, one.flags), `: ${bytes(one.memory.total)}, ${term(one.memory.verdict)} (${term(one.note)})`))));
 }
 
@@ -82,8 +85,10 @@ function offers(why, yours) {
       h("button", { class: "pill", type: "button", onclick: () => set(change, { push: true }) }, Object.entries(change).map(([flag, value]) => `${t(`flag.${flag}`)} ${value}`).join())));
   }
   if (why.capacity && Math.abs(why.capacity / (yours.capacity ?? 1) - 1) > 2 * NEAR) {
-    const same = cards().filter((one) => Math.abs(one.capacity / why.capacity - 1) < 2 * NEAR);
-    const choice = h("select", { class: "field", style: { width: "auto" }, id: "said-card", "aria-label": t("flag.gpu"), onchange: () => set({ gpu: choice.value, gpus: 1, memory: null }, { push: true }) },
+    // Of the sample no layout is kept: one card has none.
+    const one = (gpu) => (isSample() ? replace({ model: flags.model, gpu, gpus: 1 }, { mine: ["gpu", "gpus"] }) : set({ gpu, gpus: 1, memory: null }, { push: true }));
+    const same = cards().filter(({ capacity }) => Math.abs(capacity / why.capacity - 1) < 2 * NEAR);
+    const choice = h("select", { class: "field", style: { width: "auto" }, id: "said-card", "aria-label": t("flag.gpu"), onchange: () => one(choice.value) },
       h("option", { value: "" }, "…"), same.map((one) => h("option", { value: one.key ?? one.id }, one.name)));
     if (same.length) rows.push(h("p", {}, h("label", { for: choice.id }, t("why.card", { size: bytes(why.capacity) })), " ", choice));
   }
