@@ -50,4 +50,5 @@ def said(text: str, name: str = "lines") -> str:
     if colon and " " not in key and (other := said(rest, name)) != rest:
         return f"{key}：{other}"
     parts = text.split("; ")
-    return "；".join(said(part, name) for part in parts) if len(parts) > 1 else text
+    told = [said(part, name) for part in parts] if len(parts) > 1 else parts
+    return text if told == parts else "；".join(told)

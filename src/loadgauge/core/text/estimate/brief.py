@@ -12,7 +12,7 @@ from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
 from loadgauge.core.text.estimate.step_time import moved
 from loadgauge.core.text.language import said
-from loadgauge.core.text.table import ABOVE, DEFAULT, Paper, draw_lines, room
+from loadgauge.core.text.table import ABOVE, DEFAULT, Paper, first_line, folded, printable, room
 from loadgauge.core.text.verdict import (
     WORDS,
     host_verdict,
@@ -66,37 +66,36 @@ def short(
 
     remarks: before the last line, where the screen has room for them; host: `host_verdict`
     """
-    from rich.text import Text
-
     run, lines = list(map(said, run)), [said(line) for line in lines if line]
     remarks = list(map(said, remarks))
     word, style = WORDS[memory.verdict]
-    first = Text(said(verdict_words(memory, host)))
-    left = SCREEN - height([*ABOVE, str(first), *run, *lines])
+    first = verdict_words(memory, host)
+    left = SCREEN - height([*ABOVE, said(first), *run, *lines])
     shown = max(LEAST, min(SHOWN, left))
     if height(remarks) <= left - min(shown, len(parts)):
         lines[-1:-1] = remarks
-    first.stylize(style, 0, len(said(word)))
-    draw_lines(
-        target,
-        [
-            first,
-            *(Text(line, "dim") for line in run),
-            *map(Text, largest_parts(parts, shown)),
-            *map(Text, lines),
-        ],
-    )
+    first_line(target, first, word, style)
+    for text, of in ((run, "dim"), (largest_parts(parts, shown), ""), (lines, "")):
+        for line in wrapped_lines(text, target.width):
+            target.print(line, style=of, soft_wrap=True)
+
+
+def wrapped_lines(lines: Iterable[str], width: int) -> list[str]:
+    """Return lines of text wrapped at words, the rest of each further in.
+
+    >>> wrapped_lines(["Try --zero 3: 1.5 GiB", "  In trl: fsdp: true"], 16)
+    ['Try --zero 3:', '  1.5 GiB', '  In trl: fsdp:', '    true']
+    """
+    each = [line for text in lines for line in printable(text).split("\n")]
+    return [part for line in each for part in folded(line, width, " " * (2 + len(line) - len(line.lstrip())))]
 
 
 def height(lines: Iterable[str]) -> int:
     """Lines of the terminal that some lines of text take, wrapped at words."""
-    from textwrap import wrap
-
     from rich.cells import cell_len
 
     width = room() or DEFAULT
-    each = [line for text in lines for line in text.split("\n")]
-    return sum(max(1, -(-cell_len(line) // width), len(wrap(line, width, break_on_hyphens=False))) for line in each)
+    return sum(max(1, -(-cell_len(line) // width)) for line in wrapped_lines(lines, width))
 
 
 def _run(setup: Setup, result: Estimate) -> str:
