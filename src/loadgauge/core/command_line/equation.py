@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 @click.command("equation")
-@click.argument("quantity", metavar="QUANTITY", default="")
+@click.argument("quantity", metavar="[QUANTITY]", default="")
+@click.argument("model", metavar="[MODEL]", default="")
 @click.option(
     "--layer", help="gpt, llama, mixtral (or moe), deepseek (or mla): sizes open; or a MODEL of the catalogue. [gpt]"
 )
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 @click.option("--solve", metavar="LETTER", help="The number of this letter; the quantity's own is given in --numbers.")
 @click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
 @answering(document="each form as text and LaTeX, with its letters")
-def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, **flags: Any) -> Answer:
-    """Print the closed form of QUANTITY, read off the list of operations.
+def command(quantity: str, model: str, numbers: str | None, solve: str | None, latex: bool, **flags: Any) -> Answer:
+    """Print the closed form of QUANTITY, read off the list of operations; of a MODEL with its sizes (--layer MODEL).
 
     \b
     params, model-params                 parameters of a layer, of the model
@@ -91,6 +92,10 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
 
     quantity = MEANT.get(quantity.replace("_", "-"), quantity.replace("_", "-"))
     params = arguments(quantity, flags)
+    if model and "layer" not in _APPLY.get(quantity, ()):
+        asked = f"{model} --task generate --explain memory" if quantity == "kv-cache" else f"{model} --explain TOPIC"
+        raise ConfigError(f"{quantity} has letters alone; `loadgauge {asked}` has the numbers of a model")
+    params |= {"layer": model} if model else {}
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}
     own = values.pop(quantity, None)
@@ -223,11 +228,12 @@ def _catalogue() -> Answer:
         for row in subjects[title]
     ]
     tables = [Table([Column("quantity"), Column("what")], rows, title) for title, rows in subjects.items()]
-    hint = "loadgauge equation NAME prints one; with --numbers letter=value,... and --solve LETTER"
+    names = ", ".join(name for title in SUBJECTS.values() for name in title)
+    hint = "`loadgauge equation NAME` prints one; with --numbers letter=value,... and --solve LETTER"
     return Answer(
         form="equation.catalogue",
         writer=BLOCKS,
-        shown=[*tables, Lines(["", hint])],
+        shown=[Notes([f"{hint}: {names}."], mark=""), *tables],
         document={"quantities": rows},
         table=rows,
     )

@@ -75,10 +75,11 @@ def command(name: str | None) -> Answer:
         if group
     ]
     rows = [gpu_row(card) for card in cards]
+    head = f"{len(rows)} GPUs; `loadgauge gpus NAME` lists those that a name may mean, as H100 or 4090"
     return Answer(
         form="gpus.catalogue",
         writer=BLOCKS,
-        shown=[*tables, Notes(NOTES, gap=True)],
+        shown=[*([] if name else [Notes([head], mark="")]), *tables, Notes(NOTES, gap=True)],
         document={"gpus": rows},
         table=rows,
         pivots=(Pivot("Memory", "gpus.capacity", "id", "of"),),

@@ -256,13 +256,13 @@ def _plain(error: click.UsageError) -> str:
 
 def say(text: str, code: int) -> int:
     """Print the text as one line on stderr and return the exit code."""
-    from loadgauge.core.text.table import printable  # only on the way to an error
+    from loadgauge.core.text.table import print_note, printable  # only on the way to an error
 
     shown = said(printable(" ".join(text.split())), "errors")
     if len(shown) > 2000:
         shown = f"{shown[:1000]} ... {shown[-900:]}"
     with contextlib.suppress(OSError):  # There is nowhere to print it; the exit code still holds.
-        click.echo(f"loadgauge: {shown}", err=True)
+        print_note(f"loadgauge: {shown}")
     return code
 
 

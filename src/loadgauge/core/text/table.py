@@ -21,11 +21,12 @@ from loadgauge.core.text.language import said
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 Paper: TypeAlias = "Console | Markdown"
 """A terminal, a file, or a sheet of Markdown."""
 GLUE = "\0"
+SCREEN = 12
+"""Lines of the terminal that a short answer has."""
 NARROWEST = 40
 """Columns for which text is laid out where the terminal is narrower still."""
 DEFAULT = 80
@@ -87,10 +88,11 @@ def _columns() -> int | None:
     return min(int(text), 100_000) if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) else None
 
 
-def _terminal() -> int | None:
-    """The width of the terminal; None where stdout is none, or does not know."""
+def _terminal(stream: TextIO | None = None) -> int | None:
+    """The width of the terminal; None where a stream (stdout) is none, or does not know."""
+    stream = stream or sys.stdout
     try:
-        return (os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT) if sys.stdout.isatty() else None
+        return (os.get_terminal_size(stream.fileno()).columns or DEFAULT) if stream.isatty() else None
     except (OSError, ValueError, AttributeError):
         return None
 
@@ -397,6 +399,31 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
         else:
             lines[-1] += word
     return lines
+
+
+def wrapped_lines(lines: Iterable[str], width: int) -> list[str]:
+    """Return lines of text wrapped at words, the rest of each further in.
+
+    >>> wrapped_lines(["Try --zero 3: 1.5 GiB", "  In trl: fsdp: true"], 16)
+    ['Try --zero 3:', '  1.5 GiB', '  In trl: fsdp:', '    true']
+    """
+    each = [line for text in lines for line in printable(text).split("\n")]
+    return [part for line in each for part in folded(line, width, " " * (2 + len(line) - len(line.lstrip())))]
+
+
+def height(lines: Iterable[str]) -> int:
+    """Lines of the terminal that some lines of text take, wrapped at words."""
+    from rich.cells import cell_len
+
+    width = room() or DEFAULT
+    return sum(max(1, -(-cell_len(line) // width)) for line in wrapped_lines(lines, width))
+
+
+def print_note(text: str) -> None:
+    """Print a line on standard error, wrapped at words where that is a terminal."""
+    width = _terminal(sys.stderr)
+    if sys.stderr is not None:
+        print(*([text] if width is None else folded(text, _columns() or width, "  ")), sep="\n", file=sys.stderr)
 
 
 def show_command(target: Paper, command: str, title: str = "To reproduce it:") -> None:

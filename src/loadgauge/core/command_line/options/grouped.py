@@ -123,7 +123,7 @@ class Grouped(Spoken):
         formatter.write_text(description.partition("\n\n")[0])
         if (code := description.find("Exit code")) >= 0:
             formatter.write_paragraph()
-            formatter.write_text(description[code:].partition("\n\n")[0])
+            formatter.write_text(" ".join(description[code:].partition("\n\n")[0].split()))
         formatter.write_paragraph()
         first = [self.flag(name) for name in FIRST.get(str(self.name), USUAL)]
         with formatter.indentation():

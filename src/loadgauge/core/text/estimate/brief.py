@@ -12,7 +12,7 @@ from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
 from loadgauge.core.text.estimate.step_time import moved
 from loadgauge.core.text.language import said
-from loadgauge.core.text.table import ABOVE, DEFAULT, Paper, first_line, folded, printable, room
+from loadgauge.core.text.table import ABOVE, SCREEN, Paper, first_line, height, wrapped_lines
 from loadgauge.core.text.verdict import (
     WORDS,
     host_verdict,
@@ -26,8 +26,6 @@ from loadgauge.core.text.verdict import (
 
 SHOWN, LEAST = 5, 2
 """Lines of parts, and where the rest is long; what they leave out is in the last one."""
-SCREEN = 12
-"""Lines of the terminal that a short answer has."""
 BAR = 24
 NAMES = {"outside": "outside tensors"}
 """Parts whose key alone does not say what they are."""
@@ -80,24 +78,6 @@ def short(
             target.print(line, style=of, soft_wrap=True)
 
 
-def wrapped_lines(lines: Iterable[str], width: int) -> list[str]:
-    """Return lines of text wrapped at words, the rest of each further in.
-
-    >>> wrapped_lines(["Try --zero 3: 1.5 GiB", "  In trl: fsdp: true"], 16)
-    ['Try --zero 3:', '  1.5 GiB', '  In trl: fsdp:', '    true']
-    """
-    each = [line for text in lines for line in printable(text).split("\n")]
-    return [part for line in each for part in folded(line, width, " " * (2 + len(line) - len(line.lstrip())))]
-
-
-def height(lines: Iterable[str]) -> int:
-    """Lines of the terminal that some lines of text take, wrapped at words."""
-    from rich.cells import cell_len
-
-    width = room() or DEFAULT
-    return sum(max(1, -(-cell_len(line) // width)) for line in wrapped_lines(lines, width))
-
-
 def _run(setup: Setup, result: Estimate) -> str:
     """Return what is trained, and on what."""
     layout, lora = result.layout, result.training.lora
@@ -139,7 +119,12 @@ def _counter(result: Estimate, counter: Counter | None) -> str:
 def _step(result: Estimate) -> str:
     time = result.time
     if time is None:
-        return f"Peak: {result.memory.moment}"
+        ask = (
+            ". --gpu NAME says whether it fits, and how long a step takes."
+            if result.memory.verdict == "unknown"
+            else ""
+        )
+        return f"Peak: {result.memory.moment}{ask}"
     speed = f"{rate(time.tokens_per_second_per_gpu)} {unit(result.model)}/s a GPU"
     return f"A step: {seconds(time.step)}, {speed}, MFU {time.mfu:.0%}"
 
@@ -164,8 +149,8 @@ def _remedy(setup: Setup, result: Estimate) -> str:
         if not own and setup.job.dialect:
             own = dialects.words(setup, resolve_job(chosen.job, setup.model), lacking=9)
     best = chosen.result
-    more = effort(best, result) - 1
-    cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
+    more, of = effort(best, result) - 1, "time" if result.time is not None else "FLOPs"
+    cost = f", {more + 1:.3g} x the {of}" if more >= 1 else f", {more:+.0%} {of}" if abs(more) >= 0.005 else ""
     start, end = (
         ("Nearest:", "; more GPUs, or a smaller model") if best.memory.verdict == "does not fit" else ("Try", "")
     )
