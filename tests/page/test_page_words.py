@@ -272,8 +272,8 @@ def in_chinese(text: str) -> str:
 
 @pytest.mark.parametrize("other", ["en", "zh"])
 def test_the_page_in_one_language_is_less_than_a_mebibyte(other: str) -> None:
-    """Of the messages, a visitor loads those of one language; what tells of licences no page asks for."""
-    beside = re.compile(r"LICENSE|NOTICE|README|entry\.js|single\.|table\.js")
+    """Of the messages, a visitor loads those of one language; licences and the words of a terminal no page asks for."""
+    beside = re.compile(r"LICENSE|NOTICE|README|lines\.|entry\.js|single\.|table\.js")
     loaded = (
         path for path in STATIC.rglob("*")
         if path.is_file() and not beside.match(path.name) and not path.name.endswith(f"{other}.json")

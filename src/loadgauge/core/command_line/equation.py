@@ -227,7 +227,10 @@ def _catalogue() -> Answer:
         for title in subjects
         for row in subjects[title]
     ]
-    tables = [Table([Column("quantity"), Column("what")], rows, title) for title, rows in subjects.items()]
+    tables = [
+        Table([Column("quantity", whole=True), Column("what", wrap=True)], rows, title)
+        for title, rows in subjects.items()
+    ]
     names = ", ".join(name for title in SUBJECTS.values() for name in title)
     hint = "`loadgauge equation NAME` prints one; with --numbers letter=value,... and --solve LETTER"
     return Answer(

@@ -55,8 +55,40 @@ BROKEN_PIPE = 141
 """Exit code if the reader of the output has closed it (128 + SIGPIPE, as in a shell)."""
 
 
+class Help(click.HelpFormatter):
+    """Help in the language that is asked for: headings, paragraphs and what each flag says, where it has words for them."""
+
+    def write_heading(self, heading: str) -> None:
+        """Write the heading of a section."""
+        super().write_heading(said(heading))
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs; one without a translation as click writes it."""
+        from loadgauge.core.text.table import folded
+
+        for number, paragraph in enumerate(text.split("\n\n")):
+            told = said(line := " ".join(paragraph.split()))
+            self.write_paragraph() if number else None
+            indent = " " * self.current_indent
+            self.write(
+                "\n".join(folded(indent + told, self.width, indent)) + "\n"
+            ) if told != line else super().write_text(paragraph)
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write names, and what each is."""
+        super().write_dl([(name, said(text)) for name, text in rows], col_max, col_spacing)
+
+
+class Context(click.Context):
+    """A command line that is read, with such help."""
+
+    formatter_class = Help
+
+
 class Commands(click.Group):
     """A group of commands that imports a command's file when the command is used."""
+
+    context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, in order of importance."""
@@ -67,6 +99,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(_MODULES[cmd_name]).command
+        command.context_class = Context
         return command
 
     def resolve_command(

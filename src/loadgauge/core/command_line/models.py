@@ -18,7 +18,7 @@ from loadgauge.core.text.table import Column, Notes, Table
 COLUMNS = (
     Column("model", whole=True),
     Column("type", rank=1),
-    *(Column(name, "right") for name in ("parameters", "layers", "hidden", "vocabulary")),
+    *(Column(name, "right") for name in ("parameters", "layers", "hidden size", "vocabulary")),
     Column("positions", "right", wide=True),
     Column("source", wide=True, wrap=True),
 )

@@ -151,18 +151,17 @@ def draw(
 
     if title:
         heading(target, title)
-    cells = [[printable(cell) for cell in row] for row in rows]
+    names = [printable("\n".join(map(said, column.name.split("\n")))) for column in columns]
+    worded = [not column.whole for column in columns]
+    cells = [[printable(said(cell) if word else cell) for word, cell in zip(worded, row, strict=True)] for row in rows]
     if isinstance(target, Markdown):
-        target.table([printable(column.name) for column in columns], [column.align for column in columns], cells)
+        target.table(names, [column.align for column in columns], cells)
         return
     fitted = _Fitted(columns, cells, room())
     # Not rich's Table, which would measure, wrap and align every cell once more: half of the time of a report.
     between, rule = (" | ", "-+-") if not target.encoding.startswith("utf") else ("   ", "───")
     shown = [columns[index] for index in fitted.widths]
-    table = [
-        [wrapped(row[index], width) for index, width in fitted.widths.items()]
-        for row in ([printable(column.name) for column in columns], *cells)
-    ]
+    table = [[wrapped(row[index], width) for index, width in fitted.widths.items()] for row in (names, *cells)]
     widths = [max(cell_len(line) for row in table for line in row[index]) for index in range(len(shown))]
     for number, row in enumerate(table):
         styles = ["dim" if number == 0 else column.style for column in shown]
@@ -171,10 +170,9 @@ def draw(
             _print_line(target, aligned, styles, between, bold=number - 1 in strong)
         if number == 0:
             _print_line(target, [rule[0] * width for width in widths], [], rule)
-    names = [" ".join(columns[index].name.split()) for index in fitted.left_out]
-    if names := [name for name in names if name]:
+    if left_out := [name for index in fitted.left_out if (name := " ".join(names[index].split()))]:
         there = f"a terminal of {fitted.whole} columns, a pipe, or --json"
-        points(target, [f"Not shown at this width: {', '.join(names)} (needs {there})."], "", "dim")
+        points(target, [f"Not shown at this width: {', '.join(left_out)} (needs {there})."], "", "dim")
 
 
 class _Fitted:
@@ -330,7 +328,7 @@ class Lines(NamedTuple):
     def draw(self, target: Paper) -> None:
         """Print them."""
         for line in self.lines:
-            target.print(line, style=self.style, soft_wrap=True)
+            target.print(said(line), style=self.style, soft_wrap=True)
 
 
 Block: TypeAlias = "Table | Lines | Notes"
@@ -381,7 +379,7 @@ def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "
 UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B|[KMGT]B/s|[mu]?s|h|MWh|TFLOP/s)\b)")
 """The blank between a number and its unit, where no line ends."""
 WORD = re.compile(r"\s*（*(?:[⺀-⿿ぁ-鿿]{1,12}|[^\s⺀-￮]+|[⺀-￮])[，。；：！？）、]*")
-"""What stays on one line: a word, or some Chinese ones, with the signs of their sentence."""
+"""A word, or some Chinese ones, with the signs of their sentence: they stay on one line."""
 
 
 def folded(text: str, width: int, indent: str = "") -> list[str]:
@@ -393,7 +391,7 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
     from rich.cells import cell_len
 
     lines = [""]
-    for word in (found.replace(GLUE, " ") for found in WORD.findall(UNIT.sub(GLUE, text))):
+    for word in (each.replace(GLUE, " ") for each in WORD.findall(UNIT.sub(GLUE, text))):
         if lines[-1].strip() and cell_len(lines[-1] + word) > width:
             lines.append(indent + word.lstrip())
         else:

@@ -11,6 +11,7 @@ from loadgauge.core.base.files import write_text
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import Command, options, run_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.text.language import said
 from loadgauge.core.text.table import print_note
 from loadgauge.job_files.convert import Conversion, convert, convert_files
 from loadgauge.job_files.dialects import FILES
@@ -82,7 +83,7 @@ def command(
     ]
     lines += [f"{written.dialect}: {line}" for line in written.left_out]
     for line in lines:
-        print_note(f"loadgauge: {line}")
+        print_note(said(f"loadgauge: {line}"))
 
 
 def _plain(result: Conversion) -> dict[str, Any]:
