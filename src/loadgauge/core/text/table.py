@@ -257,31 +257,15 @@ def wrapped(text: str, width: int) -> list[str]:
     >>> wrapped("14,336", 3)
     ['14,336']
     """
-    from rich.cells import cell_len, chop_cells
+    return [line for paragraph in text.split("\n") for line in folded(paragraph, width, broken=True)]
 
-    lines = []
-    for paragraph in text.split("\n"):
-        if cell_len(paragraph) <= width:
-            lines.append(paragraph)
-            continue
-        line = ""
-        for word in paragraph.split():
-            if cell_len(word) <= width:
-                pieces = [word]
-            else:
-                pieces = [
-                    part
-                    for piece in PIECE.findall(word)
-                    for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))
-                ]
-            for index, piece in enumerate(pieces):
-                blank = " " if line and index == 0 else ""
-                if line and cell_len(line + blank + piece) > width:
-                    lines.append(line)
-                    line, blank = "", ""
-                line += blank + piece
-        lines.append(line)
-    return lines
+
+def _pieces(word: str, width: int) -> list[str]:
+    """What a word that is wider than a line is broken into."""
+    from rich.cells import chop_cells
+
+    found = PIECE.findall(word)
+    return [part for piece in found for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))]
 
 
 def _align(text: str, column: Column, width: int) -> str:
@@ -382,8 +366,10 @@ WORD = re.compile(r"\s*（*(?:[⺀-⿿ぁ-鿿]{1,12}|[^\s⺀-￮]+|[⺀-￮])[�
 """A word, or some Chinese ones, with the signs of their sentence: they stay on one line."""
 
 
-def folded(text: str, width: int, indent: str = "") -> list[str]:
-    """Wrap a text at words, or between Chinese ones, and no number from its unit. indent: of the lines after the first
+def folded(text: str, width: int, indent: str = "", *, broken: bool = False) -> list[str]:
+    """Wrap a text at words, or between Chinese ones, and no number from its unit.
+
+    indent: of the lines after the first; broken: whether words that are wider than a line are
 
     >>> folded("A step: 2.57 s, MFU 51%", 14, "  ")
     ['A step:', '  2.57 s, MFU', '  51%']
@@ -392,11 +378,12 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
 
     lines = [""]
     for word in (each.replace(GLUE, " ") for each in WORD.findall(UNIT.sub(GLUE, text))):
-        if lines[-1].strip() and cell_len(lines[-1] + word) > width:
-            lines.append(indent + word.lstrip())
-        else:
-            lines[-1] += word
-    return lines
+        for piece in _pieces(word, width) if broken and cell_len(word.strip()) > width else [word]:
+            if lines[-1].strip() and cell_len(lines[-1] + piece) > width:
+                lines.append(indent + piece.lstrip())
+            else:
+                lines[-1] += piece
+    return [line.rstrip() for line in lines]
 
 
 def wrapped_lines(lines: Iterable[str], width: int) -> list[str]:

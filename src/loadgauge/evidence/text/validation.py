@@ -20,14 +20,17 @@ UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
-    """Write the summary tables of predictions compared with measurements, and where they are asked for every row."""
+    """Write the summary tables of predictions compared with measurements, and where they are asked for every row.
+
+    brief: of all rows together
+    """
     records, runs, rows = answer.shown
     for quantity in ("time", "memory"):
         of = [record for record in records if record.quantity == quantity]
         if of:
             if rows and not brief:
                 _rows(target, of, quantity)
-            _table(target, of, quantity, runs)
+            _table(target, of, quantity, runs, brief=brief)
     missing = reasons(records)
     if missing:
         heading(target, "Not predicted")
@@ -94,22 +97,22 @@ def _rows(target: Paper, records: Sequence[Record], quantity: str) -> None:
     )
 
 
-def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs) -> None:
+def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs, *, brief: bool) -> None:
     columns = [
         Column(""),
         Column("rows", "right"),
         Column("predicted", "right"),
-        Column("configurations", "right", wide=True),
+        Column("configurations", "right", wide=True, rank=1),
         Column("median", "right"),
         Column("p90", "right"),
         Column("bias", "right"),
     ]
     lines = [_line("all", errors(records))]
     by_quality = grouped(records, lambda record: record.quality)
-    if len(by_quality) > 1:
+    if len(by_quality) > 1 and not brief:
         lines += [_line(f"quality {name or '-'}", errors(group)) for name, group in sorted(by_quality.items())]
     strong = range(len(lines))
-    by_source = grouped(records, lambda record: record.source)
+    by_source = {} if brief else grouped(records, lambda record: record.source)
     lines += [_line(name, errors(group)) for name, group in sorted(by_source.items())] if len(by_source) > 1 else []
     if quantity == "time":
         others = {
