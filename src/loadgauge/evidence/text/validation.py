@@ -102,7 +102,7 @@ def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs, 
         Column(""),
         Column("rows", "right"),
         Column("predicted", "right"),
-        Column("configurations", "right", wide=True, rank=1),
+        Column("configurations", "right", wide=True),
         Column("median", "right"),
         Column("p90", "right"),
         Column("bias", "right"),
@@ -121,7 +121,9 @@ def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs, 
         }
         lines += [_line(name, errors(group)) for name, group in others.items() if group]
     title = {"time": "Step time", "memory": "Peak memory"}[quantity]
-    draw(target, columns, lines, title=title, strong=tuple(strong))
+    shown = [0, 1, 2, 4, 5, 6] if brief else range(len(columns))
+    cells = [[line[at] for at in shown] for line in lines]
+    draw(target, [columns[at] for at in shown], cells, title=title, strong=tuple(strong))
 
 
 def _line(name: str, group: Errors) -> list[str]:
