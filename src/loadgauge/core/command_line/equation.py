@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 @click.option("--solve", metavar="LETTER", help="The number of this letter; the quantity's own is given in --numbers.")
 @click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
 @answering(document="each form as text and LaTeX, with its letters")
-def command(quantity: str, model: str, numbers: str | None, solve: str | None, latex: bool, **flags: Any) -> Answer:
+def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, **flags: Any) -> Answer:
     """Print the closed form of QUANTITY, read off the list of operations; of a MODEL with its sizes (--layer MODEL).
 
     \b
@@ -92,10 +92,6 @@ def command(quantity: str, model: str, numbers: str | None, solve: str | None, l
 
     quantity = MEANT.get(quantity.replace("_", "-"), quantity.replace("_", "-"))
     params = arguments(quantity, flags)
-    if model and "layer" not in _APPLY.get(quantity, ()):
-        asked = f"{model} --task generate --explain memory" if quantity == "kv-cache" else f"{model} --explain TOPIC"
-        raise ConfigError(f"{quantity} has letters alone; `loadgauge {asked}` has the numbers of a model")
-    params |= {"layer": model} if model else {}
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}
     own = values.pop(quantity, None)
@@ -192,7 +188,14 @@ def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     if quantity not in quantities:
         wrong = f"unknown quantity {quantity!r}" if quantity else "name a quantity"
         raise ConfigError(f"{wrong} (known: {', '.join(quantities)}){suggest(quantity, quantities)}")
-    fields = {name: value for name, value in flags.items() if value is not None and value is not False}
+    fields = {name: value for name, value in flags.items() if value not in (None, "") and value is not False}
+    if model := fields.pop("model", ""):
+        if "layer" not in _APPLY.get(quantity, ()):
+            asked = (
+                f"{model} --task generate --explain memory" if quantity == "kv-cache" else f"{model} --explain TOPIC"
+            )
+            raise ConfigError(f"{quantity} has letters alone; `loadgauge {asked}` has the numbers of a model")
+        fields["layer"] = model
     for name in fields:
         if name not in _APPLY.get(quantity, frozenset()):
             raise ConfigError(f"--{name.replace('_', '-')} does not change {quantity}")

@@ -8,7 +8,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -74,7 +74,7 @@ class Help(click.HelpFormatter):
                 "\n".join(folded(indent + told, self.width, indent)) + "\n"
             ) if told != line else super().write_text(paragraph)
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write names, and what each is."""
         super().write_dl([(name, said(text)) for name, text in rows], col_max, col_spacing)
 
