@@ -261,11 +261,11 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """What a word that is wider than a line is broken into."""
+    """The parts of a word that is wider than a line; numbers stay whole."""
     from rich.cells import chop_cells
 
-    found = PIECE.findall(word)
-    return [part for piece in found for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))]
+    runs = PIECE.findall(word)
+    return [part for piece in runs for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))]
 
 
 def _align(text: str, column: Column, width: int) -> str:

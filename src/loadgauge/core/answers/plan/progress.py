@@ -24,12 +24,12 @@ def so_far(text: str) -> None:
     say(text)
 
 
-def progress(done: int, whole: int, what: str = "pipelines") -> None:
-    """Show a bar of `done` out of `whole`. what: is counted"""
+def progress(done: int, whole: int, counted: str = "pipelines") -> None:
+    """Show a bar of `done` out of `whole` of the things that are counted."""
     width = 30
     beside = f"; so far {_best[0]}" if _best else ""
     full = done * width // max(whole, 1)
-    say(f"{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} {what}{beside}")
+    say(f"{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} {counted}{beside}")
 
 
 def clear() -> None:
