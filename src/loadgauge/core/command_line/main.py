@@ -64,15 +64,17 @@ class Help(click.HelpFormatter):
 
     def write_text(self, text: str) -> None:
         """Write paragraphs; one without a translation as click writes it."""
-        from loadgauge.core.text.table import folded
-
         for number, paragraph in enumerate(text.split("\n\n")):
             told = said(line := " ".join(paragraph.split()))
-            self.write_paragraph() if number else None
+            if number:
+                self.write_paragraph()
+            if told == line:
+                super().write_text(paragraph)
+                continue
+            from loadgauge.core.text.table import folded  # only for words of another language
+
             indent = " " * self.current_indent
-            self.write(
-                "\n".join(folded(indent + told, self.width, indent)) + "\n"
-            ) if told != line else super().write_text(paragraph)
+            self.write("\n".join([*folded(indent + told, self.width, indent), ""]))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write names, and what each is."""
