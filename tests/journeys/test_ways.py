@@ -176,10 +176,44 @@ def test_a_first_screen_is_twelve_lines_on_a_small_terminal(line: str, monkeypat
         "plan llama-3.1-8b --gpu 8xh100 --find days --tokens 1T --price 2.5",
         f"why {shlex.quote(OOM)} --model qwen3-8b --gpu 4090 --micro-batch 2",
         f"why {shlex.quote(OOM)}",
+        "plan qwen3-8b --task grpo --gpu 8xh100",
+        "plan llama-3.1-8b --task generate --gpu h100 --gpus 2 --requests 5",
+        "equation",
+        "equation activations --layer gpt --tp --sequence-parallel",
+        "equation params llama-3.1-8b",
+        "article 1",
+        "gpus",
+        "gpus h100",
+        "models",
+        "models qwen",
+        "runs",
+        "validate --source KOR",
     ],
 )
 def test_each_task_has_its_first_screen(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _screen(line, monkeypatch, (0, 1))
+
+
+def test_what_is_left_of_a_long_answer_is_one_word_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = _screen("gpus", monkeypatch, (0,))
+    left = re.fullmatch(r"(\d+) more lines: --full", short[-1])
+    assert left is not None
+    with contextlib.redirect_stdout(Terminal()) as out:
+        assert run(["gpus", "--full"]) == 0
+    whole = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines() if line.strip()]
+    assert len(short) - 1 + int(left[1]) == len(whole)
+    assert short[:-1] == whole[: len(short) - 1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["network llama-3.1-70b --gpu h100 --gpus 64 --tp 8 --pp 2", "plan llama-3.1-405b --gpu 8xh100 --global-batch 64"],
+)
+def test_no_line_ends_within_a_word_or_before_a_unit(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command alone is longer than the terminal, for it is copied whole."""
+    shown = [each for each in _screen(line, monkeypatch, (0, 1)) if not each.startswith("  loadgauge ")]
+    assert max(map(len, shown)) <= 80
+    assert not [each for each in shown[1:] if re.match(r"\s*(GiB|GB/s|ms|s)\b", each)], shown
 
 
 def _screen(line: str, monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...]) -> list[str]:

@@ -49,5 +49,8 @@ def said(text: str, name: str = "lines") -> str:
     key, colon, rest = text.partition(": ")
     if colon and " " not in key and (other := said(rest, name)) != rest:
         return f"{key}：{other}"
+    if (body := text.lstrip()) != text and body:
+        return text[: -len(body)] + said(body, name)
     parts = text.split("; ")
-    return "；".join(said(part, name) for part in parts) if len(parts) > 1 else text
+    told = [said(part, name) for part in parts] if len(parts) > 1 else parts
+    return text if told == parts else "；".join(told)

@@ -151,4 +151,4 @@ def test_a_run_far_from_what_is_predicted_is_asked_about(anchor: Path) -> None:
         out = " ".join(typed(f"{ELSEWHERE} --anchor {path} --full").out.split())
         assert ("are the flags those of the run" in out) == asked
         assert "links between nodes take what is predicted." in out
-    assert "标志是否与该次运行一致" in typed(f"{ELSEWHERE} --anchor {anchor} --brief --lang zh").out
+    assert "参数是否与该次运行一致" in typed(f"{ELSEWHERE} --anchor {anchor} --brief --lang zh").out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,44 @@ def test_every_line_of_a_plan_is_chinese(
     assert set(re.findall(r"\b[a-z]{4,}\b", prose)) <= WORDS, lines
 
 
+WHOLE = (
+    "qwen3-8b --gpu 8xh100 --zero 3 --tokens 100B --price 2.5 --full",
+    "llama-3.1-70b --gpu h100 --gpus 64 --tp 8 --pp 2 --sequence-parallel --global-batch 512 --full",
+    "qwen3-8b --task dpo --gpu h100 --full",
+    "qwen3-32b --task generate --server vllm --gpu 2xh100 --tp 2 --batch 64 --answer 512 --full",
+    "network llama-3.1-70b --gpu h100 --gpus 64 --tp 8 --pp 2 --full",
+    "qwen3-8b --gpu h100 --explain activations",
+    "lint JOB",
+    "gpus h100",
+    "equation activations",
+    "plan --help",
+)
+
+
+@pytest.mark.parametrize("line", WHOLE)
+def test_a_whole_answer_is_chinese(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lines with four English words in a row none or few are left: titles of papers, and rows of rare assumptions."""
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("LOADGAUGE_LANG", "zh_CN.UTF-8")
+    job = tmp_path / "job.yaml"
+    job.write_text("base_model: NousResearch/Meta-Llama-3.1-8B\nadapter: qlora\nload_in_4bit: true\n", encoding="utf-8")
+    assert run([str(job) if word == "JOB" else word for word in line.split()]) in (0, 1)
+    lines = [each for each in capsys.readouterr().out.splitlines() if re.search("[a-zA-Z]{3}", each)]
+    english = [each for each in lines if re.search(r"(\b[a-z]{3,},? ){3}[a-z]{3,}\b", each)]
+    assert len(english) <= len(lines) // 12, english
+
+
+def test_what_is_pasted_stays_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of trainers keep their colons, and values of flags their words."""
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run(["qwen3-8b", "--gpu", "h100", "--brief", "--lang", "zh"]) == 1
+    assert "optim: adamw_bnb_8bit; gradient_checkpointing: true" in capsys.readouterr().out
+    assert run(["qwen3-8b", "--gpu", "4090", "--qlora", "--full", "--lang", "zh"]) in (0, 1)
+    assert "--lora-targets all（" in capsys.readouterr().out
+
+
 def test_an_error_is_chinese(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
     for variable in ("LOADGAUGE_LANG", "LC_ALL", "LC_MESSAGES"):
@@ -103,4 +142,6 @@ def test_a_flag_goes_before_what_the_machine_speaks(
 
 def test_each_translation_has_what_its_text_names() -> None:
     for text, form in json.loads((MESSAGES / "lines.zh.json").read_text(encoding="utf-8")).items():
-        assert len(re.findall(r"\{\d?\}", form)) == text.count("{}"), text
+        places = re.findall(r"\{(\d?)\}", form)
+        assert len(places) == text.count("{}"), text
+        assert not any(places) or sorted(places) == [str(number) for number in range(len(places))], text

@@ -221,7 +221,7 @@ def on_a_terminal(line: str, columns: int, term: str) -> str:
 
 @pytest.mark.parametrize(("columns", "term"), [(40, "dumb"), (80, "xterm-256color"), (200, "dumb"), (0, "dumb")])
 def test_a_terminal_shows_whole_numbers(columns: int, term: str) -> None:
-    text = re.sub(r"\x1b\[[\d;]*m", "", on_a_terminal("models llama", columns, term))
+    text = re.sub(r"\x1b\[[\d;]*m", "", on_a_terminal("models llama --full", columns, term))
     if term == "dumb":
         assert "\x1b" not in text
     lines = {line.split()[0]: re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.strip()}

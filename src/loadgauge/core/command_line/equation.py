@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 @click.command("equation")
-@click.argument("quantity", metavar="QUANTITY", default="")
+@click.argument("quantity", metavar="[QUANTITY]", default="")
+@click.argument("model", metavar="[MODEL]", default="")
 @click.option(
     "--layer", help="gpt, llama, mixtral (or moe), deepseek (or mla): sizes open; or a MODEL of the catalogue. [gpt]"
 )
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--latex", is_flag=True, help="Print LaTeX and nothing else.")
 @answering(document="each form as text and LaTeX, with its letters")
 def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, **flags: Any) -> Answer:
-    """Print the closed form of QUANTITY, read off the list of operations.
+    """Print the closed form of QUANTITY, read off the list of operations; of a MODEL with its sizes (--layer MODEL).
 
     \b
     params, model-params                 parameters of a layer, of the model
@@ -187,7 +188,14 @@ def arguments(quantity: str, flags: dict[str, Any]) -> dict[str, Any]:
     if quantity not in quantities:
         wrong = f"unknown quantity {quantity!r}" if quantity else "name a quantity"
         raise ConfigError(f"{wrong} (known: {', '.join(quantities)}){suggest(quantity, quantities)}")
-    fields = {name: value for name, value in flags.items() if value is not None and value is not False}
+    fields = {name: value for name, value in flags.items() if value not in (None, "") and value is not False}
+    if model := fields.pop("model", ""):
+        if "layer" not in _APPLY.get(quantity, ()):
+            asked = (
+                f"{model} --task generate --explain memory" if quantity == "kv-cache" else f"{model} --explain TOPIC"
+            )
+            raise ConfigError(f"{quantity} has letters alone; `loadgauge {asked}` has the numbers of a model")
+        fields["layer"] = model
     for name in fields:
         if name not in _APPLY.get(quantity, frozenset()):
             raise ConfigError(f"--{name.replace('_', '-')} does not change {quantity}")
@@ -222,12 +230,16 @@ def _catalogue() -> Answer:
         for title in subjects
         for row in subjects[title]
     ]
-    tables = [Table([Column("quantity"), Column("what")], rows, title) for title, rows in subjects.items()]
-    hint = "loadgauge equation NAME prints one; with --numbers letter=value,... and --solve LETTER"
+    tables = [
+        Table([Column("quantity", whole=True), Column("what", wrap=True)], rows, title)
+        for title, rows in subjects.items()
+    ]
+    names = ", ".join(name for title in SUBJECTS.values() for name in title)
+    hint = "`loadgauge equation NAME` prints one; with --numbers letter=value,... and --solve LETTER"
     return Answer(
         form="equation.catalogue",
         writer=BLOCKS,
-        shown=[*tables, Lines(["", hint])],
+        shown=[Notes([f"{hint}: {names}."], mark=""), *tables],
         document={"quantities": rows},
         table=rows,
     )

@@ -32,6 +32,7 @@ from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.core.estimate.result import When
 from loadgauge.core.estimate.tables import TABLES, TableName, table as table_of
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
+from loadgauge.core.text.table import print_note
 
 
 @click.command("estimate", cls=Grouped)
@@ -226,7 +227,7 @@ def _infer(
     refuse({"html": page}, "draws a model, not another tool's file of a server")
     read = need("DIALECTS").served(job, why)
     if click.get_current_context().params["task"] is None:
-        click.echo(f"loadgauge: {why}; counted as --task generate", err=True)
+        print_note(f"loadgauge: {why}; counted as --task generate")
     merged = read.given | {name: value for name, value in task_flags.items() if value is not None}
     inferred, assumed = resolve_inference(read.job, "generate", merged, model=read.model)
     return served(inferred, assumed=assumed | read.assumed, unread=list(read.unread), allow_tight=allow_tight)

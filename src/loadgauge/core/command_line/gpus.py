@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.base import GIB, ConfigError, NotStated
+from loadgauge.core.base import GIB, ConfigError
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.definitions.hardware.gpu_names import nearest, plain, variants
-from loadgauge.core.definitions.hardware.hardware import Gpu, Quantity, Segment, Vendor, gpu, gpu_ids, gpus
+from loadgauge.core.definitions.hardware.hardware import Gpu, Segment, Vendor, gpu, gpu_ids, gpus
 from loadgauge.core.text.catalogue import gpu_row
 from loadgauge.core.text.show import BLOCKS
 from loadgauge.core.text.table import Column, Notes, Table
@@ -70,15 +70,16 @@ def command(name: str | None) -> Answer:
         for segment in get_args(Segment)
     }
     tables = [
-        Table(COLUMNS, [_row(card) for card in sorted(group, key=_natural)], title)
+        Table(COLUMNS, [_row(card, gpu_row(card)) for card in sorted(group, key=_natural)], title)
         for title, group in groups.items()
         if group
     ]
     rows = [gpu_row(card) for card in cards]
+    head = f"{len(rows)} GPUs; `loadgauge gpus NAME` lists those that a name may mean, as H100 or 4090"
     return Answer(
         form="gpus.catalogue",
         writer=BLOCKS,
-        shown=[*tables, Notes(NOTES, gap=True)],
+        shown=[*([] if name else [Notes([head], mark="")]), *tables, Notes(NOTES, gap=True)],
         document={"gpus": rows},
         table=rows,
         pivots=(Pivot("Memory", "gpus.capacity", "id", "of"),),
@@ -109,20 +110,20 @@ def _natural(card: Gpu) -> list[tuple[int, str]]:
     return [(int(number or 0), word) for number, word in re.findall(r"(\d+)|(\D+)", card.id)]
 
 
-def _row(card: Gpu) -> list[str]:
-    half, bf16 = card.peaks.bf16 or card.peaks.fp16, card.peaks.bf16 is not None
+def _row(card: Gpu, row: dict[str, Any]) -> list[str]:
+    half, bf16 = row["peak_flops"]["bf16"] or row["peak_flops"]["fp16"], card.peaks.bf16 is not None
     return [
         card.id,
         card.name,
         f"{card.capacity / GIB:.1f}",
         _basis(card),
-        _scaled(card.memory.bandwidth, 1e9, 0),
+        _scaled(row["memory_bandwidth"], 1e9, 0),
         "" if half is None else f"{_scaled(half, 1e12, 1)}{'' if bf16 else ' f'}",
-        _stated(card, "host_bandwidth"),
-        _stated(card, "link_bandwidth"),
-        _scaled(card.interconnect.domain, 1, 0),
-        _scaled(card.nic.bandwidth, 1e9, 0),
-        _scaled(card.power.tdp, 1, 0),
+        _scaled(row["host_bandwidth"], 1e9, 0),
+        _scaled(row["link"]["bandwidth"], 1e9, 0),
+        _scaled(row["link"]["domain"], 1, 0),
+        _scaled(row["nic_bandwidth"], 1e9, 0),
+        _scaled(row["tdp"], 1, 0),
     ]
 
 
@@ -131,12 +132,5 @@ def _basis(card: Gpu) -> str:
     return "driver" if memory.reported else "default" if memory.usable else "chips" if card.chips else "label"
 
 
-def _stated(card: Gpu, name: str) -> str:
-    try:
-        return f"{getattr(card, name) / 1e9:,.0f}"
-    except NotStated:
-        return ""
-
-
-def _scaled(figure: Quantity | None, unit: float, digits: int) -> str:
-    return "" if figure is None else f"{figure.value / unit:,.{digits}f}"
+def _scaled(value: float | None, unit: float, digits: int) -> str:
+    return "" if value is None else f"{value / unit:,.{digits}f}"

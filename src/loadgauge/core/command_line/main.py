@@ -8,7 +8,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -55,8 +55,42 @@ BROKEN_PIPE = 141
 """Exit code if the reader of the output has closed it (128 + SIGPIPE, as in a shell)."""
 
 
+class Help(click.HelpFormatter):
+    """Help in the language that is asked for: headings, paragraphs and what each flag says, where it has words for them."""
+
+    def write_heading(self, heading: str) -> None:
+        """Write the heading of a section."""
+        super().write_heading(said(heading))
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs; one without a translation as click writes it."""
+        for number, paragraph in enumerate(text.split("\n\n")):
+            told = said(line := " ".join(paragraph.split()))
+            if number:
+                self.write_paragraph()
+            if told == line:
+                super().write_text(paragraph)
+                continue
+            from loadgauge.core.text.table import folded  # only for words of another language
+
+            indent = " " * self.current_indent
+            self.write("\n".join([*folded(indent + told, self.width, indent), ""]))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write names, and what each is."""
+        super().write_dl([(name, said(text)) for name, text in rows], col_max, col_spacing)
+
+
+class Context(click.Context):
+    """A command line that is read, with such help."""
+
+    formatter_class = Help
+
+
 class Commands(click.Group):
     """A group of commands that imports a command's file when the command is used."""
+
+    context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, in order of importance."""
@@ -67,6 +101,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(_MODULES[cmd_name]).command
+        command.context_class = Context
         return command
 
     def resolve_command(
@@ -256,13 +291,13 @@ def _plain(error: click.UsageError) -> str:
 
 def say(text: str, code: int) -> int:
     """Print the text as one line on stderr and return the exit code."""
-    from loadgauge.core.text.table import printable  # only on the way to an error
+    from loadgauge.core.text.table import print_note, printable  # only on the way to an error
 
     shown = said(printable(" ".join(text.split())), "errors")
     if len(shown) > 2000:
         shown = f"{shown[:1000]} ... {shown[-900:]}"
     with contextlib.suppress(OSError):  # There is nowhere to print it; the exit code still holds.
-        click.echo(f"loadgauge: {shown}", err=True)
+        print_note(f"loadgauge: {shown}")
     return code
 
 

@@ -18,7 +18,7 @@ from loadgauge.core.text.table import Column, Notes, Table
 COLUMNS = (
     Column("model", whole=True),
     Column("type", rank=1),
-    *(Column(name, "right") for name in ("parameters", "layers", "hidden", "vocabulary")),
+    *(Column(name, "right") for name in ("parameters", "layers", "hidden size", "vocabulary")),
     Column("positions", "right", wide=True),
     Column("source", wide=True, wrap=True),
 )
@@ -49,11 +49,14 @@ def command(words: tuple[str, ...], check: bool) -> Answer:
         [row["name"], row["model_type"], count(row["params"]), *(_size(row[name]) for name in SIZES), row["source"]]
         for row in chosen
     ]
-    note = f"{len(rows)} models; for any other, give its Hugging Face config.json or the folder that holds it"
+    note = (
+        f"{len(rows)} model{'s' * (len(rows) > 1)}; `loadgauge models WORD` lists those of a name; any other is read from its"
+        " config.json, or the folder that holds it"
+    )
     return Answer(
         form="models.catalogue",
         writer=BLOCKS,
-        shown=[Table(COLUMNS, rows), Notes([note], gap=True)],
+        shown=[Notes([note], mark=""), Table(COLUMNS, rows)],
         document={"models": chosen},
         pivots=(Pivot("Parameters", "models.params", "name", "of"),),
     )

@@ -30,6 +30,7 @@ from loadgauge.core.plan.batch.kept import KEEPING
 from loadgauge.core.plan.request import JOB_FIELDS, OF_TASKS, OPEN_AXES, PlanRequest, fleet_finds, questions
 from loadgauge.core.resolve.reproduce import completer
 from loadgauge.core.resolve.resolve import names_job_file, resolve_job
+from loadgauge.core.text.table import print_note
 
 SWEEP = ("sweep", "output", "workers", "ray")
 """Options about a sweep."""
@@ -248,7 +249,7 @@ def command(model: str | None, page: str | None, cache: bool, **flags: Any) -> A
         cards = need("DIALECTS").gpus_asked([model])
         if cards is not None:
             flags["gpu"] = cards.gpu
-            click.echo(f"loadgauge: taken: {cards.words} as --gpu {cards.gpu}", err=True)
+            print_note(f"loadgauge: taken: {cards.words} as --gpu {cards.gpu}")
     flags["task"] = flags["task"] or _task_of(model, flags)
     if flags["task"] in ("generate", "forward"):
         return _drawn(_serve(model_or_usage(model, flags), flags), page)

@@ -91,7 +91,10 @@ def command(name: str | None, predict: bool) -> Answer:
         columns = [Column("run"), *(Column(each, "right") for each in names), Column("in range"), Column("verdict")]
         lines = [_compared(row, UNITS[row["unit"]]) for row in rows]
     else:
-        columns = [Column(head, wide=key == "source", wrap=key in ("source", "unsaid")) for key, head in KEYS.items()]
+        columns = [
+            Column(head, wide=key in ("source", "unsaid"), wrap=key in ("source", "unsaid"))
+            for key, head in KEYS.items()
+        ]
         lines = [[str(row.get(key, "")) for key in KEYS] for row in rows]
     return Answer(form="runs.list", writer=BLOCKS, shown=[Table(columns, lines)], document={"runs": rows}, table=rows)
 

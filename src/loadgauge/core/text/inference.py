@@ -13,7 +13,7 @@ from loadgauge.core.serving.result import Answer as Inferred, known_range
 from loadgauge.core.serving.time import Pass
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
-from loadgauge.core.text.table import Column, Paper, draw, points, section
+from loadgauge.core.text.table import Column, Paper, draw, first_line, points, section
 from loadgauge.core.text.verdict import WORDS, host_verdict, host_words, left_out_words, verdict_words
 
 
@@ -35,11 +35,8 @@ def write(served: Answer, target: Paper, *, brief: bool = False) -> None:
         run = f"{answer.model.name}, {asked.task}, {answer.gpus:,} x {'GPU' if answer.gpu is None else answer.gpu.id}, {length}"
         short(memory, memory.parts, [*head[:-1], run], lines, target, beside, host)
         return
-    target.print(
-        f"{verdict_words(memory)} with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp}){host}",
-        style=WORDS[memory.verdict][1],
-        soft_wrap=True,
-    )
+    outside = f"with what lies outside PyTorch, on the fullest rank (stage {memory.stage} of {asked.pp})"
+    first_line(target, f"{verdict_words(memory)} {outside}{host}", *WORDS[memory.verdict])
     measured = (*_release(answer), *_waits(answer)) if answer.served is not None else ()
     points(target, [*head, *_largest(answer), *_beside(answer), *_headline(answer), *measured, *steps], "")
     rows = [

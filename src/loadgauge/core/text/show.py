@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.errors import ConfigError, Error
-from loadgauge.core.text.table import Markdown, Paper, console, document
+from loadgauge.core.text.language import said
+from loadgauge.core.text.table import ABOVE, SCREEN, Markdown, Paper, console, document
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BLOCKS = "loadgauge.core.text.show:blocks"
 """The writer of answers that are tables and notes."""
@@ -61,13 +66,42 @@ def show(answer: Answer, how: How) -> int:
         shown.text(paper, brief=how.short)
         sys.stdout.write(paper.file.getvalue())
     else:
-        shown.text(console(), brief=how.short)
+        write_screen(shown, console(), how.short)
         if how.topic is None and (more := answer.follow()) is not None:
-            more.text(console(), brief=True)
+            write_screen(more, console(), True)
             answer = more
     if answer.failed:
         raise Error(answer.failed)
     return answer.code
+
+
+def write_screen(answer: Answer, target: Console, brief: bool) -> None:
+    """Write an answer; brief, on a terminal: what one small screen has, and how many lines are left."""
+    if not brief or not target.is_terminal:
+        answer.text(target, brief=brief)
+        return
+    with target.capture() as kept:
+        answer.text(target, brief=True)
+    lines = kept.get().rstrip("\n").split("\n")
+    if taken(lines, target.width) > SCREEN:
+        lines = [line for line in lines if seen(line).strip()]
+    shown = len(lines)
+    while taken([*lines[:shown], ""][: len(lines)], target.width) > SCREEN:
+        shown -= 1
+    more = [] if shown == len(lines) else [said(f"{len(lines) - shown} more lines: --full")]
+    target.file.write("\n".join([*lines[:shown], *more, ""]))
+
+
+def taken(lines: Iterable[str], width: int) -> int:
+    """Return the lines of a terminal that some lines take, with those above them."""
+    from rich.cells import cell_len
+
+    return sum(max(1, -(-cell_len(seen(line)) // width)) for line in [*ABOVE, *lines])
+
+
+def seen(line: str) -> str:
+    """Return a line without its colours. ``seen("\\x1b[1mFITS\\x1b[0m") == "FITS"``"""
+    return re.sub(r"\x1b\[[0-9;]*m", "", line)
 
 
 def _flat(row: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,11 +21,12 @@ from loadgauge.core.text.language import said
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 Paper: TypeAlias = "Console | Markdown"
 """A terminal, a file, or a sheet of Markdown."""
 GLUE = "\0"
+SCREEN = 12
+"""Lines of the terminal that a short answer has."""
 NARROWEST = 40
 """Columns for which text is laid out where the terminal is narrower still."""
 DEFAULT = 80
@@ -87,10 +88,11 @@ def _columns() -> int | None:
     return min(int(text), 100_000) if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) else None
 
 
-def _terminal() -> int | None:
-    """The width of the terminal; None where stdout is none, or does not know."""
+def _terminal(stream: TextIO | None = None) -> int | None:
+    """The width of the terminal; None where a stream (stdout) is none, or does not know."""
+    stream = stream or sys.stdout
     try:
-        return (os.get_terminal_size(sys.stdout.fileno()).columns or DEFAULT) if sys.stdout.isatty() else None
+        return (os.get_terminal_size(stream.fileno()).columns or DEFAULT) if stream.isatty() else None
     except (OSError, ValueError, AttributeError):
         return None
 
@@ -131,13 +133,6 @@ def _escaped_signs(text: str) -> str:
     return re.sub(r"([*_`])", r"\\\1", text).replace("<", "&lt;").replace("\n", " ")
 
 
-def draw_lines(target: Paper, lines: Iterable[Text]) -> None:
-    """Print lines of text one below the other, each wrapped where the terminal ends."""
-    for line in lines:
-        line.plain = printable(line.plain)
-        target.print(line)
-
-
 def room() -> int | None:
     """Return the characters that a line of a table may have; None in a pipe without COLUMNS."""
     width = _columns() or _terminal()
@@ -156,18 +151,17 @@ def draw(
 
     if title:
         heading(target, title)
-    cells = [[printable(cell) for cell in row] for row in rows]
+    names = [printable("\n".join(map(said, column.name.split("\n")))) for column in columns]
+    worded = [not column.whole for column in columns]
+    cells = [[printable(said(cell) if word else cell) for word, cell in zip(worded, row, strict=True)] for row in rows]
     if isinstance(target, Markdown):
-        target.table([printable(column.name) for column in columns], [column.align for column in columns], cells)
+        target.table(names, [column.align for column in columns], cells)
         return
     fitted = _Fitted(columns, cells, room())
     # Not rich's Table, which would measure, wrap and align every cell once more: half of the time of a report.
     between, rule = (" | ", "-+-") if not target.encoding.startswith("utf") else ("   ", "───")
     shown = [columns[index] for index in fitted.widths]
-    table = [
-        [wrapped(row[index], width) for index, width in fitted.widths.items()]
-        for row in ([printable(column.name) for column in columns], *cells)
-    ]
+    table = [[wrapped(row[index], width) for index, width in fitted.widths.items()] for row in (names, *cells)]
     widths = [max(cell_len(line) for row in table for line in row[index]) for index in range(len(shown))]
     for number, row in enumerate(table):
         styles = ["dim" if number == 0 else column.style for column in shown]
@@ -176,10 +170,9 @@ def draw(
             _print_line(target, aligned, styles, between, bold=number - 1 in strong)
         if number == 0:
             _print_line(target, [rule[0] * width for width in widths], [], rule)
-    names = [" ".join(columns[index].name.split()) for index in fitted.left_out]
-    if names := [name for name in names if name]:
+    if left_out := [name for index in fitted.left_out if (name := " ".join(names[index].split()))]:
         there = f"a terminal of {fitted.whole} columns, a pipe, or --json"
-        points(target, [f"Not shown at this width: {', '.join(names)} (needs {there})."], "", "dim")
+        points(target, [f"Not shown at this width: {', '.join(left_out)} (needs {there})."], "", "dim")
 
 
 class _Fitted:
@@ -264,31 +257,15 @@ def wrapped(text: str, width: int) -> list[str]:
     >>> wrapped("14,336", 3)
     ['14,336']
     """
-    from rich.cells import cell_len, chop_cells
+    return [line for paragraph in text.split("\n") for line in folded(paragraph, width, broken=True)]
 
-    lines = []
-    for paragraph in text.split("\n"):
-        if cell_len(paragraph) <= width:
-            lines.append(paragraph)
-            continue
-        line = ""
-        for word in paragraph.split():
-            if cell_len(word) <= width:
-                pieces = [word]
-            else:
-                pieces = [
-                    part
-                    for piece in PIECE.findall(word)
-                    for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))
-                ]
-            for index, piece in enumerate(pieces):
-                blank = " " if line and index == 0 else ""
-                if line and cell_len(line + blank + piece) > width:
-                    lines.append(line)
-                    line, blank = "", ""
-                line += blank + piece
-        lines.append(line)
-    return lines
+
+def _pieces(word: str, width: int) -> list[str]:
+    """The parts of a word that is wider than a line; numbers stay whole."""
+    from rich.cells import chop_cells
+
+    runs = PIECE.findall(word)
+    return [part for piece in runs for part in ([piece] if piece[0].isdigit() else chop_cells(piece, max(width, 1)))]
 
 
 def _align(text: str, column: Column, width: int) -> str:
@@ -335,7 +312,7 @@ class Lines(NamedTuple):
     def draw(self, target: Paper) -> None:
         """Print them."""
         for line in self.lines:
-            target.print(line, style=self.style, soft_wrap=True)
+            target.print(said(line), style=self.style, soft_wrap=True)
 
 
 Block: TypeAlias = "Table | Lines | Notes"
@@ -374,31 +351,64 @@ def section(target: Paper, title: str, lines: Sequence[str]) -> None:
 
 def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:
     """Print a list, wrapped and indented; a mark of "" gives paragraphs. `GLUE` is a non-breaking space."""
-    import textwrap
-
     for line in map(said, lines):
         if isinstance(target, Markdown):
             target.print(f"{mark if mark == '- ' else ''}{printable(line.replace(GLUE, ' '))}", style=style)
             continue
-        if not line.isascii() and any(map(_wide, line)):
-            for at, part in enumerate(wrapped(line, max(target.width, NARROWEST) - len(mark))):
-                target.print(f"{' ' * len(mark) if at else mark}{printable(part)}", soft_wrap=True, style=style)
-            continue
-        pieces = textwrap.wrap(
-            GLUE.join(printable(part) for part in line.split(GLUE)),
-            max(target.width, NARROWEST),
-            initial_indent=mark,
-            subsequent_indent=" " * len(mark),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for part in pieces:
-            target.print(part.replace(GLUE, " "), soft_wrap=True, style=style)
+        plain_line = GLUE.join(printable(part) for part in line.split(GLUE))
+        for part in folded(mark + plain_line, max(target.width, NARROWEST), " " * len(mark)) if line else ():
+            target.print(part, soft_wrap=True, style=style)
 
 
-def _wide(letter: str) -> bool:
-    """Return whether a letter takes two places of a terminal. ``_wide("放") and not _wide("é")``"""
-    return "⺀" <= letter <= "￮"
+UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i?B|[KMGT]B/s|[mu]?s|h|MWh|TFLOP/s)\b)")
+"""The blank between a number and its unit, where no line ends."""
+WORD = re.compile(r"\s*（*(?:[⺀-⿿ぁ-鿿]{1,12}|[^\s⺀-￮]+|[⺀-￮])[，。；：！？）、]*")
+"""A word, or some Chinese ones, with the signs of their sentence: they stay on one line."""
+
+
+def folded(text: str, width: int, indent: str = "", *, broken: bool = False) -> list[str]:
+    """Wrap a text at words, or between Chinese ones, and no number from its unit.
+
+    indent: of the lines after the first; broken: whether words that are wider than a line are
+
+    >>> folded("A step: 2.57 s, MFU 51%", 14, "  ")
+    ['A step:', '  2.57 s, MFU', '  51%']
+    """
+    from rich.cells import cell_len
+
+    lines = [""]
+    for word in (each.replace(GLUE, " ") for each in WORD.findall(UNIT.sub(GLUE, text))):
+        for piece in _pieces(word, width) if broken and cell_len(word.strip()) > width else [word]:
+            if lines[-1].strip() and cell_len(lines[-1] + piece) > width:
+                lines.append(indent + piece.lstrip())
+            else:
+                lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def wrapped_lines(lines: Iterable[str], width: int) -> list[str]:
+    """Return lines of text wrapped at words, the rest of each further in.
+
+    >>> wrapped_lines(["Try --zero 3: 1.5 GiB", "  In trl: fsdp: true"], 16)
+    ['Try --zero 3:', '  1.5 GiB', '  In trl: fsdp:', '    true']
+    """
+    each = [line for text in lines for line in printable(text).split("\n")]
+    return [part for line in each for part in folded(line, width, " " * (2 + len(line) - len(line.lstrip())))]
+
+
+def height(lines: Iterable[str]) -> int:
+    """Lines of the terminal that some lines of text take, wrapped at words."""
+    from rich.cells import cell_len
+
+    width = room() or DEFAULT
+    return sum(max(1, -(-cell_len(line) // width)) for line in wrapped_lines(lines, width))
+
+
+def print_note(text: str) -> None:
+    """Print a line on standard error, wrapped at words where that is a terminal."""
+    width = _terminal(sys.stderr)
+    if sys.stderr is not None:
+        print(*([text] if width is None else folded(text, _columns() or width, "  ")), sep="\n", file=sys.stderr)
 
 
 def show_command(target: Paper, command: str, title: str = "To reproduce it:") -> None:
@@ -408,10 +418,12 @@ def show_command(target: Paper, command: str, title: str = "To reproduce it:") -
 
 
 def first_line(target: Paper, line: str, word: str, style: str) -> None:
-    """Print the first line of an answer on one line, the word that it begins with in a style."""
+    """Print the first line of an answer, the word that it begins with in a style: one line, but wrapped on a terminal."""
     from rich.text import Text
 
-    text = Text(said(line))
+    line = printable(said(line))
+    first, *others = folded(line, target.width, "  ") if target.is_terminal else [line]
+    text = Text("\n".join([first, *others]))
     text.stylize(style, 0, len(said(word)))
     target.print(text, soft_wrap=True)
 

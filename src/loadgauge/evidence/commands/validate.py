@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
+from loadgauge.core.answers.plan.progress import clear, progress
 from loadgauge.core.base.errors import CANNOT_TELL, YES, ConfigError
 from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.text.show import BLOCKS
@@ -69,8 +68,9 @@ def command(
 
     runs = _chosen(published() if path is None else read(path), source, quality)
     quantities: Any = ("time", "memory") if quantity is None else (quantity,)
-    with _progress(len(runs.runs)) as step:
-        records = validate(runs, quantities, progress=step)
+    numbers = count(1)
+    records = validate(runs, quantities, progress=lambda: progress(next(numbers), len(runs.runs), "runs"))
+    clear()
     if not records:
         raise ConfigError("no row of these measured a step time or a peak memory", file=path or "")
     rows = [record.to_dict() for record in records]
@@ -114,17 +114,3 @@ def _chosen(runs: Runs, sources: tuple[str, ...], quality: str) -> Runs:
         run for run in runs.runs if (every or run.quality in letters) and (not wanted or run.series.upper() in wanted)
     )
     return msgspec.structs.replace(runs, runs=kept, rejected=rejected)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], object] | None]:
-    """A bar on stderr, on a terminal only."""
-    if not sys.stderr.isatty() or total < 50:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("predicting", total=total)
-        yield lambda: bar.advance(task)

@@ -20,14 +20,17 @@ UNITS = {"time": (1.0, "s"), "memory": (2.0**30, "GiB")}
 
 
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
-    """Write the summary tables of predictions compared with measurements, and where they are asked for every row."""
+    """Write the summary tables of predictions compared with measurements, and where they are asked for every row.
+
+    brief: of all rows together
+    """
     records, runs, rows = answer.shown
     for quantity in ("time", "memory"):
         of = [record for record in records if record.quantity == quantity]
         if of:
             if rows and not brief:
                 _rows(target, of, quantity)
-            _table(target, of, quantity, runs)
+            _table(target, of, quantity, runs, brief=brief)
     missing = reasons(records)
     if missing:
         heading(target, "Not predicted")
@@ -94,7 +97,7 @@ def _rows(target: Paper, records: Sequence[Record], quantity: str) -> None:
     )
 
 
-def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs) -> None:
+def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs, *, brief: bool) -> None:
     columns = [
         Column(""),
         Column("rows", "right"),
@@ -106,10 +109,10 @@ def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs) 
     ]
     lines = [_line("all", errors(records))]
     by_quality = grouped(records, lambda record: record.quality)
-    if len(by_quality) > 1:
+    if len(by_quality) > 1 and not brief:
         lines += [_line(f"quality {name or '-'}", errors(group)) for name, group in sorted(by_quality.items())]
     strong = range(len(lines))
-    by_source = grouped(records, lambda record: record.source)
+    by_source = {} if brief else grouped(records, lambda record: record.source)
     lines += [_line(name, errors(group)) for name, group in sorted(by_source.items())] if len(by_source) > 1 else []
     if quantity == "time":
         others = {
@@ -118,7 +121,9 @@ def _table(target: Paper, records: Sequence[Record], quantity: str, runs: Runs) 
         }
         lines += [_line(name, errors(group)) for name, group in others.items() if group]
     title = {"time": "Step time", "memory": "Peak memory"}[quantity]
-    draw(target, columns, lines, title=title, strong=tuple(strong))
+    shown = [0, 1, 2, 4, 5, 6] if brief else range(len(columns))
+    cells = [[line[at] for at in shown] for line in lines]
+    draw(target, [columns[at] for at in shown], cells, title=title, strong=tuple(strong))
 
 
 def _line(name: str, group: Errors) -> list[str]:

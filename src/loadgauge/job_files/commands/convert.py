@@ -11,6 +11,8 @@ from loadgauge.core.base.files import write_text
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import Command, options, run_options
 from loadgauge.core.definitions.job.job import POSTTRAIN, Job
+from loadgauge.core.text.language import said
+from loadgauge.core.text.table import print_note
 from loadgauge.job_files.convert import Conversion, convert, convert_files
 from loadgauge.job_files.dialects import FILES
 from loadgauge.job_files.export import FLAGS
@@ -25,7 +27,7 @@ def of_task(command: Command) -> Command:
 
 @click.command("convert", cls=Grouped)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--to", "target", required=True, metavar="DIALECT", help=f"{', '.join(FILES)}, or {FLAGS}.")
+@click.option("--to", "target", metavar="DIALECT", help=f"{', '.join(FILES)}, or {FLAGS}.")
 @click.option("--onto", metavar="FILE", help="A file of DIALECT to patch; its comments and all else in it stay.")
 @click.option("--out", metavar="FILE", help="File to write, instead of to the terminal.")
 @run_options
@@ -33,7 +35,7 @@ def of_task(command: Command) -> Command:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document: the text, and what was not read or written.")
 def command(
     files: tuple[str, ...],
-    target: str,
+    target: str | None,
     onto: str | None,
     out: str | None,
     as_json: bool,
@@ -51,6 +53,8 @@ def command(
     loadgauge convert ds_config.json --to flags
     loadgauge convert llama-3.1-8b --task dpo --gpus 8 --zero 3 --seq-len 2048 --to trl
     """
+    if target is None:
+        raise click.UsageError(f"needs --to, one of: {', '.join(FILES)}, {FLAGS}")
     asked = Job(model="", **flags)
     if len(files) == 1 and not is_job_file(files[0]) and not Path(files[0]).exists() and asked.base_model is None:
         named = convert(asked.replace(model=files[0]), target, onto=onto)
@@ -78,7 +82,7 @@ def command(
     ]
     lines += [f"{written.dialect}: {line}" for line in written.left_out]
     for line in lines:
-        click.echo(f"loadgauge: {line}", err=True)
+        print_note(said(f"loadgauge: {line}"))
 
 
 def _plain(result: Conversion) -> dict[str, Any]:

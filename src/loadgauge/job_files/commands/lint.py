@@ -14,6 +14,7 @@ from loadgauge._version import __version__
 from loadgauge.core.base import CANNOT_TELL, NO, YES, ConfigError, Error, is_command, read_start, refuse
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import parse, run_options, whole_run_options
+from loadgauge.core.text.language import said
 from loadgauge.job_files.commands.convert import of_task
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _report(linted: Linted, shown: tuple[Any, ...]) -> None:
         inner = [*gains, *shown_lines(each.patch), *(f"no patch: {line}" for line in each.left_out)]
         rows += [f"{each.level:<7} {each.rule}: {each.says}", *(f"        {row}" for row in inner)]
     for row in rows:
-        target.print(row, markup=False, highlight=False, soft_wrap=True)
+        target.print(said(row), markup=False, highlight=False, soft_wrap=True)
 
 
 def shown_lines(patch: str) -> list[str]:

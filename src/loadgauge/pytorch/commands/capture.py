@@ -102,7 +102,7 @@ def command(
     cache: bool,
     **fields: Any,
 ) -> Answer:
-    """Return what does a training step of TARGET take, as formulas of its sizes, from its own code?
+    """Return what a training step of TARGET takes, as formulas of its sizes, from its own code.
 
     TARGET is a MODEL (a name in the catalogue, a Hugging Face config.json of any model_type that transformers has, or
     its folder), or script.py:function, which makes a module; --inputs script.py:function then makes what the module is

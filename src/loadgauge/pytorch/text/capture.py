@@ -21,12 +21,12 @@ def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
     at = ", ".join(f"{name} = {value:,}" for name, value in answer.sizes.items())
     needed = answer.needed
     if needed is None:
-        target.print(f"PEAK  {shown(answer.allocated)} in tensors at {at}")
+        points(target, [f"PEAK  {shown(answer.allocated)} in tensors at {at}"], "")
     else:
         from loadgauge.core.text.verdict import verdict_words  # brings much with it
 
-        target.print(f"{verdict_words(needed)} ({needed.gpu}); {shown(answer.allocated)} in tensors at {at}")
-    target.print(f"{answer.parameters:,} parameters; {answer.operations:,} operations in a step")
+        points(target, [f"{verdict_words(needed)} ({needed.gpu}); {shown(answer.allocated)} in tensors at {at}"], "")
+    points(target, [f"{answer.parameters:,} parameters; {answer.operations:,} operations in a step"], "")
     if answer.subject:
         target.print(f"Run on {answer.subject}")
     if answer.pictures:

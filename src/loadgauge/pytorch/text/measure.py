@@ -10,7 +10,7 @@ MOST_MODULES, MOST_OPS = 15, 8
 def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     """Write measured steps; brief: the memory alone."""
     measured, peak = answer.shown
-    target.print(f"PEAK  {gib(measured.peak, 3)} on {measured.device} (PyTorch {measured.torch})")
+    points(target, [f"PEAK  {gib(measured.peak, 3)} on {measured.device} (PyTorch {measured.torch})"], "")
     sizes = {"forward and backward, at most": measured.backward_peak, "optimizer step, at most": measured.step_peak}
     sizes |= measured.states
     if measured.reserved is not None and measured.device_total is not None:

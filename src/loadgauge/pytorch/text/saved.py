@@ -16,13 +16,12 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     saved, torch_version, held, unit, why = answer.shown
     beside = [storage for storage in saved.storages if storage.owner in ("", "result")]
     several = f"{len(beside)} storage{'' if len(beside) == 1 else 's'}"
-    target.print(f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters")
+    points(target, [f"KEPT  {saved.total:,} bytes in {several}, beside inputs and parameters"], "")
     if held is not None:
         persistent, peak = held.extra
         share = f" ({persistent / unit:.4g} / {peak / unit:.4g} of x)" if unit else ""
-        target.print(
-            f"HELD  {persistent:,} bytes until backward, {peak:,} at once in forward{share}, beside inputs and result"
-        )
+        once = f"{persistent:,} bytes until backward, {peak:,} at once in forward{share}"
+        points(target, [f"HELD  {once}, beside inputs and result"], "")
     if brief:
         return
     rows = [

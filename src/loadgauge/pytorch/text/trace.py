@@ -44,7 +44,9 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     when = peak.phase or "preparation"
     memory = " of CPU memory" if trace.device == "cpu" else ""
     steps = f"step {_step_of_peak(trace)} of {trace.steps}" if trace.steps else "no optimizer step was taken"
-    target.print(f"PEAK  {gib(trace.allocated)}{memory} in {when}, at {peak.op}{_inside(peak.module)} ({steps})")
+    points(
+        target, [f"PEAK  {gib(trace.allocated)}{memory} in {when}, at {peak.op}{_inside(peak.module)} ({steps})"], ""
+    )
     if "subject" in trace.assumed:
         target.print(f"Run on {trace.assumed['subject']}")
     if "device" in trace.assumed:

@@ -117,7 +117,7 @@ def _changes(answer: Diagnosis, target: Paper, brief: bool = False) -> None:
 
 def _causes(answer: Diagnosis, target: Paper, brief: bool) -> None:
     findings = answer.shown[1]
-    target.print(f"CAUSE  {answer.verdict}")
+    points(target, [f"CAUSE  {answer.verdict}"], "")
     points(target, [f"{cause.evidence}" for cause in findings.causes[:1]])
     whole = max(1, sum(findings.parts.values()))
     rows = [

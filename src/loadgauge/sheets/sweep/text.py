@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
+from loadgauge.core.answers.plan.progress import clear, progress
 from loadgauge.core.base import Error, in_gib, lists, seconds as duration
 from loadgauge.core.plan.space.grid import DEATHS, Row, run
 from loadgauge.core.text.table import Column, Paper, draw, heading, points
@@ -20,41 +20,6 @@ from loadgauge.sheets.sweep.workers import Interrupt, OnRay, Processes, processo
 MOST_ROWS, MOST_REASONS, MOST_CELLS = 40, 12, 200
 INPUTS = ("gpu", "nic_bandwidth", "link_bandwidth", "seq_len", "global_batch", "precision", "framework", "optimizer")
 """Inputs with a column in the table where they differ from cell to cell."""
-
-
-class Progress:
-    """A progress bar of a sweep on stderr, shown only on a terminal."""
-
-    def __init__(self, whole: int, there: Iterable[Row]) -> None:
-        self.failed, self.bar, self.task = 0, None, None
-        rows = list(there)
-        self.failed = sum(row["code"] == 2 for row in rows)
-        if not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeRemainingColumn
-
-        parts = (MofNCompleteColumn(), TextColumn("cells{task.description}"), TimeRemainingColumn())
-        self.bar = Bar(BarColumn(), *parts, console=Console(stderr=True), transient=True)
-        self.task = self.bar.add_task(self._failures(), total=whole, completed=len(rows))
-
-    def __enter__(self) -> Progress:
-        if self.bar is not None:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def add(self, row: Row) -> None:
-        """Count one more finished cell."""
-        self.failed += row["code"] == 2
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, advance=1, description=self._failures())
-
-    def _failures(self) -> str:
-        return f", {self.failed:,} failed" if self.failed else ""
 
 
 def answer(file: str, output: str | None, workers: int | None, ray: str | None) -> Answer:
@@ -74,15 +39,20 @@ def answer(file: str, output: str | None, workers: int | None, ray: str | None) 
         if left:
             count = min(workers or processors(), len(left))
             pool = Processes(work, count) if ray is None else OnRay(work, ray, workers, files)
-            with Interrupt() as interrupt, Progress(len(wanted), done.values()) as progress:
+            failed = sum(row["code"] == 2 for row in done.values())
+            with Interrupt() as interrupt:
                 try:
                     for row in run(left, pool, results.add, lost, __version__):
                         done[row["cell"]] = row
-                        progress.add(row)
+                        failed += row["code"] == 2
+                        ahead = (time.perf_counter() - started) * (len(wanted) - len(done)) / (len(done) - resumed)
+                        progress(len(done), len(wanted), f"cells, {failed:,} failed, {ahead:,.0f} s to go")
                         interrupt.check()
                 except KeyboardInterrupt:
                     cells_done = f"{len(done):,} of {len(wanted):,} cells are done"
                     raise Error(f"interrupted: {cells_done}; the same command continues from there") from None
+                finally:
+                    clear()
     rows = [done[cell.key] for cell in wanted]
     others = sum(key not in done for key in there)
     given_up = sum(row["code"] == 2 and row["deaths"] >= DEATHS for row in rows)

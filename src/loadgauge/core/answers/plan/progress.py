@@ -24,19 +24,15 @@ def so_far(text: str) -> None:
     say(text)
 
 
-def progress(done: int, whole: int) -> None:
-    """Show a bar of `done` out of `whole`."""
-    if sys.stderr.isatty():
-        width = 30
-        beside = f"; so far {_best[0]}" if _best else ""
-        full = done * width // max(whole, 1)
-        sys.stderr.write(f"\r{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} pipelines{beside}\x1b[K")
-        sys.stderr.flush()
+def progress(done: int, whole: int, counted: str = "pipelines") -> None:
+    """Show a bar of `done` out of `whole` of the things that are counted."""
+    width = 30
+    beside = f"; so far {_best[0]}" if _best else ""
+    full = done * width // max(whole, 1)
+    say(f"{'#' * full}{'.' * (width - full)} {done:,} of {whole:,} {counted}{beside}")
 
 
 def clear() -> None:
     """Erase the line of progress."""
     _best.clear()
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    say("")

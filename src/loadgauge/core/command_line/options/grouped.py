@@ -10,6 +10,7 @@ from loadgauge.core.command_line.options.spoken import Spoken
 from loadgauge.core.command_line.sizes import HELP as SIZES
 from loadgauge.core.definitions.job.job import fields
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.text.language import said
 
 TITLES = {
     "model": "Model", "file": "Job files", "method": "Method", "batch": "Batch and data", "layout": "Layout",
@@ -123,7 +124,7 @@ class Grouped(Spoken):
         formatter.write_text(description.partition("\n\n")[0])
         if (code := description.find("Exit code")) >= 0:
             formatter.write_paragraph()
-            formatter.write_text(description[code:].partition("\n\n")[0])
+            formatter.write_text(" ".join(description[code:].partition("\n\n")[0].split()))
         formatter.write_paragraph()
         first = [self.flag(name) for name in FIRST.get(str(self.name), USUAL)]
         with formatter.indentation():
@@ -131,9 +132,8 @@ class Grouped(Spoken):
         formatter.write_paragraph()
         example = next(line for line in examples.splitlines() if line.strip().startswith("loadgauge"))
         formatter.write(f"{example.strip().rstrip(chr(92))}\n")
-        formatter.write(
-            f"All {sum(map(len, groups(self).values()))} flags, under headings: {ctx.command_path} --help-all\n"
-        )
+        count = sum(map(len, groups(self).values()))
+        formatter.write(said(f"All {count} flags, under headings: {ctx.command_path} --help-all") + "\n")
 
     def flag(self, name: str) -> click.Option | None:
         """Return the flag of a name, if the command has it."""

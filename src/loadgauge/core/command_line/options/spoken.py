@@ -53,7 +53,7 @@ from loadgauge.core.definitions.job.spoken import (
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 from loadgauge.core.text.language import said
-from loadgauge.core.text.table import ABOVE
+from loadgauge.core.text.table import ABOVE, print_note
 
 TRUTH = {"true": 0, "false": 1, "yes": 0, "no": 1, "1": 0, "0": 1}
 """Words after a switch of another tool, and which of its readings each is."""
@@ -112,7 +112,7 @@ class Spoken(click.Command):
         notes += self._trainer(ctx.params)
         ABOVE[:] = [said(f"loadgauge: taken: {'; '.join(notes)}")] if notes else []
         for line in ABOVE:
-            click.echo(line, err=True)
+            print_note(line)
         return rest
 
     def _together(

@@ -12,7 +12,7 @@ from loadgauge.core.resolve.setup import Setup
 from loadgauge.core.text.estimate.setup import batch_words, length_words, rate, unit
 from loadgauge.core.text.estimate.step_time import moved
 from loadgauge.core.text.language import said
-from loadgauge.core.text.table import ABOVE, DEFAULT, Paper, draw_lines, room
+from loadgauge.core.text.table import ABOVE, SCREEN, Paper, first_line, height, wrapped_lines
 from loadgauge.core.text.verdict import (
     WORDS,
     host_verdict,
@@ -26,8 +26,6 @@ from loadgauge.core.text.verdict import (
 
 SHOWN, LEAST = 5, 2
 """Lines of parts, and where the rest is long; what they leave out is in the last one."""
-SCREEN = 12
-"""Lines of the terminal that a short answer has."""
 BAR = 24
 NAMES = {"outside": "outside tensors"}
 """Parts whose key alone does not say what they are."""
@@ -66,37 +64,18 @@ def short(
 
     remarks: before the last line, where the screen has room for them; host: `host_verdict`
     """
-    from rich.text import Text
-
     run, lines = list(map(said, run)), [said(line) for line in lines if line]
     remarks = list(map(said, remarks))
     word, style = WORDS[memory.verdict]
-    first = Text(said(verdict_words(memory, host)))
-    left = SCREEN - height([*ABOVE, str(first), *run, *lines])
+    first = verdict_words(memory, host)
+    left = SCREEN - height([*ABOVE, said(first), *run, *lines])
     shown = max(LEAST, min(SHOWN, left))
     if height(remarks) <= left - min(shown, len(parts)):
         lines[-1:-1] = remarks
-    first.stylize(style, 0, len(said(word)))
-    draw_lines(
-        target,
-        [
-            first,
-            *(Text(line, "dim") for line in run),
-            *map(Text, largest_parts(parts, shown)),
-            *map(Text, lines),
-        ],
-    )
-
-
-def height(lines: Iterable[str]) -> int:
-    """Lines of the terminal that some lines of text take, wrapped at words."""
-    from textwrap import wrap
-
-    from rich.cells import cell_len
-
-    width = room() or DEFAULT
-    each = [line for text in lines for line in text.split("\n")]
-    return sum(max(1, -(-cell_len(line) // width), len(wrap(line, width, break_on_hyphens=False))) for line in each)
+    first_line(target, first, word, style)
+    for text, of in ((run, "dim"), (largest_parts(parts, shown), ""), (lines, "")):
+        for line in wrapped_lines(text, target.width):
+            target.print(line, style=of, soft_wrap=True)
 
 
 def _run(setup: Setup, result: Estimate) -> str:
@@ -140,7 +119,12 @@ def _counter(result: Estimate, counter: Counter | None) -> str:
 def _step(result: Estimate) -> str:
     time = result.time
     if time is None:
-        return f"Peak: {result.memory.moment}"
+        ask = (
+            ". --gpu NAME says whether it fits, and how long a step takes."
+            if result.memory.verdict == "unknown"
+            else ""
+        )
+        return f"Peak: {result.memory.moment}{ask}"
     speed = f"{rate(time.tokens_per_second_per_gpu)} {unit(result.model)}/s a GPU"
     return f"A step: {seconds(time.step)}, {speed}, MFU {time.mfu:.0%}"
 
@@ -165,8 +149,8 @@ def _remedy(setup: Setup, result: Estimate) -> str:
         if not own and setup.job.dialect:
             own = dialects.words(setup, resolve_job(chosen.job, setup.model), lacking=9)
     best = chosen.result
-    more = effort(best, result) - 1
-    cost = f", {more:+.0%} {'time' if result.time is not None else 'FLOPs'}" if abs(more) >= 0.005 else ""
+    more, of = effort(best, result) - 1, "time" if result.time is not None else "FLOPs"
+    cost = f", {more + 1:.3g} x the {of}" if more >= 1 else f", {more:+.0%} {of}" if abs(more) >= 0.005 else ""
     start, end = (
         ("Nearest:", "; more GPUs, or a smaller model") if best.memory.verdict == "does not fit" else ("Try", "")
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from loadgauge.core.answers.why.reason import Line, Reason, Rows
 from loadgauge.core.base.units import count, flops, gib, seconds
+from loadgauge.core.text.language import said
 from loadgauge.core.text.table import Column, Paper, draw, heading, points, section
 
 
@@ -14,7 +15,7 @@ def write(reason: Reason, target: Paper, *, brief: bool = False) -> None:
     texts = [
         text for text in (reason.what, "" if reason.value is None else measured(reason.value, reason.unit)) if text
     ]
-    target.print(f"{reason.topic}: {': '.join(texts)}", style="bold", soft_wrap=True)
+    target.print(f"{reason.topic}: {': '.join(map(said, texts))}", style="bold", soft_wrap=True)
     points(target, [*([reason.where] if reason.where else []), f"Rule: {reason.rule}. Basis: {reason.basis}."], "")
     if brief:
         return

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from loadgauge.core.definitions.layout.axes import SIZES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
+from loadgauge.core.text.language import said
 from loadgauge.core.text.table import GLUE, Paper, heading, points
 
 UNBROKEN = 60
@@ -71,6 +72,6 @@ def print_assumed(target: Paper, assumed: Mapping[str, str]) -> None:
     """Print what the user did not give: flags with the values assumed for them."""
     if assumed:
         heading(target, "Assumptions (flags not given)")
-        flags = (f"{flag} {value}" for flag, value in assumed.items())
+        flags = (f"{flag} {said(value)}" for flag, value in assumed.items())
         # Short ones are not broken.
         points(target, [", ".join(text.replace(" ", GLUE) if len(text) < UNBROKEN else text for text in flags)], "")

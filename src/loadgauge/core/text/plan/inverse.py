@@ -55,20 +55,18 @@ def _curve(target: Paper, curve: tuple[Estimate, ...]) -> None:
         Column("MFU", "right"),
         Column("layout", wrap=True),
     ]
-    rows = []
-    for best in curve:
-        layout = layout_flags(best).rpartition("--micro-batch")[0]
-        rows.append(
-            [
-                f"{best.layout.micro_batch:,}",
-                f"{best.layout.global_batch:,}",
-                in_gib(best.memory.total, 1),
-                best.memory.verdict,
-                f"{best.timing.tokens / best.timing.step:,.0f}",
-                f"{best.timing.mfu:.1%}",
-                layout,
-            ]
-        )
+    rows = [
+        [
+            f"{best.layout.micro_batch:,}",
+            f"{best.layout.global_batch:,}",
+            in_gib(best.memory.total, 1),
+            best.memory.verdict,
+            f"{best.timing.tokens / best.timing.step:,.0f}",
+            f"{best.timing.mfu:.1%}",
+            layout_flags(best).rpartition("--micro-batch")[0],
+        ]
+        for best in curve
+    ]
     draw(target, columns, rows, "Memory and speed against the micro-batch, each with its best layout")
 
 

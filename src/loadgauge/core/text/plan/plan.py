@@ -23,9 +23,20 @@ from loadgauge.core.plan.search import (
 from loadgauge.core.plan.space.axis_values import out_of_reach
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.core.text.estimate.brief import SCREEN, height
 from loadgauge.core.text.estimate.setup import batch_words, print_assumed, rate, unit
-from loadgauge.core.text.table import ABOVE, Column, Paper, draw, plain, points, section, show_command
+from loadgauge.core.text.table import (
+    ABOVE,
+    SCREEN,
+    Column,
+    Paper,
+    draw,
+    first_line,
+    height,
+    plain,
+    points,
+    section,
+    show_command,
+)
 from loadgauge.core.text.verdict import WORDS, question_words
 
 LEAST = ("net GB/s", "speed", "MFU", "#", "cost/1B", "schedule")
@@ -54,7 +65,7 @@ def write_missed(answer: Missed, target: Paper, *, brief: bool = False) -> None:
     nearest = answer.nearest
     nothing = answer.verdict == "does not fit" or answer.request.margin_bytes > 0
     word, style = ("NOTHING FITS", "bold red") if nothing else WORDS[nearest.memory.verdict]
-    target.print(f"{word}  {answer.error}.", soft_wrap=True, style=style)
+    first_line(target, f"{word}  {answer.error}.", word, style)
     points(target, [f"The nearest: {layout_flags(nearest)}; its peak is {nearest.memory.moment}."], "")
     if not brief:
         show_command(target, answer.command)

@@ -7,7 +7,7 @@ from loadgauge.core.base import gib, in_gib
 from loadgauge.core.plan import posttrain
 from loadgauge.core.resolve.posttrain import resolve_posttrain
 from loadgauge.core.text.post_training.posttrain_time import lines, seconds
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points, show_command
 from loadgauge.core.text.verdict import WORDS
 
 FOUND = {
@@ -33,13 +33,12 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         held = plan.nearest.memory
         short, worst = held.verdict == "does not fit", held.decisive
         word, style = ("NOTHING FITS", "bold red") if short else WORDS[held.verdict]
-        target.print(
+        line = (
             f"{word}  no layout {'fits' if short else 'is sure to fit'}: in the nearest {worst.name} needs {in_gib(worst.total, 1)}"
-            f" of {gib(held.capacity or 0, 1)}, range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}.",
-            soft_wrap=True,
-            style=style,
+            f" of {gib(held.capacity or 0, 1)}, range {in_gib(worst.low, 1)}-{gib(worst.high, 1)}."
         )
-        points(target, [plan.nearest.job.command()], "")
+        first_line(target, line, word, style)
+        show_command(target, plan.nearest.job.command(), "The nearest:")
         if others:
             heading(target, "What would make it fit, each re-planned")
             columns = [Column("step", "right"), Column("GiB", "right"), Column("change"), Column("flags", wrap=True)]
@@ -53,12 +52,11 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         return
     best = plan.best
     time, worst = best.time, best.memory.decisive
-    target.print(
-        f"{seconds(time.step)} s a step, {seconds(time.low)}-{seconds(time.high)} s; {gib(worst.total, 1)} in {worst.name}",
-        soft_wrap=True,
-    )
+    step = f"{seconds(time.step)} s a step ({seconds(time.low)}-{seconds(time.high)} s); {gib(worst.total, 1)} in {worst.name}"
+    first_line(target, f"BEST  {step}", "BEST", "bold")
+    show_command(target, best.job.command())
     run, _ = resolve_posttrain(best.job)
-    points(target, [best.job.command(), *lines(run, time, best.job)], "")
+    points(target, lines(run, time, best.job), "")
     if brief:
         return
     rows = [_row("best", best)]

@@ -9,7 +9,7 @@ from loadgauge.core.plan.serving import Choice
 from loadgauge.core.serving.passes import AXES_OF
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.inference import tried_words
-from loadgauge.core.text.table import Column, Paper, draw, points, section
+from loadgauge.core.text.table import Column, Paper, draw, first_line, points, section, show_command
 from loadgauge.core.text.verdict import WORDS, verdict_words
 
 SAYS = {
@@ -37,7 +37,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         near = plan.nearest
         lacks = near is not None and near.answer.memory.verdict != "fits"
         if near is not None and lacks:
-            target.print(verdict_words(near.answer.memory), style=WORDS[near.answer.memory.verdict][1], soft_wrap=True)
+            first_line(target, verdict_words(near.answer.memory), *WORDS[near.answer.memory.verdict])
         looked = f"{plan.looked:,} layout{'s' if plan.looked > 1 else ''} and batch{'es' if plan.looked > 1 else ''}"
         nothing = "Nothing fits" if lacks else "Nothing keeps the limits"
         points(target, [f"{nothing} of {looked} estimated; the nearest:"], "")
@@ -45,7 +45,9 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         if near is not None:
             steps = [f"Try {flags}: {tried_words(other)}" for flags, other in answer.alternatives()] if lacks else []
             times = [] if lacks else [f"{tried_words(near.answer)}; {_times(near)}."]
-            points(target, [*times, f"  {near.command}", *steps], "")
+            points(target, times, "")
+            show_command(target, near.command)
+            points(target, steps, "")
         return
     best = plan.choices[0]
     cards = sought == "gpu"
@@ -59,11 +61,10 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
             f" tokens at a time, {best.tokens:,.0f} tokens/s ({best.per_gpu:,.0f} a GPU),"
             f" {best.requests:,.3g} requests/s; {_times(best)};{_money(best)}"
             f" {gib(best.answer.memory.total, 1)} of {gib(best.answer.memory.capacity or 0, 1)}, FITS.",
-            "To reproduce it:",
-            f"  {best.command}",
         ],
         "",
     )  # fmt: skip
+    show_command(target, best.command)
     if brief:
         return
     _table(target, "The best", _differing(plan.choices, cards=cards)[:top], cards=cards)

@@ -11,7 +11,7 @@ from loadgauge.core.post_training.roles import Run
 from loadgauge.core.text.estimate.brief import short
 from loadgauge.core.text.estimate.setup import print_assumed
 from loadgauge.core.text.post_training.posttrain_time import headline, write as report_time
-from loadgauge.core.text.table import Column, Paper, draw, points, section
+from loadgauge.core.text.table import Column, Paper, draw, first_line, points, section
 from loadgauge.core.text.verdict import WORDS, host_verdict, host_words, left_out_words, unread_words, verdict_words
 
 
@@ -37,9 +37,7 @@ def write(answer: RunOfTask, target: Paper, *, brief: bool = False) -> None:
         step = f"Next, in {own} {next_steps[0][next_steps[0].rindex('(') :]}" if own else "".join(next_steps[:1])
         short(memory, worst.parts, first, (*took, node, step), target, host=host)
         return
-    target.print(
-        f"{verdict_words(memory)}: the phase is {worst.name}{host}", style=WORDS[memory.verdict][1], soft_wrap=True
-    )
+    first_line(target, f"{verdict_words(memory)}: the phase is {worst.name}{host}", *WORDS[memory.verdict])
     points(target, [*head, *lines, *took, *next_steps], "")
     roles = list(dict.fromkeys(resident.role for phase in memory.phases for resident in phase.residents))
     rows = [
