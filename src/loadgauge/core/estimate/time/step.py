@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime, Sums, layer_seconds, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime, Sums, layer_seconds, operation_times
 from loadgauge.core.estimate.time.traffic import (
     Traffic,
     collective_seconds,
@@ -157,7 +157,6 @@ class StepModel:
         self.layout, self.training = memory.layout, memory.training
         self.overlap, self.slower = self.training.overlap, machine.efficiencies.slower[0]
         self.groups = groups or layout_groups(self.layout)
-        self._seconds: dict[int, list[OperationTime]] = {}  # by the identity of a layer of the model
         self._time_layers()
 
     def _time_layers(self) -> None:
@@ -261,9 +260,7 @@ class StepModel:
 
     def operation_times(self, layer: Layer) -> list[OperationTime]:
         """Return the time of each operation of a layer [s]."""
-        if id(layer) not in self._seconds:
-            self._seconds[id(layer)] = [operation_seconds(operation, self.machine) for operation in layer]
-        return self._seconds[id(layer)]
+        return layer.once(operation_times, self.machine)
 
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
