@@ -145,9 +145,9 @@ class Workings:
         return MemoryModel(self.model, layout, self.training, view_of(layout, self.training))
 
     @cached_property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> tuple[Stage, ...]:
         """All pipeline stages."""
-        return list(stages(self.model, self.layout))
+        return stages(self.model, self.layout)
 
     @cached_property
     def worst(self) -> Worst:

@@ -466,9 +466,9 @@ class StepModel:
     # -- the step -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> tuple[Stage, ...]:
         """All pipeline stages."""
-        return list(stages(self.memory.model, self.layout))
+        return stages(self.memory.model, self.layout)
 
     @cached_property
     def by_stage(self) -> list[tuple[MicroBatch, ...]]:

@@ -289,7 +289,8 @@ class Layer(msgspec.Struct, frozen=True, dict=True):
             if len(known) == KEPT:
                 del known[next(iter(known))]
             known[key] = of(self, *how, **more)
-        return known[key]
+        answer: Answer = known[key]
+        return answer
 
     @property
     def names(self) -> frozenset[str]:

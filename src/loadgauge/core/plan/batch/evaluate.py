@@ -61,9 +61,9 @@ class BatchEvaluator:
         self.classes: dict[object, list[tuple[tuple[int, ...], list[Stage]]]] = {}
         self.stages = functools.cache(self._stages)
 
-    def _stages(self, pp: int, vpp: int, schedule: Any, stage_layers: tuple[int, ...] | None) -> list[Stage]:
+    def _stages(self, pp: int, vpp: int, schedule: Any, stage_layers: tuple[int, ...] | None) -> tuple[Stage, ...]:
         layout = Layout(pp=pp, vpp=vpp, schedule=schedule, stage_layers=stage_layers, seq_len=1)
-        return list(stages(self.space.model, layout))
+        return stages(self.space.model, layout)
 
     def batches(
         self,

@@ -287,7 +287,7 @@ def joined(first: dict[object, Peak], second: dict[object, Peak], mask: Any) -> 
     return both
 
 
-def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
+def fullest(memory: MemoryModel, every: tuple[Stage, ...]) -> list[Stage]:
     """Drop stages that hold no more in flight than another stage with the same chunks."""
     alike: dict[object, list[Stage]] = {}
     for stage in every:

@@ -158,7 +158,7 @@ class PipelineTimes:
         memo: Memo,
         structure: Structure,
         time: ArrayStep,
-        stages: list[Stage],
+        stages: tuple[Stage, ...],
         points: Places,
         *,
         shared: bool,
