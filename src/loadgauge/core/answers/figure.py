@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
@@ -58,7 +59,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return {"time": result.time is not None, "stages": result.layout.pp > 1, "": True}[self.needs]
 
 
-def figures() -> list[Figure]:
+@cache
+def figures() -> tuple[Figure, ...]:
     """Return all figures in their order.
 
     >>> [each.name for each in figures()][:3]
@@ -67,7 +69,7 @@ def figures() -> list[Figure]:
     package = import_module("loadgauge.core.answers.figures")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-    return sorted(FIGURES.values(), key=lambda each: each.order)
+    return tuple(sorted(FIGURES.values(), key=lambda each: each.order))
 
 
 def plotted() -> dict[str, Figure]:
