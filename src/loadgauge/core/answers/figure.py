@@ -60,16 +60,21 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def figures() -> tuple[Figure, ...]:
+def _imported() -> dict[str, Figure]:
+    """Return the register, all of whose own modules are imported."""
+    package = import_module("loadgauge.core.answers.figures")
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    return FIGURES
+
+
+def figures() -> list[Figure]:
     """Return all figures in their order.
 
     >>> [each.name for each in figures()][:3]
     ['treemap', 'moments', 'lanes']
     """
-    package = import_module("loadgauge.core.answers.figures")
-    for module in pkgutil.iter_modules(package.__path__):
-        import_module(f"{package.__name__}.{module.name}")
-    return tuple(sorted(FIGURES.values(), key=lambda each: each.order))
+    return sorted(_imported().values(), key=lambda each: each.order)
 
 
 def plotted() -> dict[str, Figure]:
