@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime, Sums, layer_seconds, operation_times
+from loadgauge.core.estimate.time.roofline import Machine, Sums, layer_seconds, operation_times
 from loadgauge.core.estimate.time.traffic import (
     Traffic,
     collective_seconds,
@@ -258,16 +258,12 @@ class StepModel:
                 side["zero"] = side.get("zero", 0) + self.shown(whole, sum(side.values()))
         return time
 
-    def operation_times(self, layer: Layer) -> list[OperationTime]:
-        """Return the time of each operation of a layer [s]."""
-        return layer.once(operation_times, self.machine)
-
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = Sums(), Sums(), 0, Sums()
-        launches, times = [0, 0], self.operation_times(layer)
+        launches, times = [0, 0], layer.once(operation_times, self.machine)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
                 launches[0] += operation.calls
