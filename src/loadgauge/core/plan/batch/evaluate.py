@@ -545,12 +545,9 @@ class LeastEvaluator(GridEvaluator):
             return Bounded(places.flat, none, none, none, layers, none, none, none, none)
         layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         memory = self.memory(structure, layout)
-        if self.whole.timed:
-            work = self.work(structure, memory, gathers=structure.zero == 3)
-            whole, head, *layers = map(places.read_once, (work.whole, work.head, *work.layers))
-        else:  # nobody asks for times
-            whole = head = numpy.zeros(len(places))
-            layers = [head] * len(set(self.space.model.pattern))
+        untold = Work(0.0, (0.0,) * len(set(self.space.model.pattern)), 0.0)
+        work = self.work(structure, memory, gathers=structure.zero == 3) if self.whole.timed else untold
+        whole, head, *layers = map(places.read_once, (work.whole, work.head, *work.layers))
         of_layers = numpy.stack(layers, axis=1)
         batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))
         least = batches / structure.pp * whole
