@@ -76,12 +76,12 @@ def _curve(at_work: StageAtWork, played: Simulation) -> Iterator[tuple[float, Mo
     moments_of: dict[object, list[tuple[float, Moment]]] = {}
     last: Moment | None = None
     held, pieces = flights(played.order, at_work.stage.index)
-    for (start, end), (kind, _, chunk, place) in zip(played.spans(at_work.stage.index), pieces, strict=True):
+    for (start, end), (kind, _, chunk, finds) in zip(played.spans(at_work.stage.index), pieces, strict=True):
         if kind == "W":
             continue
-        key = kind, chunk, place
+        key = kind, chunk, finds
         if key not in moments_of:
-            moments_of[key] = list(_within(at_work, Work(kind == "F", chunk, kind == "B", Flight(*held[place]))))
+            moments_of[key] = list(_within(at_work, Work(kind == "F", chunk, kind == "B", Flight(*held[finds]))))
         if kind == "F" and last is not None:
             yield start, last
         for share, moment in moments_of[key]:

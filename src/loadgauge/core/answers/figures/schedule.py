@@ -44,7 +44,7 @@ def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
         held, work = flights(played.order, index)
         kept = [live(flight, bytes_of[key]) for flight in held]
         rows = zip(played.spans(index), work, strict=True)
-        cells += ([index, *span, kind, number, chunk, kept[place]] for span, (kind, number, chunk, place) in rows)
+        cells += ([index, *span, kind, number, chunk, kept[finds]] for span, (kind, number, chunk, finds) in rows)
     time = result.time
     return {
         "schedule": layout.schedule,
@@ -109,14 +109,14 @@ def flights(order: Order, stage: int) -> tuple[tuple[Flights, ...], tuple[tuple[
     """
     whole, waiting = [0] * order.chunks, [0] * order.chunks
     places: dict[Flights, int] = {}
-    found = []
+    pieces = []
     for kind, number, chunk, _ in order.work(stage):
         whole[chunk] += kind == "F"
-        place = places.setdefault((tuple(whole), tuple(waiting)), len(places))
-        found.append((kind, number, chunk, place))
+        seen = places.setdefault((tuple(whole), tuple(waiting)), len(places))
+        pieces.append((kind, number, chunk, seen))
         whole[chunk] -= kind in ("B", "BW")
         waiting[chunk] += (kind == "B") - (kind == "W")
-    return tuple(places), tuple(found)
+    return tuple(places), tuple(pieces)
 
 
 def live(flight: Flights, chunks: list[tuple[Size, Size]]) -> Size:

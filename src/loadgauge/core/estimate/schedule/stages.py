@@ -79,7 +79,7 @@ def stages(model: ModelSpec, layout: Layout) -> tuple[Stage, ...]:
     [(True, True), (False, False)]
     """
     begins, finishes = ({route[hop] for route in layout.routes} for hop in (0, -1))
-    made: list[Stage] = []
+    every: list[Stage] = []
     start = 0
     for index, slices in enumerate(layout.chunks_of(model)):
         chunks: list[Chunk] = []
@@ -91,6 +91,6 @@ def stages(model: ModelSpec, layout: Layout) -> tuple[Stage, ...]:
             pattern += model.pattern[begin:end]
             stop += end - begin
         first, last = any(chunk.first for chunk in chunks), any(chunk.last for chunk in chunks)
-        made.append(Stage(index, start, stop, first, last, pattern, tuple(chunks)))
+        every.append(Stage(index, start, stop, first, last, pattern, tuple(chunks)))
         start = stop
-    return tuple(made)
+    return tuple(every)

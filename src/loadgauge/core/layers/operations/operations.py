@@ -283,13 +283,13 @@ class Layer(msgspec.Struct, frozen=True, dict=True):
 
         The last `KEPT` answers stay, as long as the layer does. Whole numbers and floats are different questions.
         """
-        known = self.__dict__.setdefault("answers", {})
+        answers = self.__dict__.setdefault("answers", {})
         key = of, how, tuple(map(type, how)), *more.items()
-        if key not in known:
-            if len(known) == KEPT:
-                del known[next(iter(known))]
-            known[key] = of(self, *how, **more)
-        answer: Answer = known[key]
+        if key not in answers:
+            if len(answers) == KEPT:
+                del answers[next(iter(answers))]
+            answers[key] = of(self, *how, **more)
+        answer: Answer = answers[key]
         return answer
 
     @property
