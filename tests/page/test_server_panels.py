@@ -259,10 +259,12 @@ def test_flights_end_with_nothing_in_the_air(result: Estimate) -> None:
     played = result.workings.play(playable(result.layout, 8), timed=result.time is not None)
     for stage in range(result.layout.pp):
         events = [event for event in played.timeline if event.stage == stage]
-        last, (whole, waiting) = events[-1], flights(events, played.order.chunks)[-1]
+        held, work = flights(played.order, stage)
+        assert [piece[:3] for piece in work] == [event[1:4] for event in events]
+        last, (whole, waiting) = events[-1], held[work[-1][-1]]
         left = [*whole, *waiting]
         assert sum(left) == (last.kind in ("B", "BW")) + (last.kind == "W")
-        assert min(value for flight in flights(events, played.order.chunks) for part in flight for value in part) >= 0
+        assert min(value for flight in held for part in flight for value in part) >= 0
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
@@ -58,16 +59,22 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return {"time": result.time is not None, "stages": result.layout.pp > 1, "": True}[self.needs]
 
 
+@cache
+def _imported() -> dict[str, Figure]:
+    """Return the register, all of whose own modules are imported."""
+    package = import_module("loadgauge.core.answers.figures")
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    return FIGURES
+
+
 def figures() -> list[Figure]:
     """Return all figures in their order.
 
     >>> [each.name for each in figures()][:3]
     ['treemap', 'moments', 'lanes']
     """
-    package = import_module("loadgauge.core.answers.figures")
-    for module in pkgutil.iter_modules(package.__path__):
-        import_module(f"{package.__name__}.{module.name}")
-    return sorted(FIGURES.values(), key=lambda each: each.order)
+    return sorted(_imported().values(), key=lambda each: each.order)
 
 
 def plotted() -> dict[str, Figure]:

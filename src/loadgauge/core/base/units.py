@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import lru_cache
 
 from loadgauge.core.base.errors import ConfigError
 
@@ -34,6 +35,7 @@ def _bits(match: re.Match[str]) -> str:
     return match[0] if match[0] == match[0].lower() and match[0].endswith("b/s") else f"{match[1].upper()}bit/s"
 
 
+@lru_cache(1024)
 def parse(text: str, key: str = "", kind: str = "") -> tuple[float, str]:
     """Read a number with a unit and return (value in base units, base unit). Raises `ConfigError`, about the flag `key`.
 

@@ -26,7 +26,7 @@ from loadgauge.core.estimate.schedule.stages import Stage, stages
 from loadgauge.core.estimate.states.overhead import workspaces
 from loadgauge.core.estimate.time.collectives import Fabric
 from loadgauge.core.estimate.time.flops import Flops, step_flops
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime
+from loadgauge.core.estimate.time.roofline import Machine, OperationTime, operation_times
 from loadgauge.core.estimate.time.step import StepModel, Time, step_time
 from loadgauge.core.estimate.time.traffic import Traffic
 from loadgauge.core.layers import View
@@ -145,9 +145,9 @@ class Workings:
         return MemoryModel(self.model, layout, self.training, view_of(layout, self.training))
 
     @cached_property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> tuple[Stage, ...]:
         """All pipeline stages."""
-        return list(stages(self.model, self.layout))
+        return stages(self.model, self.layout)
 
     @cached_property
     def worst(self) -> Worst:
@@ -257,7 +257,7 @@ class Workings:
             TimedOperation(name, operation, times, operation.name in again, seconds)
             for name, layer, recomputed, times in self.layers(self.stages[self.timed[0].stage])
             for again in (recomputed.rerun(layer, part=self.training.reruns_part),)
-            for operation, seconds in zip(layer, self.step.operation_times(layer), strict=True)
+            for operation, seconds in zip(layer, layer.once(operation_times, self.step.machine), strict=True)
         ]
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgauge.core.base import NotModelled, Size, ceil_div, minimum, next_power_of_two, same, shard, spread, where
+from loadgauge.core.base.algebra import remembered
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.model.model import (
     Attention,
@@ -37,6 +38,7 @@ def vocabulary(model: ModelSpec, view: View) -> Size:
     return ceil_div(model.vocab_size, multiple * view.tp) * multiple
 
 
+@remembered(64)
 def embedding_layer(model: ModelSpec, view: View) -> Layer:
     """The operations of the token, position and type embeddings, and of what follows them up to the first block."""
     if (captured := from_code(model, "embedding", view)) is not None:
@@ -150,6 +152,7 @@ def mask_bytes(model: ModelSpec, view: View) -> Size:
     return kernels.written_mask * itemsize * (pairs + view.sequences * sum(towers))
 
 
+@remembered(64)
 def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False) -> Layer:
     """Return the operations that a multi-token prediction module has before its block (source: deepseek2024v3, equation 21).
 
@@ -190,6 +193,7 @@ def prediction_layer(model: ModelSpec, view: View, *, holds_table: bool = False)
     return build.layer("prediction")
 
 
+@remembered(64)
 def head_layer(
     model: ModelSpec, view: View, *, loss: bool = True, holds_table: bool = False, shared: bool = False
 ) -> Layer:

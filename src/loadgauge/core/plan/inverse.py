@@ -191,18 +191,18 @@ def largest_micro_batch(
     """
     name, limit, wanted = case.space.model.name, case.cluster.gpu.capacity - margin, batch or 1
     unit = case.space.gpus * (2 if {"dualpipe", "dualpipev"} & set(case.space.schedule) else 1)
-    leanest_at: dict[tuple[int, int, End], float] = {}
+    rooms: dict[tuple[int, int], tuple[bool, bool]] = {}
 
     def sized(n: int, least: int) -> Case:
         return with_space(case, micro_batch=(n,), global_batch=n * unit * max(1, -(-least // (n * unit))))
 
-    def lean(n: int, least: int, end: End) -> float:
+    def fits(n: int, least: int, end: End) -> bool:
         at_size = sized(n, least)
-        key = n, at_size.space.global_batch, end
-        if key not in leanest_at:
+        key = n, at_size.space.global_batch
+        if key not in rooms:
             progress(f"micro-batch {n}")
-            leanest_at[key] = leanest(at_size, end)[0]
-        return leanest_at[key]
+            rooms[key] = room(at_size, limit)
+        return rooms[key][end == "total"]
 
     def at(n: int) -> Estimate | None:
         progress(f"micro-batch {n}")
@@ -215,9 +215,9 @@ def largest_micro_batch(
         """The largest that fits, and of those that divide the global batch."""
         # With the fewest micro-batches a layout needs least. If that leaves room for fewer sequences than the global batch has,
         # every size runs several micro-batches, and needs a little more.
-        most = _most(lambda n: lean(n, 1, end) <= limit)
+        most = _most(lambda n: fits(n, 1, end))
         if most * unit < wanted:
-            most = _most(lambda n: n <= most and lean(n, wanted, end) <= limit)
+            most = _most(lambda n: n <= most and fits(n, wanted, end))
         dividing = _largest_divisor(with_space(case, global_batch=batch), limit, end) if batch is not None else 0
         return max(most, dividing), dividing
 
@@ -249,7 +249,7 @@ def _largest_divisor(case: Case, limit: float, end: End) -> int:
     """The largest micro-batch that fits in some layout with the global batch of the case; 0 where none does."""
     most = 0
     opened = with_space(case, micro_batch=divisors(case.space.global_batch))
-    for batch in opened.batches(None, untimed):
+    for batch in opened.batches(None, untimed, lambda low, _: low <= limit):
         rows = batch.places[_needed(batch, end) <= limit] // batch.grid.shape[1]
         if rows.size:
             most = max(most, int(batch.grid.columns["micro_batch"][rows].max()))

@@ -283,7 +283,7 @@ def weights_held(member: Member, rank: StageAtWork) -> float:
     training = msgspec.structs.replace(training, lora=None)  # a second model has none of the policy's adapters
     memory_model = MemoryModel(member.model, layout, training, view_of(layout, training))
     at = min(rank.stage.index, layout.pp - 1)
-    count = memory_model.weighed(list(stages(member.model, layout))[at])[1]
+    count = memory_model.weighed(stages(member.model, layout)[at])[1]
     dense, expert = (layout.zero_ranks, layout.expert_zero_ranks) if sharded else (1, 1)
     return float(frozen_itemsize(member) * (count.dense.total / dense + count.expert.total / expert))
 
@@ -350,7 +350,7 @@ def forward_set(run: Run, member: Member, rank: StageAtWork, rows: int, *, whole
     if run.logprob_tokens is None:
         layout = filled(run, member, layout)
     model = MemoryModel(member.model, layout, member.training, view_of(layout, member.training))
-    every = list(stages(member.model, layout))
+    every = stages(member.model, layout)
     stage = every[min(rank.stage.index, len(every) - 1)]
     own = StageAtWork(model, stage)
     working: Size = 0

@@ -9,7 +9,7 @@ from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.definitions.layout.layout import LEAST, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.layers import View, block_layer
+from loadgauge.core.layers import View, block_layers
 from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.operations.operations import Layer, Recompute
 
@@ -195,11 +195,11 @@ def spell_recompute(policy: str, model: ModelSpec, training: Training) -> str:
 def _names(model: ModelSpec, training: Training) -> list[frozenset[str]]:
     """Of each kind of block, the names of its operations, without those of adapters."""
     view = View(tokens=1, pairs=1, kernels=training.kernels)
-    names = [block_layer(block, model.hidden_size, view).names for block in model.blocks]
+    names = [layer.names for layer in block_layers(model.blocks, model.hidden_size, view)]
     if training.lora is None:
         return names
     tuned = msgspec.structs.replace(view, lora=training.lora)  # beside adapters, two products may be one
-    adapted = [block_layer(block, model.hidden_size, tuned).names for block in model.blocks]
+    adapted = [layer.names for layer in block_layers(model.blocks, model.hidden_size, tuned)]
     return [both & (plain | {"mlp.gate_up"}) for plain, both in zip(names, adapted, strict=True)]
 
 
@@ -260,7 +260,7 @@ def _budget(text: str, model: ModelSpec, training: Training) -> frozenset[str]:
 
 def _layers(model: ModelSpec, training: Training) -> list[Layer]:
     view = View.of(SEQUENCE, 1, kernels=training.kernels)
-    return [block_layer(block, model.hidden_size, view) for block in model.blocks]
+    return list(block_layers(model.blocks, model.hidden_size, view))
 
 
 def _by_price(layer: Layer) -> list[str]:

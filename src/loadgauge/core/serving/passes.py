@@ -62,7 +62,7 @@ def split(model: ModelSpec, asked: Inference) -> tuple[Stage, ...]:
         sequence_parallel=model.has_experts and asked.tp > 1,
     )
     layout.check(model)
-    return tuple(stages(model, layout))
+    return stages(model, layout)
 
 
 def _ranks(model: ModelSpec, asked: Inference, *, whole: bool) -> dict[str, Any]:

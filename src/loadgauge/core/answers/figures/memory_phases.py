@@ -8,7 +8,7 @@ from loadgauge.core.answers.figures.schedule import MICROBATCHES, flights, playa
 from loadgauge.core.estimate.memory.in_flight import Flight, Work
 from loadgauge.core.estimate.memory.phases import PARTS, Moment, StageAtWork
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.estimate.schedule.simulate import Event
+from loadgauge.core.estimate.schedule.simulate import Simulation
 
 ROWS = 800
 """Points of the curve."""
@@ -63,7 +63,7 @@ def thinned(rows: list[list[Any]], most: int = ROWS) -> list[list[Any]]:
 def curve(result: Estimate) -> Iterator[tuple[float, Moment]]:
     """Yield the worst rank's way through its schedule: seconds and the moment."""
     played = result.workings.play(_batches(result), timed=result.time is not None)
-    return _curve(result.workings.worst.rank, played.events(result.memory.rank.stage), played.total)
+    return _curve(result.workings.worst.rank, played)
 
 
 def _batches(result: Estimate) -> int:
@@ -71,27 +71,27 @@ def _batches(result: Estimate) -> int:
     return playable(result.layout, max(MICROBATCHES, 2 * result.layout.pp))
 
 
-def _curve(at_work: StageAtWork, events: list[Event], end: float) -> Iterator[tuple[float, Moment]]:
+def _curve(at_work: StageAtWork, played: Simulation) -> Iterator[tuple[float, Moment]]:
     """Seconds and what is alive: at the end of a forward, and layer after layer through a backward."""
     moments_of: dict[object, list[tuple[float, Moment]]] = {}
     last: Moment | None = None
-    for event, flight in zip(events, flights(events, len(at_work.chunks)), strict=True):
-        if event.kind == "W":
+    held, pieces = flights(played.order, at_work.stage.index)
+    for (start, end), (kind, _, chunk, finds) in zip(played.spans(at_work.stage.index), pieces, strict=True):
+        if kind == "W":
             continue
-        work = Work(event.kind == "F", event.chunk, event.kind == "B", Flight(*flight))
-        key = work.forward, work.chunk, work.splits, flight
+        key = kind, chunk, finds
         if key not in moments_of:
-            moments_of[key] = list(_within(at_work, work))
-        if work.forward and last is not None:
-            yield event.start, last
+            moments_of[key] = list(_within(at_work, Work(kind == "F", chunk, kind == "B", Flight(*held[finds]))))
+        if kind == "F" and last is not None:
+            yield start, last
         for share, moment in moments_of[key]:
-            yield event.start + share * (event.end - event.start), moment
+            yield start + share * (end - start), moment
             last = moment
     if at_work.memory.fully_sharded and at_work.layout.pp > 1:
-        yield end, at_work.at_reduction()
+        yield played.total, at_work.at_reduction()
     if at_work.memory.engine is not None:
-        yield end, at_work.at_clip()
-    yield end, at_work.at_step()
+        yield played.total, at_work.at_clip()
+    yield played.total, at_work.at_step()
 
 
 def _within(at_work: StageAtWork, work: Work) -> Iterator[tuple[float, Moment]]:

@@ -1,12 +1,13 @@
 """The pipeline schedule, played through with the times of this layout."""
 
+from functools import lru_cache
 from typing import Any
 
 from loadgauge.core.answers.figure import Figure
 from loadgauge.core.base.algebra import Size
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.estimate.result import Estimate
-from loadgauge.core.estimate.schedule.simulate import Event
+from loadgauge.core.estimate.schedule.orders import Order
 
 MICROBATCHES, STAGES = 16, 16
 """Micro-batches and pipeline stages that are drawn, where there are more."""
@@ -32,19 +33,18 @@ def schedule(result: Estimate, *, whole: bool = False) -> dict[str, Any]:
     batches = playable(layout, max(2, most if whole else min(MICROBATCHES, most)))
     played = workings.play(batches, timed=result.time is not None)
     drawn = list(range(stages)) if whole else drawn_stages(layout.pp, result.memory.rank.stage)
-    bytes_of: dict[object, tuple[list[tuple[Size, Size]], dict[Flights, Size]]] = {}
-    cells = []
+    bytes_of: dict[object, list[tuple[Size, Size]]] = {}
+    cells: list[list[Any]] = []
     for index in drawn:
         stage = workings.stages[index]
         key = memory.make_up(stage)
         if key not in bytes_of:
             chunks = [memory.of_chunk(stage, chunk) for chunk in stage.chunks]
-            bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks], {}
-        (each, kept), events = bytes_of[key], played.events(index)
-        for (_, *work, start, end), flight in zip(events, flights(events, played.order.chunks), strict=True):
-            if flight not in kept:
-                kept[flight] = live(flight, each)
-            cells.append([index, start, end, *work, kept[flight]])
+            bytes_of[key] = [(each.kept + each.head, each.waiting + each.head_waiting) for each in chunks]
+        held, work = flights(played.order, index)
+        kept = [live(flight, bytes_of[key]) for flight in held]
+        rows = zip(played.spans(index), work, strict=True)
+        cells += ([index, *span, kind, number, chunk, kept[finds]] for span, (kind, number, chunk, finds) in rows)
     time = result.time
     return {
         "schedule": layout.schedule,
@@ -97,23 +97,26 @@ def shortened(stages: int, batches: int, drawn: list[int], played: int) -> str:
     return ", ".join(left_out + ([f"{len(drawn)} of {stages} stages"] if len(drawn) < stages else []))
 
 
-def flights(events: list[Event], chunks: int) -> list[Flights]:
-    """Return, for each event of a stage, the micro-batches by chunk between forward and backward, and those waiting for W.
+@lru_cache(maxsize=64)
+def flights(order: Order, stage: int) -> tuple[tuple[Flights, ...], tuple[tuple[str, int, int, int], ...]]:
+    """Return what a stage has in flight, each once, and its work: kind, micro-batch, chunk, place in these of what it finds.
 
-    >>> work = [Event(0, kind, number, 0, 0, 0) for kind, number in (("F", 0), ("F", 1), ("B", 0), ("W", 0))]
-    >>> flights(work, 1)
-    [((1,), (0,)), ((2,), (0,)), ((2,), (0,)), ((1,), (1,))]
+    In flight are micro-batches by chunk, those between forward and backward and those waiting for W.
+
+    >>> from loadgauge.core.estimate.schedule.orders import order_of_work
+    >>> flights(order_of_work("1f1b", 2, 2), 0)
+    ((((1,), (0,)), ((2,), (0,))), (('F', 0, 0, 0), ('F', 1, 0, 1), ('BW', 0, 0, 1), ('BW', 1, 0, 0)))
     """
-    whole, waiting = [0] * chunks, [0] * chunks
-    in_flight, waits = [], tuple(waiting)
-    for _, kind, _, chunk, _, _ in events:
+    whole, waiting = [0] * order.chunks, [0] * order.chunks
+    places: dict[Flights, int] = {}
+    pieces = []
+    for kind, number, chunk, _ in order.work(stage):
         whole[chunk] += kind == "F"
-        in_flight.append((tuple(whole), waits))
+        seen = places.setdefault((tuple(whole), tuple(waiting)), len(places))
+        pieces.append((kind, number, chunk, seen))
         whole[chunk] -= kind in ("B", "BW")
-        if kind in ("B", "W"):
-            waiting[chunk] += 1 if kind == "B" else -1
-            waits = tuple(waiting)
-    return in_flight
+        waiting[chunk] += (kind == "B") - (kind == "W")
+    return tuple(places), tuple(pieces)
 
 
 def live(flight: Flights, chunks: list[tuple[Size, Size]]) -> Size:

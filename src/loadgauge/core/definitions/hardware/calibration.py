@@ -58,7 +58,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[str, ...]
 
 
-class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Efficiencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, eq=False):  # each is itself
     """Efficiencies of one GPU's kernels: shares of its datasheet, unless a unit is given.
 
     Matrix products take ((arithmetic)^3 + (traffic)^3)^(1/3) + launch:

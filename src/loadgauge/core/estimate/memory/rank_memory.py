@@ -169,7 +169,7 @@ class MemoryModel:
         loss = self.view.kernels.loss, self.view.kernels.logprobs
         beside = "head.shifted" if self.model.head.inner else "head.norm"
         held = (beside, "head.logits") if loss == ("float32", "") else ()
-        self.head_kept, self.head_forming = self.head.saved(), self.walked(forward_peak, self.head, held=held)
+        self.head_kept, self.head_forming = self.head.saved(), self.head.once(forward_peak, held=held)
         after = self.head_kept + returned(self.head) if self.training.copies_outputs and not self.by_layer else 0
         self.head_backward = maximum(self.backward(self.head, NOTHING), after)
         self.head_working = maximum(self.head_forming, self.head_backward)
@@ -184,20 +184,16 @@ class MemoryModel:
 
     def _facts_of(self, kind: int, layer: Layer) -> dict[Key, LayerFacts]:
         """The facts of one kind of layer: as it is, and where layers are recomputed also of one that is."""
-        policy, waits = self.layout.recompute, pending_wgrad(layer) if self.layout.splits_backward else 0
+        policy, waits = self.layout.recompute, layer.once(pending_wgrad) if self.layout.splits_backward else 0
         weights, facts = self.weights_of(layer), dict[Key, LayerFacts]()
         for repeated in (False, True) if policy.mode != "none" else (False,):
             again = applied(policy, layer, self.names) if repeated else NOTHING
             working, off = self.backward(layer, again), self.leaving(layer, again)
             if repeated and policy.mode == "full" and layer.profile is None:
-                working = maximum(working, self.walked(rerun_peak, layer))
-            forming = self.walked(forward_peak, layer, again, ("input",), hosts=off.names)
+                working = maximum(working, layer.once(rerun_peak))
+            forming = layer.once(forward_peak, again, ("input",), hosts=off.names)
             facts[kind, repeated] = LayerFacts.of(layer, again, (forming, working), waits, weights, off)
         return facts
-
-    def walked(self, walk: Callable[..., Size], layer: Layer, *how: Any, **more: Any) -> Size:
-        """Return the bytes that a walk through a layer finds (`liveness`), by its arguments alone."""
-        return walk(layer, *how, **more)
 
     def rerouted(self, layout: Layout, view: View) -> MemoryModel:
         """Return the memory under a layout that differs in `expert_imbalance` only; all but its MoE layers are shared."""
@@ -290,7 +286,7 @@ class MemoryModel:
 
     def weights_of(self, layer: Layer) -> RankWeights:
         """Return the weights of a layer on this rank, by the group that ZeRO shards them over."""
-        return self.count(layer.weights)
+        return layer.once(RankWeights.of_layer, self.training.optimizer)
 
     def count(self, weights: tuple[Weight, ...]) -> RankWeights:
         """Return the elements of some weights and of their state in the optimizer."""
@@ -300,9 +296,7 @@ class MemoryModel:
         """Return the working set of a layer's backward [bytes], including gradients allocated in it (`backward_peak`)."""
         gradient: float = self.training.precision.gradient if self.lazy else 0
         optimizer, split = self.training.optimizer, self.layout.splits_backward
-        peak = partial(
-            self.walked, backward_peak, layer, recompute=recompute, hosts=self.leaving(layer, recompute).names
-        )
+        peak = partial(layer.once, backward_peak, recompute=recompute, hosts=self.leaving(layer, recompute).names)
         if optimizer.in_backward:
             # Of one tensor at a time, with what its update needs.
             return peak(gradient + optimizer.update_bytes, accumulating=True)

@@ -10,7 +10,7 @@ from loadgauge.core.base import ConfigError, Size
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.definitions.training.training import Training
-from loadgauge.core.layers import View, block_layer
+from loadgauge.core.layers import View, block_layers
 from loadgauge.core.layers.attention.attention import CORE
 from loadgauge.core.layers.operations.operations import NOTHING, Collective, Layer, Operation, Recompute
 
@@ -154,7 +154,7 @@ def offload_words(model: ModelSpec, training: Training) -> tuple[str, ...]:
     ('checkpoints', 'all', 'attn_norm')
     """
     view = View.of(1, 1, kernels=training.kernels)
-    layers = [block_layer(block, model.hidden_size, view) for block in model.blocks]
+    layers = block_layers(model.blocks, model.hidden_size, view)
     names = frozenset(name for layer in layers for name in layer.names)
     own = (word for word in MODULES if _hosted(word, names) and (model.has_experts or word not in OF_EXPERTS))
     return ("checkpoints", "all", *own)

@@ -55,7 +55,7 @@ class Work(NamedTuple):
     paired: bool = False
 
 
-class Order(msgspec.Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True, eq=False):  # each is itself: what follows from it is kept by it
     """The order of work of every stage.
 
     routes: the (stage, chunk) pairs that a micro-batch passes through; bidirectional schedules have two routes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import msgspec
 
+from loadgauge.core.base.algebra import remembered
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
 
@@ -69,8 +69,9 @@ class Stage(msgspec.Struct, frozen=True):
         return counts
 
 
-def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
-    """Yield the pipeline stages in order.
+@remembered(64)
+def stages(model: ModelSpec, layout: Layout) -> tuple[Stage, ...]:
+    """Return the pipeline stages in order.
 
     >>> from loadgauge.core.families.reference import llama_model
     >>> model = llama_model(8, 512, 8, 1000)
@@ -78,6 +79,7 @@ def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
     [(True, True), (False, False)]
     """
     begins, finishes = ({route[hop] for route in layout.routes} for hop in (0, -1))
+    every: list[Stage] = []
     start = 0
     for index, slices in enumerate(layout.chunks_of(model)):
         chunks: list[Chunk] = []
@@ -89,5 +91,6 @@ def stages(model: ModelSpec, layout: Layout) -> Iterator[Stage]:
             pattern += model.pattern[begin:end]
             stop += end - begin
         first, last = any(chunk.first for chunk in chunks), any(chunk.last for chunk in chunks)
-        yield Stage(index, start, stop, first, last, pattern, tuple(chunks))
+        every.append(Stage(index, start, stop, first, last, pattern, tuple(chunks)))
         start = stop
+    return tuple(every)

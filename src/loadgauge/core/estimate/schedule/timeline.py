@@ -59,13 +59,14 @@ class Simulation(msgspec.Struct, frozen=True, dict=True):
 
         Of a pair (DualPipe) the forward is drawn first and the backward after it, though they overlap.
         """
+        work = zip(self.order.work(stage), self.spans(stage), strict=True)
+        return [Event(stage, kind, number, chunk, *span) for (kind, number, chunk, _), span in work]
+
+    def spans(self, stage: int) -> list[tuple[Size, Size]]:
+        """Return start and end of every piece of work of one stage, as `Order.work` has them [s]."""
         chunks, costs = self.order.chunks, self.costs[stage]
-        work = zip(self.order.rows[stage], self.order.microbatches[stage], self.starts[stage], strict=True)
-        return [
-            Event(stage, name, number, row % chunks, start, start + costs[row])
-            for row, number, start in work
-            if (name := KINDS[row // chunks])
-        ]
+        rows = zip(self.order.rows[stage], self.starts[stage], strict=True)
+        return [(start, start + costs[row]) for row, start in rows if KINDS[row // chunks]]
 
     @cached_property
     def timeline(self) -> tuple[Event, ...]:

@@ -11,7 +11,7 @@ from loadgauge.core.base import ConfigError, Size, minimum, spread, where
 from loadgauge.core.definitions.model.lora import base_format
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS, Optimizer
 from loadgauge.core.definitions.training.precision import Precision
-from loadgauge.core.layers.operations.operations import Weight
+from loadgauge.core.layers.operations.operations import Layer, Weight
 
 
 class WeightCount(msgspec.Struct, frozen=True):
@@ -89,6 +89,11 @@ class RankWeights(msgspec.Struct, frozen=True):
             WeightCount.of(tuple(weight for weight in weights if not weight.expert), optimizer),
             WeightCount.of(tuple(weight for weight in weights if weight.expert), optimizer),
         )
+
+    @classmethod
+    def of_layer(cls, layer: Layer, optimizer: Optimizer) -> RankWeights:
+        """Count the elements of all weights of a layer."""
+        return cls.of(layer.weights, optimizer)
 
     def times(self, factor: Size) -> RankWeights:
         """Return the counts of `factor` layers of the same kind."""

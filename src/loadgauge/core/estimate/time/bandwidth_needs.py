@@ -24,7 +24,7 @@ from loadgauge.core.definitions.training.training import Training
 from loadgauge.core.estimate.memory.rank_memory import MemoryModel
 from loadgauge.core.estimate.time.collectives import Fabric
 from loadgauge.core.estimate.time.flops import step_flops
-from loadgauge.core.estimate.time.roofline import Machine
+from loadgauge.core.estimate.time.roofline import Machine, operation_times
 from loadgauge.core.estimate.time.step import StepModel, StepTime
 from loadgauge.core.estimate.time.traffic import Carries, Traffic, exchange, expose, layout_groups, sends, stage_traffic
 from loadgauge.core.estimate.workings import view_of
@@ -313,7 +313,7 @@ class NetworkCase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         stage, attention = model.stages[model.step.stage], 0.0
         for key, count in memory.counts(stage, stage.start, stage.stop).items():
             facts = memory.facts[key]
-            for operation, time in zip(facts.layer, model.operation_times(facts.layer), strict=True):
+            for operation, time in zip(facts.layer, facts.layer.once(operation_times, model.machine), strict=True):
                 if operation.kind == "attention":
                     again = time.forward if operation.name in facts.recompute else 0
                     attention += count * batches * (time.forward + time.backward + again)

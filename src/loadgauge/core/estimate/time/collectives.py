@@ -182,6 +182,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True, eq=False):  # each is it
     slower: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
+    @remembered(64)
     def of(cls, cluster: Cluster, efficiencies: Efficiencies, *, rails: bool = False) -> Fabric:
         """Build the fabric of a cluster: its innermost link, its network and, from a third link, what lies beyond a pod.
 

@@ -581,9 +581,14 @@ def dequantising(operation: Operation, machine: Machine) -> tuple[Size, Size]:
     return sum(copied) + 2 * machine.launch, unpacked
 
 
+def operation_times(layer: Layer, machine: Machine) -> list[OperationTime]:
+    """Return the seconds of each operation of a layer on one micro-batch, without collectives."""
+    return [operation_seconds(operation, machine) for operation in layer]
+
+
 def layer_seconds(layer: Layer, machine: Machine) -> OperationTime:
     """Return the seconds of a layer on one micro-batch: the sum over its operations, without collectives."""
-    times = [operation_seconds(operation, machine) for operation in layer]
+    times = layer.once(operation_times, machine)
     return OperationTime(
         sum(time.forward for time in times),
         sum(time.input_gradient for time in times),

@@ -26,7 +26,7 @@ from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added, beside, beside_gradients, on_network
 from loadgauge.core.estimate.time.flops import Flops
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime, Sums, layer_seconds, operation_seconds
+from loadgauge.core.estimate.time.roofline import Machine, Sums, layer_seconds, operation_times
 from loadgauge.core.estimate.time.traffic import (
     Traffic,
     collective_seconds,
@@ -157,7 +157,6 @@ class StepModel:
         self.layout, self.training = memory.layout, memory.training
         self.overlap, self.slower = self.training.overlap, machine.efficiencies.slower[0]
         self.groups = groups or layout_groups(self.layout)
-        self._seconds: dict[int, list[OperationTime]] = {}  # by the identity of a layer of the model
         self._time_layers()
 
     def _time_layers(self) -> None:
@@ -259,18 +258,12 @@ class StepModel:
                 side["zero"] = side.get("zero", 0) + self.shown(whole, sum(side.values()))
         return time
 
-    def operation_times(self, layer: Layer) -> list[OperationTime]:
-        """Return the time of each operation of a layer [s]."""
-        if id(layer) not in self._seconds:
-            self._seconds[id(layer)] = [operation_seconds(operation, self.machine) for operation in layer]
-        return self._seconds[id(layer)]
-
     def computed(self, facts: LayerFacts) -> MicroBatch:
         """Return the part of `of_layer` that does not depend on where the weights are sharded [s]."""
         layer = facts.layer
         again = facts.recompute.rerun(layer, part=self.training.reruns_part)
         forward, backward, weight, repeated = Sums(), Sums(), 0, Sums()
-        launches, times = [0, 0], self.operation_times(layer)
+        launches, times = [0, 0], layer.once(operation_times, self.machine)
         for operation, time in zip(layer, times, strict=True):
             if operation.kind != "view":
                 launches[0] += operation.calls
@@ -472,9 +465,9 @@ class StepModel:
     # -- the step -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> tuple[Stage, ...]:
         """All pipeline stages."""
-        return list(stages(self.memory.model, self.layout))
+        return stages(self.memory.model, self.layout)
 
     @cached_property
     def by_stage(self) -> list[tuple[MicroBatch, ...]]:

@@ -7,14 +7,17 @@ are sums over a list of operations. All sizes are per rank and per micro-batch, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from loadgauge.core.base.algebra import Size, spread
 from loadgauge.core.layers.operations.profile import Profile
 
+Answer = TypeVar("Answer")
+KEPT = 64
+"""Answers that each layer keeps (`Layer.once`)."""
 PASSES = {
     "all_reduce": 2,
     "all_gather": 1,
@@ -264,7 +267,7 @@ class Recompute(msgspec.Struct, frozen=True):
 NOTHING = Recompute()
 
 
-class Layer(msgspec.Struct, frozen=True):
+class Layer(msgspec.Struct, frozen=True, dict=True):
     """A list of operations, in forward order, and the sums over it."""
 
     name: str
@@ -274,6 +277,20 @@ class Layer(msgspec.Struct, frozen=True):
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
+
+    def once(self, of: Callable[..., Answer], *how: Any, **more: Any) -> Answer:
+        """Return a function of the layer and of how it is asked, worked out once for each: neither ever changes.
+
+        The last `KEPT` answers stay, as long as the layer does. Whole numbers and floats are different questions.
+        """
+        answers = self.__dict__.setdefault("answers", {})
+        key = of, how, tuple(map(type, how)), *more.items()
+        if key not in answers:
+            if len(answers) == KEPT:
+                del answers[next(iter(answers))]
+            answers[key] = of(self, *how, **more)
+        answer: Answer = answers[key]
+        return answer
 
     @property
     def names(self) -> frozenset[str]:

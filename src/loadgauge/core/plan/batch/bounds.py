@@ -101,7 +101,7 @@ class Filling(NamedTuple):
     fewest: int = 0
 
     @classmethod
-    def of(cls, every: list[Stage], schedule: Schedule, blocks: Sequence[int]) -> Filling | None:
+    def of(cls, every: tuple[Stage, ...], schedule: Schedule, blocks: Sequence[int]) -> Filling | None:
         """Count the layers of a pipeline's stages. blocks: the kinds of the model's layers"""
         if schedule not in ("1f1b", "gpipe", "interleaved") or len(every) < 2:
             return None

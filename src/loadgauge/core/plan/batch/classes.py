@@ -92,7 +92,7 @@ class Classes:
         parts: Sequence[tuple[Grid, Bounds]],
         structures: Mapping[int, list[Structure]],
         valid: dict[Structure, int],
-        stages: Callable[..., list[Stage]],
+        stages: Callable[..., tuple[Stage, ...]],
     ) -> None:
         import numpy
 
@@ -120,7 +120,7 @@ class Classes:
         columns = [part.columns for part, _ in parts]
         self.columns = {name: numpy.concatenate([column[name] for column in columns]) for name in COMBINED}
 
-    def _lines(self, stages_of: Callable[..., list[Stage]]) -> dict[Key, Lines]:
+    def _lines(self, stages_of: Callable[..., tuple[Stage, ...]]) -> dict[Key, Lines]:
         """Return the pipelines of each class."""
         of_pipelines: dict[object, tuple[Filling | None, Stage, Stage]] = {}
         lines: dict[Key, Lines] = {}

@@ -60,10 +60,11 @@ class BatchEvaluator:
         self.fabric = Fabric.of(cluster, efficiencies)
         self.classes: dict[object, list[tuple[tuple[int, ...], list[Stage]]]] = {}
         self.stages = functools.cache(self._stages)
+        self.timed = True
 
-    def _stages(self, pp: int, vpp: int, schedule: Any, stage_layers: tuple[int, ...] | None) -> list[Stage]:
+    def _stages(self, pp: int, vpp: int, schedule: Any, stage_layers: tuple[int, ...] | None) -> tuple[Stage, ...]:
         layout = Layout(pp=pp, vpp=vpp, schedule=schedule, stage_layers=stage_layers, seq_len=1)
-        return list(stages(self.space.model, layout))
+        return stages(self.space.model, layout)
 
     def batches(
         self,
@@ -79,6 +80,7 @@ class BatchEvaluator:
         may: rules layouts out by lower bounds of both before any of this is worked out; they are only counted
         seed: called before with some layouts that look good, after which `may` may rule out more
         """
+        self.timed = wanted is not untimed
         families = self.families()
         every = (
             structure
@@ -521,7 +523,7 @@ class LeastEvaluator(GridEvaluator):
         """Lower bounds of the step time of each combination, in all of these structures: what has to be computed [s]."""
         numpy = self.numpy
         bounds: dict[object, Any] = {None: numpy.full(self.grid.shape[0], numpy.inf)}
-        for structure in structures:
+        for structure in structures if self.whole.timed else ():
             plain = msgspec.structs.replace(structure, recompute=RecomputePolicy())
             key = structure.splits, structure.pp == 1, self.recast(structure.zero), self.alike or structure.pp
             if key not in bounds and len(self.limits.possible(structure)):
@@ -543,7 +545,8 @@ class LeastEvaluator(GridEvaluator):
             return Bounded(places.flat, none, none, none, layers, none, none, none, none)
         layout = self.space.layout(structure, self.grid.sizes, self.grid.ragged)
         memory = self.memory(structure, layout)
-        work = self.work(structure, memory, gathers=structure.zero == 3)
+        untold = Work(0.0, (0.0,) * len(set(self.space.model.pattern)), 0.0)
+        work = self.work(structure, memory, gathers=structure.zero == 3) if self.whole.timed else untold
         whole, head, *layers = map(places.read_once, (work.whole, work.head, *work.layers))
         of_layers = numpy.stack(layers, axis=1)
         batches = places.read_once(self.of_pp.once("batches", lambda: layout.num_microbatches))

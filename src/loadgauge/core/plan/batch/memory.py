@@ -8,7 +8,6 @@ from the start), and the two are added up where a layout is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -72,10 +71,6 @@ class ArrayMemory(MemoryModel):
         self.weighing, self.growing = Memo(), Memo()
         super().__init__(model, layout, training, view)
 
-    def weights_of(self, layer: Layer) -> RankWeights:
-        """The weights of a layer, by group; the same object for the same layer."""
-        return self.operations.once(("weights", ByIdentity(layer)), super().weights_of, layer)
-
     def under(self, layout: Layout) -> ArrayMemory:
         """This model for another layout of the same structure."""
         other = copy.copy(self)
@@ -96,11 +91,6 @@ class ArrayMemory(MemoryModel):
         apart = self.lazy or training.optimizer.step != NO_TEMPORARIES or training.framework.engine is not None
         counted = training.framework.fully_shards and training.framework.stack == "fine-tuning"
         return not (apart or counted) and precision.compute == precision.weight
-
-    def walked(self, walk: Callable[..., Size], layer: Layer, *how: Any, **more: Any) -> Size:
-        """The bytes that a walk through a layer finds, once for all pipelines and ZeRO stages."""
-        key = walk, ByIdentity(layer), how, *more.items()
-        return self.operations.once(key, lambda: walk(layer, *how, **more))
 
     def produced(self, *counts: dict[Key, int]) -> Size:
         """Bytes of gradients of some layers, once for all recomputation policies."""
@@ -297,7 +287,7 @@ def joined(first: dict[object, Peak], second: dict[object, Peak], mask: Any) -> 
     return both
 
 
-def fullest(memory: MemoryModel, every: list[Stage]) -> list[Stage]:
+def fullest(memory: MemoryModel, every: tuple[Stage, ...]) -> list[Stage]:
     """Drop stages that hold no more in flight than another stage with the same chunks."""
     alike: dict[object, list[Stage]] = {}
     for stage in every:

@@ -14,7 +14,7 @@ from loadgauge.core.estimate.schedule.stages import Stage
 from loadgauge.core.estimate.states.states import RankWeights
 from loadgauge.core.estimate.time.collectives import Fabric, Group
 from loadgauge.core.estimate.time.contention import NOTHING, Links, added
-from loadgauge.core.estimate.time.roofline import Machine, OperationTime
+from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import ROUNDS, MicroBatch, StepModel
 from loadgauge.core.estimate.time.traffic import layout_groups, weight_traffic
 from loadgauge.core.layers.operations.operations import Layer, Recompute
@@ -90,10 +90,6 @@ class ArrayStep(StepModel):
             self.operations[key] = _sums(super().computed(facts))
         return self._at(*self.operations[key])
 
-    def operation_times(self, layer: Layer) -> list[OperationTime]:
-        """The time of each operation of a layer, once for all kinds of recomputation."""
-        return self.operations.once(("times", ByIdentity(layer)), super().operation_times, layer)
-
     def comm(self, layer: Layer, direction: str, recompute: Recompute | None = None) -> dict[str, Size]:
         """The seconds of collectives, once for all kinds of recomputation."""
         if recompute is not None:
@@ -162,7 +158,7 @@ class PipelineTimes:
         memo: Memo,
         structure: Structure,
         time: ArrayStep,
-        stages: list[Stage],
+        stages: tuple[Stage, ...],
         points: Places,
         *,
         shared: bool,
