@@ -1,7 +1,5 @@
 """`loadgauge mcp`: the same answers for assistants, by the Model Context Protocol over standard input and output."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -3,8 +3,6 @@
 Lengths that a law would draw beyond the longest allowed are cut off there, as an engine does: they are that long.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

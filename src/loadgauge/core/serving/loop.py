@@ -7,8 +7,6 @@ every so many steps (SGLang's `scheduler_recv_interval`), or let prompts wait fo
 counted, not walked. Lengths vary a little: requests of one length would end together, and come again together.
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 import random

@@ -7,8 +7,6 @@ all products of a block for all sequences, and a copy of the block's weights to 
 `quantize/quantizer.py`).
 """
 
-from __future__ import annotations
-
 from loadgauge.core.base.errors import ConfigError
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy

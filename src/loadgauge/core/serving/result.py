@@ -1,7 +1,5 @@
 """The estimate of inference: memory of the fullest rank, the pass of the prompts, and passes of one more token."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

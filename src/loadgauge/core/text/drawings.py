@@ -1,7 +1,5 @@
 """The page's main figures as SVG in a few lines of text, for a notebook: no script, no file, redrawn while a slider moves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from html import escape

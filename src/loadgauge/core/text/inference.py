@@ -1,7 +1,5 @@
 """The plain text of an estimate of inference."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.serving.releases import measured_since

@@ -1,7 +1,5 @@
 """The text of `loadgauge network`: the verdict first, then each axis, every collective, and other clusters."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import GB, MIB, Error, count, seconds
 from loadgauge.core.definitions.layout.axes import LANE_OF, RANK_ORDER

@@ -1,7 +1,5 @@
 """Rows with named columns, as CSV on stdout or as a file: CSV, JSON or Parquet by its ending."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

@@ -1,7 +1,5 @@
 """The one place where an answer is printed: as text, whole or in ten lines, as Markdown, as one JSON document, or as CSV."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path

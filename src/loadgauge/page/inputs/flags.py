@@ -1,7 +1,5 @@
 """The state of the page: the flags of `loadgauge estimate` as texts, read as a `Job`."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

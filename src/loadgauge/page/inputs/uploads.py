@@ -1,7 +1,5 @@
 """Uploads: configs of models, kept in memory by the digest of their text, and files of lengths, kept on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

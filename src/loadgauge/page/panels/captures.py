@@ -1,7 +1,5 @@
 """Captures that the page waits for: one at a time, in a process of its own, with how far they are."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile

@@ -1,7 +1,5 @@
 """The page's post-training: the answer of `loadgauge estimate --task`, and how long the answers of a step are."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

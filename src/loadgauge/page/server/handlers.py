@@ -1,7 +1,5 @@
 """Answers to the page's questions as plain values; each raises an `Error` of one line where there is no answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ A matrix is split by rows, and those that it follows by columns, where between t
 each head, or attention; where nothing else reads what they make; and where every layer of a kind does the same.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """One training step written down: every operation, what it reads, makes and keeps, and every byte that comes and goes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 What runs is found in a cache on disk, else captured in a process of its own, for the dtypes, kernels and sizes that are asked for.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

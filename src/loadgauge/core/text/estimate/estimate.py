@@ -1,7 +1,5 @@
 """The plain text of an estimate: the verdict first, then where every byte goes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loadgauge.core.answers.estimate import Estimated, neither_said

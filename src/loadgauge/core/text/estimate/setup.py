@@ -1,7 +1,5 @@
 """The parts of a setup that reports share: its layout in words, and the assumptions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from loadgauge.core.definitions.layout.axes import SIZES

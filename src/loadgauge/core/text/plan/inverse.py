@@ -1,7 +1,5 @@
 """Answers to inverse questions as text."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.answers.answer import Answer

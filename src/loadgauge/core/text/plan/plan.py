@@ -1,7 +1,5 @@
 """A plan as text: the best layouts, why the others are slower, the Pareto front; or the nearest miss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

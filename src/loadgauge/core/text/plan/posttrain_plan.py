@@ -1,7 +1,5 @@
 """The plain text of `plan --task`: the fastest step that fits, its command, and why the next one lost."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib
 from loadgauge.core.plan import posttrain

@@ -1,7 +1,5 @@
 """The plain text of `plan --task generate`."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib, seconds
 from loadgauge.core.definitions.serving.inference import FORMATS

@@ -1,7 +1,5 @@
 """The plain text of a run after pre-training: the verdict, memory by phase and role, the worst phase, and the next step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from loadgauge.core.answers.post_training import RunOfTask

@@ -1,7 +1,5 @@
 """Heads other than a language model's: classes, labels of tokens, two texts that belong together, sound (`heads.toml`)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any

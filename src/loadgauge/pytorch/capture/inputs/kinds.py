@@ -1,7 +1,5 @@
 """Training inputs by kind of model: tokens, an encoder's and a decoder's, or sound and tokens."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from importlib import import_module

@@ -3,8 +3,6 @@
 The processor of transformers is run on silence, so that its rule (frames, windows, padding) is written nowhere else.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

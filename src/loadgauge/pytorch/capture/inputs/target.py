@@ -1,7 +1,5 @@
 """The subject of a capture and its sizes, found without running it: the keys of a configuration, or a function of a script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a recorded step to the list of operations: by block, with what each reads, makes, keeps and moves, and what is alive."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The frozen base of QLoRA: a model's linear layers exchanged by transformers' own loader for bitsandbytes' 4-bit ones."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A model's captured list, in a process of its own: the configuration is cut to as few layers as show every kind of block."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

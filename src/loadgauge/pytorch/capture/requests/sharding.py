@@ -5,8 +5,6 @@ Styles are those of transformers (`distributed/tensor_parallel.py`, `expert_para
 over the vocabulary too, where that is the usual one: transformers gathers the logits, Megatron and torchtitan do not.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Adapters put beside a module's layers by PEFT itself, and parts of a module frozen, before its training is run."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

@@ -4,8 +4,6 @@ Nothing is captured here, and neither PyTorch nor transformers is imported: type
 results from `data/capture/tried.json`, which `tools/captured_models.py` makes.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from importlib.util import find_spec

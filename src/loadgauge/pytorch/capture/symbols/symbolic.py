@@ -3,8 +3,6 @@
 Every comparison that the code makes with a size is kept as a guard: it says for which sizes the run holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math
