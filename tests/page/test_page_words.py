@@ -232,8 +232,9 @@ def refusals(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and node.args:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            place = 1 if name in ("Refused", "wrong", "unmodelled") else 0
-            if name in ERRORS | {"wrong", "unmodelled"} and len(node.args) > place:
+            named = {"refuse"} if isinstance(node.func, ast.Name) else {"wrong", "unmodelled"}
+            place = 1 if name in named | {"Refused"} else 0
+            if name in ERRORS | named and len(node.args) > place:
                 yield from filter(None, [template(node.args[place])])
         elif isinstance(node, ast.Yield) and path.name == "layout.py":
             yield from filter(None, [template(node.value)])

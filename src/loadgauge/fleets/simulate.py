@@ -115,8 +115,7 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
         ((part.needs, part.wide, part.silent_hours * 3600), (part.name, failures.share(part)))
         for part in failures.parts
     )
-    shares = [sum(share for _, share in named) for named in together.values()]
-    ends = numpy.cumsum(shares)[:-1]
+    ends = numpy.cumsum([sum(share for _, share in named) for named in together.values()])[:-1]
     keys = list(together)
     return _Classes(
         ends,

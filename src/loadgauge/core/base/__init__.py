@@ -31,6 +31,7 @@ from loadgauge.core.base.errors import (
     Untrained,
     closest,
     first_line,
+    refuse,
     suggest,
 )
 from loadgauge.core.base.files import is_script, no_function, read_start, read_text, write_text
@@ -116,6 +117,7 @@ __all__ = [
     "read_start",
     "read_table",
     "read_text",
+    "refuse",
     "remembered",
     "same",
     "seconds",

@@ -100,6 +100,19 @@ def suggest(name: str, names: Iterable[str]) -> str:
     return "".join(f"; did you mean {match}?" for match in closest(name, names))
 
 
+def refuse(broken: object, message: str, kind: type[Error] = ConfigError, **where: Any) -> None:
+    """Raise an error where a rule is broken: whether it is, what is wrong, and what says where, as the error takes it.
+
+    >>> refuse(False, "needs --gpu", key="price")
+    >>> refuse(3 % 2, "3 GPUs are not whole pairs", LayoutError, dimension="gpus", size=3, ranks=2)
+    Traceback (most recent call last):
+        ...
+    loadgauge.core.base.errors.LayoutError: 3 GPUs are not whole pairs
+    """
+    if broken:
+        raise kind(message, **where)
+
+
 def refuse_fields(record: object, names: Iterable[str], why: str) -> None:
     """Raise `ConfigError` with the name of the first of these fields of a record that is stated: that is not None.
 

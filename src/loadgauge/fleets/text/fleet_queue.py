@@ -62,28 +62,26 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         ],
         "",
     )
-    if brief:
-        return
-    rows = [
-        [slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"]
-        for slot in packed.slots
-    ]
-    draw(
-        target,
-        [Column("run", wrap=True), *(Column(name, "right") for name in ("GPUs", "from day", "to day", "waits"))],
-        rows,
-        "Runs",
-    )
-    draw(
-        target,
-        [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
-        [
-            [f"{larger.gpus:,}", f"{larger.days:,.1f}", f"{larger.used:.0%}", f"{larger.waited:,.1f}"]
-            for larger in grown
-        ],
-        "With more GPUs",
-        [0],
-    )
+    if not brief:
+        draw(
+            target,
+            [Column("run", wrap=True), *(Column(name, "right") for name in ("GPUs", "from day", "to day", "waits"))],
+            [
+                [slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"]
+                for slot in packed.slots
+            ],
+            "Runs",
+        )
+        draw(
+            target,
+            [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
+            [
+                [f"{larger.gpus:,}", f"{larger.days:,.1f}", f"{larger.used:.0%}", f"{larger.waited:,.1f}"]
+                for larger in grown
+            ],
+            "With more GPUs",
+            [0],
+        )
 
 
 def _want(
@@ -94,14 +92,12 @@ def _want(
     name = str(own.pop("name", f"run {number + 1}"))
     try:
         if "days" in job:
-            stated: dict[str, Any] = {"name": name, **own, **job}
-            return msgspec.convert(stated, Want)
+            return msgspec.convert({"name": name, **own, **job}, Want)
         called = job.pop("model", model)
         if called is None:
             raise ConfigError("needs a model, or days", key="model")
         values = {name: value if isinstance(value, bool) else str(value) for name, value in job.items()}
-        everything: dict[str, object] = {**common, **values}
-        asked = Job.of(str(called), everything)
+        asked = Job.of(str(called), {**common, **values})
         if asked.tokens is None or asked.gpus is None:
             raise ConfigError("needs gpus and tokens, or gpus and days", key=name)
         result, _, _ = chosen(asked, options)

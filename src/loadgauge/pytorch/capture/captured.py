@@ -201,8 +201,7 @@ class Column(msgspec.Struct, Generic[T], frozen=True):
     def of(cls, values: Iterable[T]) -> Column[T]:
         """The column of some values. ``Column.of("aba").rows == [0, 1, 0]``"""
         numbers: dict[T, int] = {}
-        rows = [numbers.setdefault(value, len(numbers)) for value in values]
-        return cls(list(numbers), rows)
+        return cls(list(numbers), [numbers.setdefault(value, len(numbers)) for value in values])
 
     def values(self) -> tuple[T, ...]:
         """The values, equal ones as one object. Raises ConfigError where a row points at none.

@@ -30,10 +30,9 @@ def recognised(lister: Any) -> dict[str, str]:
     seen = Counter(any_number(path) for path in paths if lister.blocks.place(path) is not None)
     styles: dict[int, str] = {}
     for at, columns in finder.pairs():
-        if any(styles.get(column, "colwise") != "colwise" for column in columns):
-            continue
-        styles[at] = "rowwise"
-        styles.update(dict.fromkeys(columns, "colwise"))
+        if not any(styles.get(column, "colwise") != "colwise" for column in columns):
+            styles[at] = "rowwise"
+            styles.update(dict.fromkeys(columns, "colwise"))
     votes = Counter((any_number(finder.path(at)), style) for at, style in styles.items())
     return {path: style for (path, style), count in votes.items() if count == seen[path]}
 

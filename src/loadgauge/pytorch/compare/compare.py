@@ -220,12 +220,11 @@ def saved_lines(traced: Recorded) -> list[Line]:
     """The storages that autograd keeps [bytes], inputs included, parameters not, each at the module that saved it first."""
     result, seen = [], set()
     for tensor in traced.trace.saved:
-        if tensor.storage in seen or tensor.owner not in ("", "inputs"):
-            continue
-        seen.add(tensor.storage)
-        inside = f" in {tensor.module}" if tensor.module else ""
-        op = f"{tensor.node} keeps {tensor.field}{inside}"
-        result.append(Line(*place_of(tensor.module), op, tensor.storage_nbytes))
+        if tensor.storage not in seen and tensor.owner in ("", "inputs"):
+            seen.add(tensor.storage)
+            inside = f" in {tensor.module}" if tensor.module else ""
+            op = f"{tensor.node} keeps {tensor.field}{inside}"
+            result.append(Line(*place_of(tensor.module), op, tensor.storage_nbytes))
     return result
 
 

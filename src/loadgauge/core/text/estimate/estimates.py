@@ -147,12 +147,15 @@ def _grid(target: Paper, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]])
     """Memory by the two swept fields, in GiB."""
     (down, ups), (across, steps) = axes.items()
     cells = {(row[down], row[across]): row for row in rows}
-    columns = [
-        Column(down.replace("_", " "), "right" if _numbers(rows, down) else "left"),
-        *(Column(f"{across.replace('_', ' ')} {_shown(step)}", "right") for step in steps),
-    ]
-    lines = [[_shown(up), *(_memory(cells[up, step]) for step in steps)] for up in ups]
-    draw(target, columns, lines, "Memory of the fullest rank [GiB]")
+    draw(
+        target,
+        [
+            Column(down.replace("_", " "), "right" if _numbers(rows, down) else "left"),
+            *(Column(f"{across.replace('_', ' ')} {_shown(step)}", "right") for step in steps),
+        ],
+        [[_shown(up), *(_memory(cells[up, step]) for step in steps)] for up in ups],
+        "Memory of the fullest rank [GiB]",
+    )
 
 
 def _memory(row: Row) -> str:

@@ -40,13 +40,15 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         points(target, [plan.nearest.job.command()], "")
         if others:
             heading(target, "What would make it fit, each re-planned")
-            columns = [Column("step", "right"), Column("GiB", "right"), Column("change"), Column("flags", wrap=True)]
-            changes = [
-                [f"{seconds(held.time.step)} s", in_gib(held.memory.decisive.total, 1), each.words, each.flags]
-                for each in others
-                for held in (each.choice,)
-            ]
-            draw(target, columns, changes)
+            draw(
+                target,
+                [Column("step", "right"), Column("GiB", "right"), Column("change"), Column("flags", wrap=True)],
+                [
+                    [f"{seconds(held.time.step)} s", in_gib(held.memory.decisive.total, 1), each.words, each.flags]
+                    for each in others
+                    for held in (each.choice,)
+                ],
+            )
         points(target, ["", f"{counted}."], "")
         return
     best = plan.best

@@ -123,8 +123,12 @@ def _own_words(answer: RunOfTask) -> str:
 
 
 def _parts(target: Paper, phase: PhaseMemory) -> None:
-    rows = [
-        [resident.role, resident.part, in_gib(resident.nbytes)]
-        for resident in sorted(phase.residents, key=lambda resident: -resident.nbytes)
-    ]
-    draw(target, [Column("role"), Column("what"), Column("GiB", "right")], rows, f"Where it goes in {phase.name}")
+    draw(
+        target,
+        [Column("role"), Column("what"), Column("GiB", "right")],
+        [
+            [resident.role, resident.part, in_gib(resident.nbytes)]
+            for resident in sorted(phase.residents, key=lambda resident: -resident.nbytes)
+        ],
+        f"Where it goes in {phase.name}",
+    )

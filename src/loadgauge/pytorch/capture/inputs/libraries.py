@@ -332,8 +332,7 @@ def _loss(kind: str, result: Any) -> Any:
     if kind == "mse":
         return functional.mse_loss(found.float(), torch.empty_like(found, dtype=torch.float32))
     if isinstance(result, dict) and found.dim() == 4:  # classes of each pixel, torchvision's
-        shape = (found.shape[0], *found.shape[2:])
-        labels = torch.empty(shape, dtype=torch.long, device=found.device)
+        labels = torch.empty((found.shape[0], *found.shape[2:]), dtype=torch.long, device=found.device)
         return sum(functional.cross_entropy(one, labels) for one in result.values())
     rows = found.flatten(0, -2) if found.dim() > 1 else found[None]
     return functional.cross_entropy(rows, torch.empty(rows.shape[:1], dtype=torch.long, device=rows.device))

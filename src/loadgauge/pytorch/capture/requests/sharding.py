@@ -96,12 +96,11 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
             if name
             else [tuple(tensor.shape) for tensor in module._parameters.values() if tensor is not None]
         )
-        if not all(shape):
-            continue
-        rowwise |= style.startswith("rowwise")
-        widest = max(shape, key=len)
-        dim = len(widest) - (2 if style in COLUMNS else 1)
-        sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
+        if all(shape):
+            rowwise |= style.startswith("rowwise")
+            widest = max(shape, key=len)
+            dim = len(widest) - (2 if style in COLUMNS else 1)
+            sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
     if not closed and not rowwise:
         closed = _stated(model, "tp_plan")[1] or (
             f"no plan of tensor parallelism is stated for the layers of {kind} (tp_plan), and no matrices are recognised in"
@@ -199,12 +198,11 @@ def _split_adapters(model: Any, ranks: int) -> None:
     plan = _plan(model, "tp_plan")
     for path, module in list(model.named_modules()):
         style = plan.get(any_number(path))
-        if not _adapted(module) or style is None:
-            continue
-        columns = style == "colwise"
-        for adapter in (module.lora_B if columns else module.lora_A).values():
-            _cut(adapter, "weight", 0 if columns else 1, ranks, path)
-            _around(adapter, entered if columns else None, None if columns else leave)
+        if _adapted(module) and style is not None:
+            columns = style == "colwise"
+            for adapter in (module.lora_B if columns else module.lora_A).values():
+                _cut(adapter, "weight", 0 if columns else 1, ranks, path)
+                _around(adapter, entered if columns else None, None if columns else leave)
 
 
 # -- one rank's part ---------------------------------------------------------------------------------------------------
@@ -305,12 +303,11 @@ class _Tensor:
         split = self._vocabulary(head)
         self._own_numbers()
         for path, style, module, name in list(_planned(self.model, self.plan)):
-            if module is head and split:
-                continue
-            if name:
-                self._parameter(path, style, module, name)
-            else:
-                self._module(path, style, module)
+            if module is not head or not split:
+                if name:
+                    self._parameter(path, style, module, name)
+                else:
+                    self._module(path, style, module)
 
     def _parameter(self, path: str, style: str, module: Any, name: str) -> None:
         whole = module._parameters[name]

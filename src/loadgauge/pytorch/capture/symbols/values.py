@@ -160,10 +160,10 @@ class KeptValues(TorchDispatchMode):
             mask = None if index is None or index.dtype is not torch.bool else self._value(index)
             if mask is None:
                 dense.append(index)
-                continue
-            with _disable_current_modes():
-                places = mask.nonzero().unbind(1)
-            dense += [with_values(places_of_mask, index.device) for places_of_mask in places]
+            else:
+                with _disable_current_modes():
+                    places = mask.nonzero().unbind(1)
+                dense += [with_values(places_of_mask, index.device) for places_of_mask in places]
         return dense
 
     def _all_known(self, name: str, tensors: list[Any]) -> bool:
