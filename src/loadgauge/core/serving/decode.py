@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import NotModelled, Size, both_count, minimum
+from loadgauge.core.base import NotModelled, Size, both_count, minimum, refuse
 from loadgauge.core.definitions.hardware.calibration import chip_of, of_cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import ModelSpec, Moe
@@ -186,8 +186,11 @@ class Server:
         version: str | None = None,
         tower: Tower | None = None,
     ) -> None:
-        if model.tower_layers:
-            raise NotModelled("answers to pictures: without --pictures and --video the language model alone generates")
+        refuse(
+            model.tower_layers,
+            "answers to pictures: without --pictures and --video the language model alone generates",
+            NotModelled,
+        )
         self.model, self.asked, self.machines, self.tower = model, asked, machines, tower
         self.known, self.engine = serving(), of_release(engine, version)
         if not graphs:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.estimate.memory.counters import Reading
 from loadgauge.core.estimate.result import Estimate
 
@@ -31,8 +31,11 @@ class Counter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         (Counter(kind='allocated', last_stage=True), Counter(kind='unknown', last_stage=False))
         """
         kind, _, stage = (part.strip() for part in text.partition(","))
-        if (kind or "unknown") not in get_args(Kind) or stage not in ("", "last stage"):
-            raise ConfigError(f"must be one of {', '.join(get_args(Kind))}, got {text[:40]!r}", key="memory_kind")
+        refuse(
+            (kind or "unknown") not in get_args(Kind) or stage not in ("", "last stage"),
+            f"must be one of {', '.join(get_args(Kind))}, got {text[:40]!r}",
+            key="memory_kind",
+        )
         return cls(kind or "unknown", bool(stage))  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, read_data
+from loadgauge.core.base import ConfigError, read_data, refuse
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
 from loadgauge.evidence.validate.counters import UNKNOWN, Counter
@@ -155,16 +155,14 @@ def read_rows(
 
     A row without an id gets its line as one. Raises `ConfigError` where the text is no CSV with a column `id`.
     """
-    if "\0" in text:
-        raise ConfigError("has a zero byte in it, so it is no CSV", file=file)
+    refuse("\0" in text, "has a zero byte in it, so it is no CSV", file=file)
     records: list[Row] = []
     rejected: list[Rejected] = []
     try:
         lines = csv.DictReader(text.splitlines(keepends=True), strict=True)
         header = tuple(name.strip() for name in lines.fieldnames or ())
         lines.fieldnames = header
-        if "id" not in header:
-            raise ConfigError("its first line must name the columns, and one of them must be id", file=file)
+        refuse("id" not in header, "its first line must name the columns, and one of them must be id", file=file)
         twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
         if twice:
             raise ConfigError(f"the column {twice[0]} appears twice", file=file)
@@ -172,11 +170,9 @@ def read_rows(
         for row in lines:
             name = (row["id"] or "").strip() or f"line {lines.line_num}"
             try:
-                if name in seen:
-                    raise ConfigError("the id appears twice", key="id")
+                refuse(name in seen, "the id appears twice", key="id")
                 seen.add(name)
-                if row.pop(None, None):
-                    raise ConfigError("has more cells than there are columns")
+                refuse(row.pop(None, None), "has more cells than there are columns")
                 records.append(make(name, {key: (cell or "").strip() for key, cell in row.items() if key != "id"}))
             except ConfigError as error:
                 rejected.append(Rejected(name, lines.line_num, str(error)))
@@ -210,8 +206,7 @@ def _run(name: str, cells: dict[str, str]) -> Run:
         stated.setdefault("zero", str(SHARDINGS.get(cells["sharding"], cells["sharding"])))
     values = {key: [WORDS.get(part.strip(), part.strip()) for part in cell.split("|")] for key, cell in stated.items()}
     model = values.pop("model", [""])[0]
-    if not model:
-        raise ConfigError("not stated", key="model")
+    refuse(not model, "not stated", key="model")
     job = Job.of(model, {key: parts[0] for key, parts in values.items()})
     variants = tuple(
         Variant(knob=key, value=part, job={key: getattr(Job.of(model, {key: part}), key)})

@@ -11,7 +11,7 @@ import msgspec
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.plan.progress import clear, progress
-from loadgauge.core.base import ConfigError, Door, Error
+from loadgauge.core.base import ConfigError, Door, Error, refuse
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.plan.space.grid import Cell, Row, key, run
 from loadgauge.core.text.table import Column, Paper, draw, points
@@ -94,8 +94,7 @@ def _want(
         if "days" in job:
             return msgspec.convert({"name": name, **own, **job}, Want)
         called = job.pop("model", model)
-        if called is None:
-            raise ConfigError("needs a model, or days", key="model")
+        refuse(called is None, "needs a model, or days", key="model")
         values = {name: value if isinstance(value, bool) else str(value) for name, value in job.items()}
         asked = Job.of(str(called), {**common, **values})
         if asked.tokens is None or asked.gpus is None:
@@ -139,10 +138,12 @@ def sweep(job: Job, flags: dict[str, Any], more: dict[str, Any]) -> Answer:
     for text in more["sweep"]:
         name, _, values = text.partition("=")
         name = name.strip().replace("-", "_")
-        if name not in Options.__struct_fields__ and name not in fields():
-            raise ConfigError(f"no flag of a fleet is called {name!r}", key="sweep")
-        if not values:
-            raise ConfigError(f"must be like spares=0,1%,2%, got {text!r}", key="sweep")
+        refuse(
+            name not in Options.__struct_fields__ and name not in fields(),
+            f"no flag of a fleet is called {name!r}",
+            key="sweep",
+        )
+        refuse(not values, f"must be like spares=0,1%,2%, got {text!r}", key="sweep")
         axes[name] = [value.strip() for value in values.split(",")]
     base = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if getattr(job, name) is not None}
     cells = []

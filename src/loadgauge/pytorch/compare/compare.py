@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, lists
+from loadgauge.core.base import ConfigError, NotModelled, lists, refuse
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.memory.ledger import kept_by
@@ -405,8 +405,7 @@ class Formula:
     """
 
     def __init__(self, config: Any, run: TorchRun, device: str = "cuda") -> None:
-        if run.keep:
-            raise NotModelled("selective checkpointing by a policy over operations of PyTorch has no formula")
+        refuse(run.keep, "selective checkpointing by a policy over operations of PyTorch has no formula", NotModelled)
         self.spec: ModelSpec = from_dict(config.to_dict())
         self.run, self.layout, self.training = run, run.layout, run.training
         if device == "cpu":

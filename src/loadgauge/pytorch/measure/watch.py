@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from loadgauge.core.base import ConfigError, gib, in_gib, seconds
+from loadgauge.core.base import ConfigError, gib, in_gib, refuse, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.memory.phases import Phase
 from loadgauge.core.estimate.result import Estimate
@@ -113,8 +113,10 @@ class Watch:
         counters: Counters | None = None,
         **flags: Any,
     ) -> None:
-        if isinstance(predicted, Estimate | Job) and flags:
-            raise ConfigError(f"{', '.join(flags)}: already said by the job; change it with job.replace(...)")
+        refuse(
+            isinstance(predicted, Estimate | Job) and flags,
+            f"{', '.join(flags)}: already said by the job; change it with job.replace(...)",
+        )
         if not isinstance(predicted, Estimate):
             job = predicted if isinstance(predicted, Job) else Job.of(str(predicted), flags)
             predicted = resolve_job(job).estimate()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base import NO, ConfigError, exit_code, in_gib, need, seconds, sums
+from loadgauge.core.base import NO, exit_code, in_gib, need, refuse, seconds, sums
 from loadgauge.core.plan.space.estimates import CANNOT_TELL, columns as columns_of
 from loadgauge.core.plan.space.grid import Row
 from loadgauge.core.text.estimate.setup import rate
@@ -40,8 +40,7 @@ class Swept(Answer, frozen=True, kw_only=True):
         return cls(cells=cells, axes=axes, code=code, failed=failed, table=table, document=document, **more)
 
     def plot(self, file: Path, figure: str) -> None:
-        if figure != "all":
-            raise ConfigError("works for one estimate; a sweep has one figure", key="figure")
+        refuse(figure != "all", "works for one estimate; a sweep has one figure", key="figure")
         need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
 
 

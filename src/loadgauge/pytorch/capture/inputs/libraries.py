@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
+from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line, refuse
 from loadgauge.core.base.files import read_start
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.units import gib, parse_count
@@ -239,12 +239,16 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     library, row = str(keys.get("library", "diffusers")), _row(keys, target)
     if library != OWN:
         _needs(library)
-    if "precision" in row and run.dtype is not torch.float32:
-        raise NotModelled(f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast")
+    refuse(
+        "precision" in row and run.dtype is not torch.float32,
+        f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast",
+        NotModelled,
+    )
     check_attention(keys, target, ATTENTIONS[run.training.kernels.attention] == "sdpa")
     recompute = run.layout.recompute.mode != "none"
-    if recompute and library == "torchvision":
-        raise NotModelled(f"{target}: --recompute: torchvision's models have none")
+    refuse(
+        recompute and library == "torchvision", f"{target}: --recompute: torchvision's models have none", NotModelled
+    )
     loss = mean_loss if row["loss"] == "own" else functools.partial(_loss, row["loss"])
     config: dict[str, Any] = {}
 
@@ -372,5 +376,4 @@ def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
 
 
 def _needs(library: str) -> None:
-    if find_spec(library) is None:
-        raise ConfigError(f"needs {library}: pip install {library}")
+    refuse(find_spec(library) is None, f"needs {library}: pip install {library}")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from loadgauge.core.base.errors import NotModelled, first_line
+from loadgauge.core.base.errors import NotModelled, first_line, refuse
 from loadgauge.pytorch.capture.lists.exchanges import enter, exchange, gather, leave, part, vocabulary_loss
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.trace.transformers_api import text_config
@@ -233,8 +233,7 @@ def shard(model: Any, tp: int, ep: int, found_pairs: dict[str, str] | None = Non
     for problem in splits.problems(tp=tp, ep=ep):
         raise NotModelled(problem)
     if tp > 1:
-        if why := unsplit(model):
-            raise NotModelled(f"tp = {tp}: {why}")
+        refuse((why := unsplit(model)), f"tp = {tp}: {why}", NotModelled)
         _Tensor(model, tp, dict(splits.plan)).apply()
         _split_adapters(model, tp)
     for module in tables_of(model) if ep > 1 else ():

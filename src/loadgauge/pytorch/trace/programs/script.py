@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
-from loadgauge.core.base.errors import ConfigError, first_line
+from loadgauge.core.base.errors import ConfigError, first_line, refuse
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.counters import NAME as GPU, Counters, index_of
 from loadgauge.pytorch.device.patches import casting_on, removing, replaced
@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 def check(target: str) -> tuple[Path, str]:
     """Splits `path/to/script.py:name` into the path and the name. Raises ConfigError where there is no such file."""
     path, _, name = target.rpartition(":")
-    if not path.endswith(".py") or not name.isidentifier():
-        raise ConfigError(f"{target!r} is not script.py:function")
-    if not Path(path).is_file():
-        raise ConfigError("no such file", file=path)
+    refuse(not path.endswith(".py") or not name.isidentifier(), f"{target!r} is not script.py:function")
+    refuse(not Path(path).is_file(), "no such file", file=path)
     return Path(path), name
 
 

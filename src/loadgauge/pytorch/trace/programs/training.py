@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS
 from loadgauge.pytorch.trace.programs.own_loops import fitted, spread
@@ -149,8 +149,7 @@ def module_of(built: Any) -> nn.Module:
     if named is None:
         named = dict(enumerate(built if isinstance(built, list | tuple) else (built,)))
     modules = {str(name): value for name, value in named.items() if isinstance(value, nn.Module)}
-    if not modules:
-        raise ConfigError(f"must make a torch.nn.Module, made {type(built).__name__}", key="target")
+    refuse(not modules, f"must make a torch.nn.Module, made {type(built).__name__}", key="target")
     return nn.ModuleDict(modules)
 
 
@@ -197,8 +196,7 @@ def _losses(result: Any) -> tuple[list[torch.Tensor], str]:
         names = ", ".join(map(str, losses))
         return list(losses.values()), f"the sum of {names}" if len(losses) > 1 else f"what the result has at {names}"
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    if not tensors:
-        raise ConfigError("the module returns no tensor to make a loss of; give one as `loss`")
+    refuse(not tensors, "the module returns no tensor to make a loss of; give one as `loss`")
     which = (
         "the tensor that it returns" if len(tensors) == 1 else f"the first of {len(tensors)} tensors that it returns"
     )
