@@ -3,9 +3,7 @@
 Allocated, reserved and what the driver shows are three readings of one run; each is compared with its own.
 """
 
-from __future__ import annotations
-
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import msgspec
 
@@ -24,7 +22,7 @@ class Counter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     last_stage: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Counter:
+    def parse(cls, text: str) -> Self:
         """Read a counter from text: a kind, perhaps followed by `last stage`. Raises `ConfigError` for any other word.
 
         >>> Counter.parse("allocated, last stage"), Counter.parse("")

@@ -3,14 +3,12 @@
 A loop of one's own puts `Watch.step` around each optimizer step; `trainer_watch` and `lightning_watch` do so as callbacks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -74,7 +72,7 @@ class Expected(NamedTuple):
     later: dict[str, float]
 
     @classmethod
-    def of(cls, result: Estimate) -> Expected:
+    def of(cls, result: Estimate) -> Self:
         """Read them from an estimate: bytes that PyTorch's allocator has handed out, and seconds.
 
         >>> import loadgauge

@@ -4,12 +4,10 @@ PyTorch's fake process group answers every collective at once, with nothing. Wha
 of the whole instead of the rank's own, is kept from doing so. Private parts of PyTorch are patched (`simulated.TESTED`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +18,8 @@ from loadgauge.core.base.errors import NotModelled, refuse
 from loadgauge.pytorch.device.patches import replaced
 from loadgauge.pytorch.device.simulated import TESTED
 from loadgauge.pytorch.record.allocations import GRADIENTS
+from loadgauge.pytorch.record.observe import Observer
 from loadgauge.pytorch.record.tracker import Tracker
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.record.observe import Observer
 
 MESH = (
     "__init__", "_flatten", "__getitem__", "_concatenate", "_unflatten", "_get_all_submeshes", "get_coordinate",

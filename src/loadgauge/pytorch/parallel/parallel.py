@@ -3,13 +3,11 @@
 The axes number the ranks as Megatron and torchtitan do: tensor parallel fastest, then data, then pipeline.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -19,12 +17,10 @@ from loadgauge.core.base.errors import LayoutError, NotModelled, refuse
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS, any_layer
+from loadgauge.pytorch.record.observe import Observer
 from loadgauge.pytorch.trace.programs.jobs import OPTIMIZER, build_model, of_tokens
 from loadgauge.pytorch.trace.torch_run import SCHEDULES, TorchRun
 from loadgauge.pytorch.trace.transformers_api import text_config
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.record.observe import Observer
 
 
 class ParallelJob:

@@ -3,13 +3,11 @@
 What PyTorch cannot run is refused here, and only here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pkgutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import torch
@@ -77,7 +75,7 @@ class TorchRun(msgspec.Struct, frozen=True):
     keep: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, job: Job, rank: int = 0, keep: tuple[str, ...] = ()) -> TorchRun:
+    def of(cls, job: Job, rank: int = 0, keep: tuple[str, ...] = ()) -> Self:
         """The run that a job describes, with PyTorch's defaults for the fields that are None.
 
         Raises ConfigError, LayoutError or NotModelled for what PyTorch and transformers cannot run.

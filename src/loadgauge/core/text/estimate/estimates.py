@@ -1,10 +1,8 @@
 """A sweep of estimates as text: every cell on a line, and where two fields are swept, memory as a grid of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import NO, exit_code, in_gib, need, refuse, seconds, sums
@@ -28,9 +26,7 @@ class Swept(Answer, frozen=True, kw_only=True):
     output: str | None = None
 
     @classmethod
-    def of(
-        cls, cells: list[Row], axes: Mapping[str, Sequence[Any]], *, allow_tight: bool = False, **more: Any
-    ) -> Swept:
+    def of(cls, cells: list[Row], axes: Mapping[str, Sequence[Any]], *, allow_tight: bool = False, **more: Any) -> Self:
         """Return the answer of a sweep's cells; its code is 0 where one of them fits."""
         outcomes = {row["outcome"] for row in cells} - {CANNOT_TELL}
         code = min((exit_code(word, allow_tight=allow_tight) for word in outcomes), default=NO)

@@ -1,9 +1,7 @@
 """Small tensors of integers whose values the code reads, such as the grid of a picture: they keep them beside fake tensors."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -87,7 +85,7 @@ class KeptValues(TorchDispatchMode):
         self.changed: dict[int, Any] = {}
         """CPU storages whose values were overwritten with unknown ones, by address; held, so that none is used again."""
 
-    def __enter__(self) -> KeptValues:
+    def __enter__(self) -> Self:
         """Begin, so that what is known may also be read as an array of NumPy, which fake tensors refuse."""
         self._listed.enter_context(replaced((torch, "tensor", _of_items), (FakeTensor, "numpy", self._array)))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]

@@ -1,10 +1,8 @@
 """A training that can be watched: what is made, what it is called with, and what a step does."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
@@ -14,12 +12,10 @@ from torch.utils._pytree import tree_leaves
 from loadgauge.core.base.errors import refuse
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS
+from loadgauge.pytorch.record.observe import Observer
 from loadgauge.pytorch.trace.programs.own_loops import fitted, spread
 from loadgauge.pytorch.trace.programs.script import cuda_is
 from loadgauge.pytorch.trace.torch_run import TorchRun
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.record.observe import Observer
 
 Around = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
 
