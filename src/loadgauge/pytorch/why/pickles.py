@@ -9,7 +9,7 @@ import pickle
 import pickletools
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError, refuse
+from loadgauge.core.base.errors import ConfigError
 
 _SIZED = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4,
           pickletools.TAKEN_FROM_ARGUMENT4U: 4, pickletools.TAKEN_FROM_ARGUMENT8U: 8}  # fmt: skip
@@ -93,7 +93,8 @@ def check(data: bytes) -> None:
 
 
 def _put(number: int, filled: int) -> int:
-    refuse(number > filled + 1, f"entry {number:,} of its memo, of which {filled:,} are filled")
+    if number > filled + 1:
+        raise ConfigError(f"entry {number:,} of its memo, of which {filled:,} are filled")
     return filled + 1
 
 
