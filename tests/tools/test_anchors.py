@@ -9,8 +9,7 @@ from accuracy.anchors import Pair, on_one_node, one_stack, time_pairs
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.hardware.calibration import slowed
 from loadgauge.core.estimate.estimate import estimate
-from loadgauge.evidence.validate.runs import Run, published
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Run, published, setup_of
 from loadgauge.evidence.validate.validate import validate
 from published_runs.tables import published as source_rows
 

@@ -16,16 +16,13 @@ from loadgauge.core.definitions.training.frameworks import FRAMEWORKS
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.estimate.states.parameters import parameters
 from loadgauge.evidence.published import assumptions, tables, vocabulary
-from loadgauge.evidence.published.counters import counter
-from loadgauge.evidence.published.expression import express
+from loadgauge.evidence.published.expression import _chunks, express
 from loadgauge.evidence.published.free_text import Flags, chunks_of
 from loadgauge.evidence.published.models import named
-from loadgauge.evidence.published.rows import difference, row_of
+from loadgauge.evidence.published.rows import counter, difference, row_of
 from loadgauge.evidence.published.source_rows import SourceRow, parse, read
-from loadgauge.evidence.published.stages import _chunks
 from loadgauge.evidence.validate.overrides import apply
-from loadgauge.evidence.validate.runs import Measured, Run, published as packaged
-from loadgauge.evidence.validate.setups import setup_of, variant_setups
+from loadgauge.evidence.validate.runs import Measured, Run, published as packaged, setup_of, variant_setups
 from published_runs.convert import main
 from published_runs.tables import MEASURED, RAW, published
 

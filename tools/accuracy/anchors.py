@@ -23,8 +23,7 @@ from loadgauge.core.definitions.hardware.calibration import slowed
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.resolve.rescale import slower
 from loadgauge.evidence.published.source_rows import SourceRow
-from loadgauge.evidence.validate.runs import Run, published
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Run, published, setup_of
 from loadgauge.evidence.validate.summary import grouped
 from loadgauge.evidence.validate.validate import Record, machine, validate
 from published_runs.tables import published as source_rows

@@ -14,8 +14,7 @@ from loadgauge.core.plan.inverse import leanest
 from loadgauge.core.plan.search import Case, search
 from loadgauge.core.plan.space.axis_values import RECOMPUTE, space_for
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.evidence.validate.runs import Run
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Run, setup_of
 
 SERIES = ("KOR", "SC21", "MB")
 """Sources whose layouts were chosen by people who tuned them."""

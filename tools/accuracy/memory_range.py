@@ -54,8 +54,7 @@ from loadgauge.core.definitions.training.memory_range import (
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.evidence.validate.counters import Counter, reading
-from loadgauge.evidence.validate.runs import Run, published
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Run, published, setup_of
 from loadgauge.evidence.validate.summary import configuration_weights, grouped
 from loadgauge.evidence.validate.validate import validate
 

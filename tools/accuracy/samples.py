@@ -18,8 +18,7 @@ from loadgauge.core.estimate.time.collectives import Fabric
 from loadgauge.core.estimate.time.roofline import Machine
 from loadgauge.core.estimate.time.step import StepModel
 from loadgauge.evidence.validate.measured import step_seconds
-from loadgauge.evidence.validate.runs import Run
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Run, setup_of
 from loadgauge.evidence.validate.validate import machine
 
 

@@ -45,8 +45,7 @@ from loadgauge.core.definitions.training.software import (
     kind_of,
     software,
 )
-from loadgauge.evidence.validate.runs import Run, published
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Run, published, setup_of
 from loadgauge.evidence.validate.summary import quantile
 from loadgauge.evidence.validate.validate import validate
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, above_zero, list_data, parse, read_data, suggest
+from loadgauge.core.base import ConfigError, above_zero, list_data, parse, read_data, refuse, suggest
 
 DAY = 86_400.0
 NODE = 8
@@ -107,16 +107,18 @@ def failures(text: str) -> Failures:
         parsed = msgspec.convert(tomllib.loads(body), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{text}: {error}", key="failures") from None
-    if not parsed.parts or min(part.count for part in parsed.parts) <= 0:
-        raise ConfigError(f"{text}: needs parts with counts above 0", key="failures")
+    refuse(
+        not parsed.parts or min(part.count for part in parsed.parts) <= 0,
+        f"{text}: needs parts with counts above 0",
+        key="failures",
+    )
     if parsed.per_thousand_node_days is not None:
         low, high = (rate / 1000 / NODE / DAY for rate in parsed.per_thousand_node_days)
     elif parsed.gpus and parsed.days:
         low = high = sum(part.count for part in parsed.parts) / parsed.gpus / (parsed.days * DAY)
     else:
         raise ConfigError(f"{text}: needs gpus and days, or per_thousand_node_days", key="failures")
-    if not 0 < low <= high:
-        raise ConfigError(f"{text}: rates must be positive and rise", key="failures")
+    refuse(not 0 < low <= high, f"{text}: rates must be positive and rise", key="failures")
     return Failures(id=Path(text).stem, name=parsed.name, source=parsed.source, low=low, high=high, parts=parsed.parts)
 
 
@@ -142,11 +144,9 @@ def span(text: str, key: str) -> Span:
     ends = []
     for word in (low, high or low):
         value, unit = parse(word, key, "second")
-        if unit != "second":
-            raise ConfigError(f"must be a time such as 5min or 1min..10min, got {text!r}", key=key)
+        refuse(unit != "second", f"must be a time such as 5min or 1min..10min, got {text!r}", key=key)
         ends.append(value)
-    if ends[0] > ends[1]:
-        raise ConfigError(f"must rise, got {text!r}", key=key)
+    refuse(ends[0] > ends[1], f"must rise, got {text!r}", key=key)
     return Span(*ends)
 
 
@@ -191,12 +191,12 @@ def checkpoint(text: str) -> Checkpoint:
     (300.0, None)
     """
     way, _, every = text.partition(":")
-    if way not in ("sync", "async", "memory", "none"):
-        raise ConfigError(
-            f"must be sync, async, memory or none, with an interval as in async:5min, got {text!r}", key="checkpoint"
-        )
+    refuse(
+        way not in ("sync", "async", "memory", "none"),
+        f"must be sync, async, memory or none, with an interval as in async:5min, got {text!r}",
+        key="checkpoint",
+    )
     if not every:
         return Checkpoint(way=way)  # type: ignore[arg-type]
-    if way == "none":
-        raise ConfigError(f"none has no interval, got {text!r}", key="checkpoint")
+    refuse(way == "none", f"none has no interval, got {text!r}", key="checkpoint")
     return Checkpoint(way=way, every=above_zero(every, "checkpoint", "second", "like async:5min"))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotStated, Size, above_zero, needs, parse_count, share
+from loadgauge.core.base import ConfigError, NotStated, Size, above_zero, needs, parse_count, refuse, share
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.states.states import model_states
 from loadgauge.core.estimate.time.cost import DAY, HOUR, checkpoint_interval
@@ -45,8 +45,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def recovery(self) -> Recovery:
         """Return the times of recovery."""
-        if self.recover not in ("restart", "elastic", "reroute"):
-            raise ConfigError(f"must be restart, elastic or reroute, got {self.recover!r}", key="recover")
+        refuse(
+            self.recover not in ("restart", "elastic", "reroute"),
+            f"must be restart, elastic or reroute, got {self.recover!r}",
+            key="recover",
+        )
         stated: dict[str, Any] = {"way": self.recover}
         for name in ("detect", "diagnose", "swap", "restart"):
             text = getattr(self, name)
@@ -71,8 +74,7 @@ def hosts_of(text: str, gpus: int, node: int) -> int:
         if isinstance(error, ConfigError) and "-" not in text:
             raise
         raise ConfigError(f"must be hosts or a share such as 2%, not below 0, got {text!r}", key="spares") from None
-    if hosts < 0:
-        raise ConfigError(f"must be hosts or a share such as 2%, not below 0, got {text!r}", key="spares")
+    refuse(hosts < 0, f"must be hosts or a share such as 2%, not below 0, got {text!r}", key="spares")
     return hosts
 
 
@@ -246,8 +248,7 @@ def case(result: Estimate, tokens: str | float, options: Options) -> Case:
     if time is None or cluster is None:
         raise NotStated(result.untimed or "a fleet needs a GPU whose step has a time")
     total = parse_count(tokens, "tokens") if isinstance(tokens, str) else tokens
-    if total < time.tokens:
-        raise ConfigError(f"{total:,.0f} are less than the {time.tokens:,.0f} of one step", key="tokens")
+    refuse(total < time.tokens, f"{total:,.0f} are less than the {time.tokens:,.0f} of one step", key="tokens")
     gpus, node = cluster.gpus, cluster.gpus_per_node
     hosts = math.ceil(gpus / node)
     work = total / time.tokens * time.step
@@ -371,10 +372,11 @@ def _interval(
     whole = max(1, round(every / step)) * step
     if saved.every is None:
         return min(whole, work)
-    if saved.every > work:
-        raise ConfigError(
-            f"every {saved.every / HOUR:.3g} h is longer than the run of {work / HOUR:.3g} h", key="checkpoint"
-        )
+    refuse(
+        saved.every > work,
+        f"every {saved.every / HOUR:.3g} h is longer than the run of {work / HOUR:.3g} h",
+        key="checkpoint",
+    )
     return min(whole, work)
 
 
@@ -384,8 +386,11 @@ def _slow(result: Estimate, options: Options, hosts: int) -> tuple[tuple[float, 
     low = high = 0.0
     if options.machines is not None and float(options.machines.rstrip(" %")) != 0:
         low, high = slowest(share(options.machines, "machines"), hosts)
-        if not math.isfinite(high):
-            raise ConfigError(f"{options.machines} of {hosts:,} hosts leave one that does not move", key="machines")
+        refuse(
+            not math.isfinite(high),
+            f"{options.machines} of {hosts:,} hosts leave one that does not move",
+            key="machines",
+        )
     watts = time.tdp
     if options.power_cap is not None:
         cap = share(options.power_cap, "power_cap")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.layout.axes import DEGREES
 from loadgauge.core.estimate.result import Estimate
@@ -33,8 +33,7 @@ def chosen(job: Job, options: dict[str, Any], say: Say = _quiet) -> tuple[Estima
         setup = resolve_job(job)
         return setup.estimate(), dict(setup.assumed), ""
     fields = {name: getattr(job, name) for name in JOB_FIELDS if getattr(job, name) is not None}
-    if job.gpus is None:
-        raise ConfigError("is missing: the GPUs of the job", key="gpus")
+    refuse(job.gpus is None, "is missing: the GPUs of the job", key="gpus")
     request = PlanRequest.of(job.model, {**fields, "gpus": str(job.gpus), "objective": "goodput"})
     return most_goodput(request, Options(**options), say)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, read_text
+from loadgauge.core.base import ConfigError, read_text, refuse
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,10 +53,10 @@ def pack(wants: Sequence[Want], gpus: int) -> Packed:
     [('a', 0.0), ('c', 0.0), ('b', 2.0)]
     """
     for want in wants:
-        if want.gpus > gpus:
-            raise ConfigError(f"{want.name} asks for {want.gpus:,} GPUs, and the fleet has {gpus:,}", key="jobs")
-        if want.gpus < 1 or want.days <= 0 or want.comes < 0:
-            raise ConfigError(f"{want.name} needs GPUs and days above 0", key="jobs")
+        refuse(want.gpus > gpus, f"{want.name} asks for {want.gpus:,} GPUs, and the fleet has {gpus:,}", key="jobs")
+        refuse(
+            want.gpus < 1 or want.days <= 0 or want.comes < 0, f"{want.name} needs GPUs and days above 0", key="jobs"
+        )
     waiting = sorted(enumerate(wants), key=lambda pair: (pair[1].priority, pair[1].comes, pair[0]))
     running: list[tuple[float, int]] = []
     slots: list[Slot] = []
@@ -118,10 +118,14 @@ def read_jobs(file: str) -> tuple[int | None, list[dict[str, Any]]]:
         raise ConfigError(str(error), file=file) from None
     jobs = content.pop("jobs", None)
     gpus = content.pop("gpus", None)
-    if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
-        raise ConfigError("needs [[jobs]], each with a model, gpus and tokens, or with gpus and days", file=file)
+    refuse(
+        not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs),
+        "needs [[jobs]], each with a model, gpus and tokens, or with gpus and days",
+        file=file,
+    )
     if content:
         raise ConfigError("is no key of a queue (gpus, jobs)", key=next(iter(content)), file=file)
-    if gpus is not None and (not isinstance(gpus, int) or gpus < 1):
-        raise ConfigError("must be a whole number", key="gpus", file=file)
+    refuse(
+        gpus is not None and (not isinstance(gpus, int) or gpus < 1), "must be a whole number", key="gpus", file=file
+    )
     return gpus, jobs

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Size, lists, maximum
+from loadgauge.core.base import ConfigError, Size, lists, maximum, refuse
 from loadgauge.core.estimate.time.cost import goodput
 from loadgauge.fleets.failures import Failures, Recovery
 
@@ -55,14 +55,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     recovery: Recovery = Recovery()
 
     def __post_init__(self) -> None:
-        if self.spares < 0:
-            raise ConfigError("cannot be below 0", key="spares")
-        if not (self.work > 0 and self.every > 0 and min(self.stall, self.lag, self.reload) >= 0):
-            raise ConfigError("work and intervals must be positive, times not negative", key="run")
-        if math.isfinite(self.every) and self.every > self.work:
-            raise ConfigError(
-                f"every {self.every / 3600:.3g} h is longer than the run of {self.work / 3600:.3g} h", key="checkpoint"
-            )
+        refuse(self.spares < 0, "cannot be below 0", key="spares")
+        refuse(
+            not (self.work > 0 and self.every > 0 and min(self.stall, self.lag, self.reload) >= 0),
+            "work and intervals must be positive, times not negative",
+            key="run",
+        )
+        refuse(
+            math.isfinite(self.every) and self.every > self.work,
+            f"every {self.every / 3600:.3g} h is longer than the run of {self.work / 3600:.3g} h",
+            key="checkpoint",
+        )
 
 
 class Event(NamedTuple):
@@ -115,8 +118,7 @@ def _classes(numpy: Any, failures: Failures) -> _Classes:
         ((part.needs, part.wide, part.silent_hours * 3600), (part.name, failures.share(part)))
         for part in failures.parts
     )
-    shares = [sum(share for _, share in named) for named in together.values()]
-    ends = numpy.cumsum(shares)[:-1]
+    ends = numpy.cumsum([sum(share for _, share in named) for named in together.values()])[:-1]
     keys = list(together)
     return _Classes(
         ends,
@@ -212,10 +214,8 @@ def simulate(run: Run, runs: int = 1000, seed: int = 0, horizon: float | None = 
     >>> simulate(Run(work=1000.0, gpus=8, failures=NONE), 2).seconds.tolist()
     [1000.0, 1000.0]
     """
-    if runs < 1:
-        raise ConfigError("must be at least 1", key="runs")
-    if horizon is None and closed_form(run) < LEAST:
-        raise ConfigError("with these failures no progress is ever made", key="failures")
+    refuse(runs < 1, "must be at least 1", key="runs")
+    refuse(horizon is None and closed_form(run) < LEAST, "with these failures no progress is ever made", key="failures")
     expected = run.gpus * run.failures.rate * (run.work * 1.5 if horizon is None else horizon)
     part = max(1.0, expected / MOST_FAILURES)
     if part > 1:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, LayoutError, above_zero, share
+from loadgauge.core.base import ConfigError, LayoutError, above_zero, refuse, share
 from loadgauge.core.definitions.hardware.cluster import cluster
 from loadgauge.core.definitions.hardware.hardware import Cluster
 from loadgauge.core.definitions.hardware.topology import FIBRE
@@ -62,8 +62,11 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
                 speeds = tuple(float(word) for word in str(options["site_speeds"]).split(","))
             except ValueError:
                 raise ConfigError("must be numbers such as 1,0.9", key="site_speeds") from None
-            if len(speeds) != sites or min(speeds) <= 0 or not all(map(math.isfinite, speeds)):
-                raise ConfigError(f"must be {sites} numbers above 0", key="site_speeds")
+            refuse(
+                len(speeds) != sites or min(speeds) <= 0 or not all(map(math.isfinite, speeds)),
+                f"must be {sites} numbers above 0",
+                key="site_speeds",
+            )
         return cls(
             sites=sites,
             inner_steps=int(str(options.get("inner_steps") or INNER_STEPS)),
@@ -123,13 +126,14 @@ def on_one_site(result: Estimate, sites: int) -> Estimate:
     """Return the estimate of a site's part of a job: its share of the GPUs and of the batch. Raises `LayoutError`."""
     layout, machines = result.layout, result.cluster
     assert machines is not None
-    if layout.dp % sites or layout.global_batch % sites:
-        raise LayoutError(
-            f"dp {layout.dp:,} and the batch of {layout.global_batch:,} are not divisible by {sites} sites",
-            dimension="sites",
-            size=layout.dp,
-            ranks=sites,
-        )
+    refuse(
+        layout.dp % sites or layout.global_batch % sites,
+        f"dp {layout.dp:,} and the batch of {layout.global_batch:,} are not divisible by {sites} sites",
+        LayoutError,
+        dimension="sites",
+        size=layout.dp,
+        ranks=sites,
+    )
     replicas = layout.replicas // math.gcd(layout.replicas, sites)
     part = msgspec.structs.replace(
         layout, dp=layout.dp // sites, global_batch=layout.global_batch // sites, replicas=replicas

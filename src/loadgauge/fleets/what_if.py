@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.errors import ConfigError, Error, refuse
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.fleets.fleet import Fleet
 from loadgauge.fleets.simulate import away
@@ -62,10 +62,8 @@ def best_interval(base: Fleet) -> tuple[float, list[tuple[float, float]]]:
 
     Raises `ConfigError` without checkpoints.
     """
-    if base.checkpoint.way == "none":
-        raise ConfigError("needs checkpoints", key="find")
-    if not base.failures.rate:
-        raise ConfigError("nothing fails, so that no checkpoint is read", key="failures")
+    refuse(base.checkpoint.way == "none", "needs checkpoints", key="find")
+    refuse(not base.failures.rate, "nothing fails, so that no checkpoint is read", key="failures")
     start = base.again(runs=2, checkpoint=base.checkpoint.way).run.every
     tried: list[tuple[float, float]] = []
     for power in range(-6, 7):
@@ -89,8 +87,7 @@ def best_spares(base: Fleet) -> tuple[int, list[tuple[int, float, float]]]:
             continue  # too few to make any progress
         days = float(again.outcome.seconds.mean()) / 86_400
         tried.append((number, days, days * 24 * again.gpus))
-    if not tried:
-        raise ConfigError("with these failures no progress is ever made", key="failures")
+    refuse(not tried, "with these failures no progress is ever made", key="failures")
     return min(tried, key=lambda row: row[2])[0], tried
 
 

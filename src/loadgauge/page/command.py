@@ -1,7 +1,5 @@
 """`loadgauge serve`: the page, on this machine only."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import sys

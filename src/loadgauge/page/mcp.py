@@ -1,7 +1,5 @@
 """`loadgauge mcp`: the same answers for assistants, by the Model Context Protocol over standard input and output."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -11,7 +9,7 @@ from typing import Any
 import click
 
 from loadgauge._version import __version__
-from loadgauge.core.base import ConfigError, needs_mcp
+from loadgauge.core.base import ConfigError, needs_mcp, refuse
 
 Flags = dict[str, Any] | list[str] | str
 """Flags by name, or as words of a command line, or those as text."""
@@ -47,14 +45,13 @@ def words_of(subject: str, flags: Flags) -> list[str]:
         if isinstance(more, dict)
         else map(str, more)
     )
-    if any(".py:" in word for word in words) or (words[0].startswith("-") and words[0] not in ("-", "--help-all")):
-        raise ConfigError(
-            f"{subject!r} is not a model, a configuration or a job file; functions of a program are not run here"
-        )
+    refuse(
+        any(".py:" in word for word in words) or (words[0].startswith("-") and words[0] not in ("-", "--help-all")),
+        f"{subject!r} is not a model, a configuration or a job file; functions of a program are not run here",
+    )
     for word in words[1:]:
         name = word.partition("=")[0].replace("_", "-").lstrip("-")
-        if word.startswith("--") and name in WRITES:
-            raise ConfigError("writes a file; ask for it on the command line", key=name)
+        refuse(word.startswith("--") and name in WRITES, "writes a file; ask for it on the command line", key=name)
     return words
 
 
@@ -63,8 +60,7 @@ def _words(key: str, value: Any) -> list[str]:
     name = key.replace("_", "-").lstrip("-")
     if value is None or isinstance(value, bool):
         return [] if value is None else [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, dict):
-        raise ConfigError(f'has one value, such as {{"{name}": 8}}', key=name)
+    refuse(isinstance(value, dict), f'has one value, such as {{"{name}": 8}}', key=name)
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
 
 

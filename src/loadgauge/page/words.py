@@ -1,7 +1,5 @@
 """The page's words for texts of a terminal, as `static/js/i18n.js` has them for the page."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from importlib.resources import files

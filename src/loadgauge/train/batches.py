@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 
 POOL = 2048
 """Sequences packed together: enough to fill a budget closely, few enough to keep batches random."""
@@ -36,10 +36,8 @@ class TokenBudgetSampler:
         ranks: int = 1,
         rank: int = 0,
     ) -> None:
-        if not lengths:
-            raise ConfigError("no sequences", key="lengths")
-        if not 0 <= rank < ranks:
-            raise ConfigError(f"must be at least 0 and below ranks={ranks}, got {rank}", key="rank")
+        refuse(not lengths, "no sequences", key="lengths")
+        refuse(not 0 <= rank < ranks, f"must be at least 0 and below ranks={ranks}, got {rank}", key="rank")
         longest = max(range(len(lengths)), key=lengths.__getitem__)
         if min(lengths) < 1 or lengths[longest] > max_tokens:
             raise ConfigError(

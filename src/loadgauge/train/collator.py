@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 
 IGNORED = -100
 """The label that no loss counts."""
@@ -47,13 +47,15 @@ class Collator:
     boundaries: bool = True
 
     def __post_init__(self) -> None:
-        if self.task is not None and self.task not in TASKS:
-            raise ConfigError(f"must be one of {', '.join(TASKS)}, got {self.task!r}", key="task")
+        refuse(
+            self.task is not None and self.task not in TASKS,
+            f"must be one of {', '.join(TASKS)}, got {self.task!r}",
+            key="task",
+        )
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         rows = list(_joined(features))
-        if not rows:
-            raise ConfigError("an empty batch", key="features")
+        refuse(not rows, "an empty batch", key="features")
         if self.task == "preference" or (self.task is None and {"chosen_ids", "chosen_input_ids"} & rows[0].keys()):
             rows, task = _pairs(rows), "causal"
         else:
@@ -91,8 +93,7 @@ class _Sequence:
 
     @classmethod
     def of(cls, row: Feature, task: str) -> _Sequence:
-        if "input_ids" not in row:
-            raise ConfigError("a feature needs input_ids", key="input_ids")
+        refuse("input_ids" not in row, "a feature needs input_ids", key="input_ids")
         if unknown := sorted(set(row) - KNOWN):
             raise ConfigError(f"a flat batch has no place for {', '.join(unknown)}: remove the column", key="features")
         input_ids = torch.as_tensor(row["input_ids"]).long()
@@ -113,18 +114,18 @@ class _Sequence:
             if (mask := by_token.pop(key, None)) is not None and labels is not None:
                 labels = labels.masked_fill(mask == 0, IGNORED)
         lengths = [int(n) for n in row["seq_lengths"]] if row.get("seq_lengths") is not None else [len(input_ids)]
-        if sum(lengths) != len(input_ids) or min(lengths, default=0) < 1:
-            raise ConfigError(
-                f"a sequence of {len(input_ids)} tokens cannot have lengths {lengths[:8]}", key="input_ids"
-            )
+        refuse(
+            sum(lengths) != len(input_ids) or min(lengths, default=0) < 1,
+            f"a sequence of {len(input_ids)} tokens cannot have lengths {lengths[:8]}",
+            key="input_ids",
+        )
         return cls(input_ids, lengths, labels, label.item() if isinstance(label, Tensor) else label, by_token)
 
 
 def _kept(row: Feature, length: int) -> Tensor:
     mask = row.get("attention_mask")
     keep = torch.ones(length, dtype=torch.bool) if mask is None else torch.as_tensor(mask) != 0
-    if len(keep) != length:
-        raise ConfigError(f"{length} tokens but {len(keep)} values", key="attention_mask")
+    refuse(len(keep) != length, f"{length} tokens but {len(keep)} values", key="attention_mask")
     return keep
 
 
@@ -148,8 +149,11 @@ def _pairs(rows: list[Feature]) -> list[Feature]:
             if f"{side}_input_ids" in row:
                 halves.append({"input_ids": row[f"{side}_input_ids"]})
                 continue
-            if "prompt_ids" not in row or f"{side}_ids" not in row:
-                raise ConfigError(f"a pair needs prompt_ids and {side}_ids, or {side}_input_ids", key="features")
+            refuse(
+                "prompt_ids" not in row or f"{side}_ids" not in row,
+                f"a pair needs prompt_ids and {side}_ids, or {side}_input_ids",
+                key="features",
+            )
             prompt, answer = list(row["prompt_ids"]), list(row[f"{side}_ids"])
             mask = [0] * len(prompt) + [1] * len(answer)
             halves.append({"input_ids": prompt + answer, "completion_mask": mask})

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse
 from loadgauge.train import hooks as routing, inspect_model as anatomy
 from loadgauge.train.hooks import Wiring
 from loadgauge.train.layers import boundaries, mixers
@@ -55,8 +55,11 @@ def enable(model: Model, backend: str = "auto") -> Model:
     sequence alone, and the gradient from one to the other exactly zero. Raises `NotModelled`, with the reason, for a model
     that cannot be made padding-free; it is left as it was.
     """
-    if backend not in ("auto", "mixer", *BACKENDS):
-        raise ConfigError(f"must be auto, mixer, {', '.join(BACKENDS)}; got {backend!r}", key="backend")
+    refuse(
+        backend not in ("auto", "mixer", *BACKENDS),
+        f"must be auto, mixer, {', '.join(BACKENDS)}; got {backend!r}",
+        key="backend",
+    )
     if any(type(parameter).__name__ == "DTensor" or not parameter.numel() for parameter in model.parameters()):
         # Before anything is undone: an enabled model stays enabled.
         raise ConfigError("has sharded weights: enable it before fully_shard, FSDP or ZeRO-3", key="model")
@@ -65,10 +68,15 @@ def enable(model: Model, backend: str = "auto") -> Model:
     top = anatomy.whole(model)
     inner = anatomy.backbone(top)
     name = type(top).__name__
-    if getattr(top.config, "is_encoder_decoder", False):
-        raise NotModelled(f"{name} is an encoder-decoder: cross-attention is not made padding-free")
-    if any(parameter.is_meta for parameter in top.parameters()):
-        raise ConfigError(f"{name} has no weights yet (meta device): load them before enabling")
+    refuse(
+        getattr(top.config, "is_encoder_decoder", False),
+        f"{name} is an encoder-decoder: cross-attention is not made padding-free",
+        NotModelled,
+    )
+    refuse(
+        any(parameter.is_meta for parameter in top.parameters()),
+        f"{name} has no weights yet (meta device): load them before enabling",
+    )
     stock = anatomy.stock_implementation(top)
     samples = (anatomy.sample(top, anatomy.LENGTHS[0], 1), anatomy.sample(top, anatomy.LENGTHS[1], 2))
     were_on = _caches_off(top)
@@ -177,8 +185,7 @@ def enabled(model: nn.Module) -> bool:
 
 def describe(model: nn.Module) -> str:
     """One line: which layers run how; of attention, the back-end of its last call."""
-    if not enabled(model):
-        raise ConfigError("is not padding-free: call enable first", key="model")
+    refuse(not enabled(model), "is not padding-free: call enable first", key="model")
     counts: Counter[str] = Counter()
     for module in model.modules():
         plan, mixer = module.__dict__.get("padding_free"), module.__dict__.get("padding_free_mixer")

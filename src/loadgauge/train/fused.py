@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 
 
 class _Product(torch.autograd.Function):
@@ -78,8 +78,7 @@ def sigmoid_chain(x: Tensor, length: int) -> Tensor:
     >>> sigmoid_chain(torch.tensor(0.0), 1)
     tensor(0.5000)
     """
-    if length < 1:
-        raise ConfigError(f"sigmoid_chain: length must be at least 1, got {length}")
+    refuse(length < 1, f"sigmoid_chain: length must be at least 1, got {length}")
     result: Tensor = _SigmoidChain.apply(x, length)
     return result
 
@@ -236,8 +235,7 @@ def linear_cross_entropy(
         )
     if target.shape != hidden.shape[:1]:
         raise ConfigError(f"linear_cross_entropy: {hidden.shape[0]} tokens, but targets {tuple(target.shape)}")
-    if chunk < 1:
-        raise ConfigError(f"linear_cross_entropy: chunk must be at least 1, got {chunk}")
+    refuse(chunk < 1, f"linear_cross_entropy: chunk must be at least 1, got {chunk}")
     result: Tensor = _LinearCrossEntropy.apply(hidden, weight, target, ignore_index, chunk)
     return result
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.train import inspect_model as anatomy
 from loadgauge.train.collator import Collator
 from loadgauge.train.enable import enabled
@@ -62,8 +62,7 @@ def report(lengths: Sequence[int], model: nn.Module | None = None) -> Report:
     With an enabled `model`, the bytes it keeps for backward are measured on two small batches of different size; between
     them they grow by exactly so many bytes a token, whatever the batch, and that is what the forecast uses.
     """
-    if not lengths or min(lengths) < 1:
-        raise ConfigError("must be at least 1, and at least one of them", key="lengths")
+    refuse(not lengths or min(lengths) < 1, "must be at least 1, and at least one of them", key="lengths")
     tokens, longest = sum(lengths), max(lengths)
     padded_tokens = len(lengths) * longest
     pairs, padded_pairs = sum(length * length for length in lengths), len(lengths) * longest * longest
@@ -76,8 +75,7 @@ def report(lengths: Sequence[int], model: nn.Module | None = None) -> Report:
 
 def _per_token(model: nn.Module) -> tuple[float, float]:
     """Bytes kept for each token and for any batch, from two small batches."""
-    if not enabled(model):
-        raise ConfigError("is not padding-free: call enable first", key="model")
+    refuse(not enabled(model), "is not padding-free: call enable first", key="model")
     top = anatomy.whole(model)
     device = anatomy.embedding(top).device
     measured = []

@@ -8,8 +8,7 @@ import pytest
 from loadgauge.core.base.errors import NotModelled
 from loadgauge.core.definitions.model.model import Attention, Mlp
 from loadgauge.evidence.validate.measured import step_seconds
-from loadgauge.evidence.validate.runs import Measured, published
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Measured, published, setup_of
 
 RUNS = {run.id: run for run in published().runs}
 

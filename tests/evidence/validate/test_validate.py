@@ -17,8 +17,7 @@ from loadgauge.core.definitions.job.job import fields
 from loadgauge.core.definitions.training.memory_range import memory_range, spread
 from loadgauge.evidence.validate.baseline import baseline, ideal_seconds, rescaled
 from loadgauge.evidence.validate.counters import Counter
-from loadgauge.evidence.validate.runs import Measured, Run, Variant, parse, published
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Measured, Run, Variant, parse, published, setup_of
 from loadgauge.evidence.validate.summary import errors, quantile, reason_kind, reasons, summary
 from loadgauge.evidence.validate.validate import Record, validate
 

@@ -15,7 +15,7 @@ from transformers.utils import import_utils
 import loadgauge
 from loadgauge.pytorch.capture.captured import Captured
 from loadgauge.pytorch.capture.record import record
-from loadgauge.pytorch.capture.symbols.repeats import Env, Repeats
+from loadgauge.pytorch.capture.symbols.symbolic import Env, Repeats
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.trace.no_compiler import last_lines
 

@@ -1,7 +1,5 @@
 """Changes that make a run of a task fit: which settings, the mildest first, alone or together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Helpers of the families' readers: which head the model class has, how heads divide, which layers are alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 

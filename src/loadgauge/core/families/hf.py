@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, closest, read_start
+from loadgauge.core.base import ConfigError, closest, read_start, refuse
 from loadgauge.core.definitions.model.model import ModelSpec, Tower
 from loadgauge.core.definitions.model.own_code import DROPS
 from loadgauge.core.families.common import refuse_unusual
@@ -193,8 +193,7 @@ def decode(content: bytes, file: str = "") -> Any:
     """
     if len(content) > LARGEST_FILE:
         raise ConfigError(f"is larger than {LARGEST_FILE // 10**6} MB; a config.json has some kB", file=file)
-    if not content.strip():
-        raise ConfigError("is empty", file=file)
+    refuse(not content.strip(), "is empty", file=file)
 
     def constant(text: str) -> float:
         if text.endswith("Infinity"):

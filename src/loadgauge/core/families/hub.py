@@ -3,12 +3,10 @@
 Only `config.json` is read, as data; code that a repository holds (`auto_map`) is never run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 
-from loadgauge.core.base.errors import ConfigError, first_line
+from loadgauge.core.base.errors import ConfigError, first_line, refuse
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 """Owner and name."""
@@ -57,8 +55,7 @@ def cached(name: str) -> str | None:
 def fetch(name: str) -> bytes:
     """Return the `config.json` of a repository on the hub: by huggingface_hub with its token and its cache where that is
     installed, else over HTTPS. Raises `ConfigError` in one line."""
-    if not REPOSITORY.fullmatch(name):
-        raise ConfigError(f"{name!r} is not the name of a repository, which is OWNER/NAME", key="hub")
+    refuse(not REPOSITORY.fullmatch(name), f"{name!r} is not the name of a repository, which is OWNER/NAME", key="hub")
     try:
         try:
             from huggingface_hub import hf_hub_download

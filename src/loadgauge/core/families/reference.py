@@ -5,8 +5,6 @@ Llama of Touvron et al. (RMSNorm, gated MLP, rotary positions, grouped-query att
 the blocks of Mixtral (routed experts) and of DeepSeek-V3 (latent attention, routed and shared experts).
 """
 
-from __future__ import annotations
-
 from loadgauge.core.base.algebra import Size, shard
 from loadgauge.core.definitions.model.model import Attention, Block, LatentAttention, Mlp, ModelSpec, Moe, Norm
 

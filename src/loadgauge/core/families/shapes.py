@@ -5,15 +5,13 @@ size, a feed-forward of 4 h (gpt), 8/3 h (llama) or 3.5 h (moe). For a size, lay
 count of parameters is the size, and the feed-forward is moved where none is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, count, parse_count, suggest
+from loadgauge.core.base import ConfigError, count, parse_count, refuse, suggest
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.hf import from_dict
 from loadgauge.core.families.reference import llama_ffn
@@ -190,8 +188,7 @@ def _given(family: str, text: str) -> tuple[float | None, dict[str, int]]:
     for word in filter(None, text.split(",")):
         key, equals, value = word.strip().partition("=")
         if not equals or key == "size":
-            if size is not None:
-                raise ConfigError(f"two sizes are given: {text[:60]!r}", key="size")
+            refuse(size is not None, f"two sizes are given: {text[:60]!r}", key="size")
             size = parse_count(value if equals else key, "size")
             continue
         key = key.replace("_", "-")
@@ -201,8 +198,11 @@ def _given(family: str, text: str) -> tuple[float | None, dict[str, int]]:
                 f"a {family} has no {key[:40]!r} (known: size, {', '.join(keys)}){suggest(key, keys)}", key="model"
             )
         number = parse_count(value, key)
-        if number != int(number) or not 1 <= number <= 10**8:
-            raise ConfigError(f"must be a whole number from 1 to 100,000,000, got {value!r}", key=key)
+        refuse(
+            number != int(number) or not 1 <= number <= 10**8,
+            f"must be a whole number from 1 to 100,000,000, got {value!r}",
+            key=key,
+        )
         sizes[key.replace("-", "_")] = int(number)
     return size, sizes
 
@@ -210,19 +210,15 @@ def _given(family: str, text: str) -> tuple[float | None, dict[str, int]]:
 def _shape(family: str, sizes: Mapping[str, int]) -> Shape:
     """The shape with what is not given filled in. Raises `ConfigError` where sizes are missing or contradict each other."""
     for key in ("layers", "hidden"):
-        if key not in sizes:
-            raise ConfigError(f"is missing; state it, or give a size such as {family}:10B", key=key)
+        refuse(key not in sizes, f"is missing; state it, or give a size such as {family}:10B", key=key)
     kind, hidden = FAMILIES[family], sizes["hidden"]
     heads = sizes.get("heads") or _heads(hidden)
-    if hidden % heads:
-        raise ConfigError(f"hidden {hidden:,} is not a multiple of heads {heads:,}", key="heads")
+    refuse(hidden % heads, f"hidden {hidden:,} is not a multiple of heads {heads:,}", key="heads")
     kv_heads = sizes.get("kv_heads") or (8 if kind.grouped and heads > 8 and heads % 8 == 0 else heads)
-    if heads % kv_heads:
-        raise ConfigError(f"heads {heads:,} are not a multiple of kv-heads {kv_heads:,}", key="kv-heads")
+    refuse(heads % kv_heads, f"heads {heads:,} are not a multiple of kv-heads {kv_heads:,}", key="kv-heads")
     experts = sizes.get("experts", 8) if family == "moe" else 0
     top_k = sizes.get("top_k", min(2, experts)) if family == "moe" else 0
-    if top_k > experts:
-        raise ConfigError(f"a token cannot go to {top_k:,} of {experts:,} experts", key="top-k")
+    refuse(top_k > experts, f"a token cannot go to {top_k:,} of {experts:,} experts", key="top-k")
     return Shape(
         family=family,
         layers=sizes["layers"],

@@ -469,7 +469,7 @@ def held_bytes(model: ModelSpec, kind: Training) -> float:
         return 0.0
     whole = Layout(seq_len=1)
     memory = MemoryModel(model, whole, kind, view_of(whole, kind))
-    weights = memory.weighed(next(stages(model, whole)))[1].all
+    weights = memory.weighed(stages(model, whole)[0])[1].all
     quantised = kind.lora is not None and kind.lora.quantised
     states = model_states(weights, kind.precision, kind.optimizer, zero=3, quantised=quantised)
     elsewhere = kind.offload != "none" or kind.optimizer.by_tensor or kind.optimizer.one_block

@@ -3,14 +3,12 @@
 Lengths that a law would draw beyond the longest allowed are cut off there, as an engine does: they are that long.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.lengths.files import LONGEST
 
@@ -32,8 +30,11 @@ def answers(text: str) -> Lengths:
         return Lengths.of([_allowed(text.strip())])
     name, _, rest = text.partition(":")
     if name not in LAWS:
-        if name.lstrip("+-").replace(".", "").isdecimal():
-            raise ConfigError(f"must be a whole number of tokens above 0, got {text!r}", key="answers")
+        refuse(
+            name.lstrip("+-").replace(".", "").isdecimal(),
+            f"must be a whole number of tokens above 0, got {text!r}",
+            key="answers",
+        )
         try:
             return Lengths.parse(text)
         except ConfigError as error:
@@ -44,8 +45,9 @@ def answers(text: str) -> Lengths:
 
 def _allowed(number: str) -> int:
     """Read how long an answer may be. Raises `ConfigError` where that is more than any sequence may be."""
-    if (longest := float(number)) > LONGEST:
-        raise ConfigError(f"must be at most {LONGEST:,} tokens, got {number[:40]}", key="answers")
+    refuse(
+        (longest := float(number)) > LONGEST, f"must be at most {LONGEST:,} tokens, got {number[:40]}", key="answers"
+    )
     return int(longest)
 
 

@@ -7,8 +7,6 @@ serves, the step's tensors are those of the tokens that come, so that it stays b
 (Sources: vllm, `v1/worker/gpu_worker.py`; sglang, `model_executor/model_runner.py`.)
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.base import GIB, MIB, Size, in_gib, maximum

@@ -4,8 +4,6 @@ Colocated phases take turns, so that a card needs the largest of them, each with
 states of the trained models, the weights of the frozen ones, and the engine, asleep or not.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, LayoutError
+from loadgauge.core.base.errors import ConfigError, LayoutError, refuse
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.job.uncounted import Uncounted
@@ -135,23 +135,25 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         text, *others = text.split(",")
         apart = tuple(map(_apart, others))
         beside, words = sum(number for _, number in apart), [name for names, _ in apart for name in names]
-        if len(words) > len(set(words)):
-            raise ConfigError("a role has GPUs of its own once", key="placement")
+        refuse(len(words) > len(set(words)), "a role has GPUs of its own once", key="placement")
         kind, colon, rest = text.partition(":")
         if kind == "colocated" and not colon:
-            if beside and (gpus or 0) <= beside:
-                raise ConfigError(f"{beside} of --gpus {gpus} leave none to the trainer", key="placement")
+            refuse(
+                beside and (gpus or 0) <= beside,
+                f"{beside} of --gpus {gpus} leave none to the trainer",
+                key="placement",
+            )
             return cls(trainer=(gpus or 1) - beside, apart=apart)
         parts = rest.split("+")
-        if (
+        refuse(
             kind != "split"
             or len(parts) != 2
-            or not all(number.isascii() and number.isdecimal() and len(number) < 8 for number in parts)
-        ):
-            raise ConfigError(f"must be colocated or like split:16+16, got {text!r}", key="placement")
+            or not all(number.isascii() and number.isdecimal() and len(number) < 8 for number in parts),
+            f"must be colocated or like split:16+16, got {text!r}",
+            key="placement",
+        )
         trainer, rollout = map(int, parts)
-        if not trainer or not rollout:
-            raise ConfigError(f"both sides need a GPU, got {text!r}", key="placement")
+        refuse(not trainer or not rollout, f"both sides need a GPU, got {text!r}", key="placement")
         placed = cls(trainer=trainer, rollout=rollout, apart=apart)
         if gpus is not None and gpus != placed.gpus:
             counts = " + ".join(map(str, (trainer, rollout, *(number for _, number in apart))))
@@ -163,12 +165,12 @@ def _apart(text: str) -> tuple[tuple[str, ...], int]:
     """Read roles with GPUs of their own, and how many. Raises `ConfigError`."""
     words, _, number = text.partition("=")
     names = tuple(word.strip() for word in words.split("+"))
-    if not set(names) <= set(ALONE) or not (
-        number.isascii() and number.isdecimal() and 0 < len(number) < 8 and int(number)
-    ):
-        raise ConfigError(
-            f"of a role on GPUs of its own is like reward=8 ({', '.join(ALONE)}), got {text[:40]!r}", key="placement"
-        )
+    refuse(
+        not set(names) <= set(ALONE)
+        or not (number.isascii() and number.isdecimal() and 0 < len(number) < 8 and int(number)),
+        f"of a role on GPUs of its own is like reward=8 ({', '.join(ALONE)}), got {text[:40]!r}",
+        key="placement",
+    )
     return tuple(ALONE[name] for name in names), int(number)
 
 
@@ -228,16 +230,18 @@ def replicas_of(engine: Engine, placement: Placement) -> int:
     [4, 3]
     """
     gpus = placement.rollout or placement.trainer
-    if gpus % engine.replica:
-        raise LayoutError(
-            f"{gpus} GPUs of the rollout are not whole replicas of {engine.replica} ({engine.text()})",
-            dimension="gpus",
-            size=gpus,
-            ranks=engine.replica,
-        )
+    refuse(
+        gpus % engine.replica,
+        f"{gpus} GPUs of the rollout are not whole replicas of {engine.replica} ({engine.text()})",
+        LayoutError,
+        dimension="gpus",
+        size=gpus,
+        ranks=engine.replica,
+    )
     replicas = gpus // engine.replica
-    if engine.dp is not None and (engine.dp > replicas or (placement.rollout and engine.dp != replicas)):
-        raise ConfigError(
-            f"dp={engine.dp} replicas of {engine.replica} GPUs are not the {gpus} of the rollout", key="rollout"
-        )
+    refuse(
+        engine.dp is not None and (engine.dp > replicas or (placement.rollout and engine.dp != replicas)),
+        f"dp={engine.dp} replicas of {engine.replica} GPUs are not the {gpus} of the rollout",
+        key="rollout",
+    )
     return engine.dp or replicas

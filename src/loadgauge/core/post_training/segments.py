@@ -6,8 +6,6 @@ small segment serves a large request or the other way round: activations and ada
 moments, and the driver sees both. The trace's allocator, which serves request after request, is the oracle of the tests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec

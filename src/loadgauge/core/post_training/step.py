@@ -6,8 +6,6 @@ are: packed into micro-batches as long as the longest sequence, or padded where 
 with answers of up to k updates ago, k batches are on their way at once, and the tail of one is hidden under the next.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -10,8 +10,6 @@ receiver writes into each matrix in turn (source: verl, checkpoint_engine/delta_
 of it is written and read again; there the tensors are gathered first (source: slime, update_weight_from_disk_delta.py).
 """
 
-from __future__ import annotations
-
 from typing import Literal, cast
 
 import msgspec

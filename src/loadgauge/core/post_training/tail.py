@@ -9,8 +9,6 @@ but for how the replicas differ: all wait for that with the longest answer.
 Legend: n sequences of a replica, R replicas, B slots, X the tokens of an answer, p those of a prompt.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

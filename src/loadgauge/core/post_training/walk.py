@@ -10,8 +10,6 @@ nemo-rl, `async_utils/trajectory_collector.py`, `prepare_for_refit`; slime, `tra
 Legend: N answers of a step, k staleness, U seconds of the trainer, s of a move of weights, in which both wait.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 

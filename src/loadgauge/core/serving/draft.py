@@ -5,8 +5,6 @@ leviathan2023, equation 1). A draft is a model of its own; a block beside the se
 multi-token prediction, or EAGLE's); or the text's own n-grams, which take nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -7,8 +7,6 @@ every so many steps (SGLang's `scheduler_recv_interval`), or let prompts wait fo
 counted, not walked. Lengths vary a little: requests of one length would end together, and come again together.
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 import random
@@ -112,11 +110,11 @@ def closed_loop(load: Load, rounds: int = ROUNDS, spread: float = SPREAD) -> Fou
                 if left > 1e-9:
                     if load.ranks > 1:
                         break
-                    continue
-                begun.append(head)
-                head, free = head + 1, free - 1
-                if head < whole:
-                    left = prompts[head]
+                else:
+                    begun.append(head)
+                    head, free = head + 1, free - 1
+                    if head < whole:
+                        left = prompts[head]
             # What a step takes whatever its prompts (matrices of experts that are read) it takes once, tokens or not.
             shared = read / load.ranks
             now += of_token * ((1 - load.together) * max(longest, shared) + load.together * shared)

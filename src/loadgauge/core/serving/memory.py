@@ -1,7 +1,5 @@
 """Memory of inference: weights, cache, what is alive in a forward, logits, and what lies outside PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The operations are those that training is summed from (`layers/`), read forward 
 experts: of E with k a token, E (1 - (1 - k/E)^T) are reached by T tokens whose choices are even and independent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

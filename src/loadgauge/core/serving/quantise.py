@@ -7,9 +7,7 @@ all products of a block for all sequences, and a copy of the block's weights to 
 `quantize/quantizer.py`).
 """
 
-from __future__ import annotations
-
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.model import ModelSpec
@@ -33,12 +31,16 @@ def quantising(model: ModelSpec, asked: Inference, gpu: Gpu | None) -> Memory:
     >>> found.beside["calibration"] == 2 * 128 * 2048 * 4096 * 2
     True
     """
-    if asked.weight_format not in METHODS:
-        raise ConfigError(
-            f"must be {' or '.join(METHODS)} for --task quantise, got {asked.weight_format}", key="weight_format"
-        )
-    if max(asked.tp, asked.pp, asked.ep) > 1:
-        raise ConfigError("quantising runs on one GPU", key="tp" if asked.tp > 1 else "pp" if asked.pp > 1 else "ep")
+    refuse(
+        asked.weight_format not in METHODS,
+        f"must be {' or '.join(METHODS)} for --task quantise, got {asked.weight_format}",
+        key="weight_format",
+    )
+    refuse(
+        max(asked.tp, asked.pp, asked.ep) > 1,
+        "quantising runs on one GPU",
+        key="tp" if asked.tp > 1 else "pp" if asked.pp > 1 else "ep",
+    )
     view, stage = of_chunk(model, asked), split(model, asked)[0]
     every = list(parts(model, stage, view, asked.batch))
     blocks = [part.layer for part in every if part.name not in ("embedding", "head")]

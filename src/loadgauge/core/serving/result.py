@@ -1,13 +1,11 @@
 """The estimate of inference: memory of the fullest rank, the pass of the prompts, and passes of one more token."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, NotStated, needs, read_table
+from loadgauge.core.base import ConfigError, NotModelled, NotStated, needs, read_table, refuse
 from loadgauge.core.definitions.hardware.hardware import Cluster, Gpu
 from loadgauge.core.definitions.model.model import Attention, LatentAttention, ModelSpec
 from loadgauge.core.definitions.serving.inference import Inference
@@ -253,12 +251,19 @@ def infer(
     tower = None if seen is None else Tower.of(seen)
     if tower is not None and tower.tokens > asked.prompt:
         raise ConfigError(f"are {tower.tokens:,} tokens of each prompt, which has {asked.prompt:,}", key="pictures")
-    if asked.task == "generate" and model.head.kind != "lm":
-        raise NotModelled(f"generation of {model.name}, which has no language-model head")
-    if asked.task == "generate" and not all(
-        block.attention.causal for block in model.blocks if isinstance(block.attention, Attention | LatentAttention)
-    ):
-        raise NotModelled(f"generation of {model.name}, whose tokens see those that follow")
+    refuse(
+        asked.task == "generate" and model.head.kind != "lm",
+        f"generation of {model.name}, which has no language-model head",
+        NotModelled,
+    )
+    refuse(
+        asked.task == "generate"
+        and not all(
+            block.attention.causal for block in model.blocks if isinstance(block.attention, Attention | LatentAttention)
+        ),
+        f"generation of {model.name}, whose tokens see those that follow",
+        NotModelled,
+    )
     if (
         model.max_position_embeddings is not None
         and model.learned_positions
@@ -311,10 +316,11 @@ def infer(
     served = left = None
     if (engine := answer.engine) is not None:
         alone = msgspec.structs.replace(asked, replicas=1)
-        if (engine.cached or 0) >= asked.prompt:
-            raise ConfigError(
-                f"cached={engine.cached} must be below the prompt of {asked.prompt:,} tokens", key="server"
-            )
+        refuse(
+            (engine.cached or 0) >= asked.prompt,
+            f"cached={engine.cached} must be below the prompt of {asked.prompt:,} tokens",
+            key="server",
+        )
         graphs = engine.graphs and asked.batch <= (
             engine.captured or asked.batch
         )  # a larger batch is launched by the host

@@ -1,7 +1,5 @@
 """The catalogues of GPUs and of models as plain values, for JSON and for the page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.base.errors import NotStated

@@ -1,7 +1,5 @@
 """The page's main figures as SVG in a few lines of text, for a notebook: no script, no file, redrawn while a slider moves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from html import escape
@@ -32,8 +30,11 @@ def memory(result: Estimate, height: int = 180) -> str:
     moments = moments_of(result)
     times, *columns = zip(*moments["curve"]["rows"], strict=True)
     series = dict(zip(moments["curve"]["columns"][1:], columns, strict=True))
-    data = {"x": times, "series": series, "unit": "byte", "limit": moments["capacity"]}
-    return curves(f"memory through a step, up to {gib(max(map(sum, zip(*columns, strict=True))), 1)}", data, height)
+    return curves(
+        f"memory through a step, up to {gib(max(map(sum, zip(*columns, strict=True))), 1)}",
+        {"x": times, "series": series, "unit": "byte", "limit": moments["capacity"]},
+        height,
+    )
 
 
 def curves(title: str, data: dict[str, Any], height: int = 180, *, stacked: bool = True) -> str:

@@ -1,7 +1,5 @@
 """The plain text of an estimate of inference."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import count, flops, gib, in_gib, seconds
 from loadgauge.core.definitions.serving.releases import measured_since
@@ -270,24 +268,27 @@ def _work(target: Paper, answer: Inferred) -> None:
         passes.append(("prompts" if asked.task == "generate" else "forward", answer.first, sequences * asked.prompt))
     if answer.last is not None:
         passes.append(("one more token each", answer.last, sequences))
-    if not passes:
-        return
-    lanes = ("products", "attention", "rest", *(() if answer.tower is None else ("pictures",)))
-    rows = [
-        [
-            name,
-            flops(pass_of_model.flops),
-            f"{pass_of_model.flops / (answer.active_params * tokens):.2f}",
-            in_gib(pass_of_model.moved),
-            *(seconds(pass_of_model.lanes.get(lane, 0.0)) for lane in lanes),
-            seconds(sum(row.seconds for row in pass_of_model.traffic)),
-            seconds(pass_of_model.seconds),
+    if passes:
+        lanes = ("products", "attention", "rest", *(() if answer.tower is None else ("pictures",)))
+        rows = [
+            [
+                name,
+                flops(pass_of_model.flops),
+                f"{pass_of_model.flops / (answer.active_params * tokens):.2f}",
+                in_gib(pass_of_model.moved),
+                *(seconds(pass_of_model.lanes.get(lane, 0.0)) for lane in lanes),
+                seconds(sum(row.seconds for row in pass_of_model.traffic)),
+                seconds(pass_of_model.seconds),
+            ]
+            for name, pass_of_model, tokens in passes
         ]
-        for name, pass_of_model, tokens in passes
-    ]
-    heads = ("FLOPs a parameter and token", "GiB moved a rank", *lanes, "traffic", "together")
-    columns = [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)]
-    draw(target, columns, rows, "Work and time, by roofline")
+        heads = ("FLOPs a parameter and token", "GiB moved a rank", *lanes, "traffic", "together")
+        draw(
+            target,
+            [Column("pass"), Column("FLOPs", "right"), *(Column(head, "right") for head in heads)],
+            rows,
+            "Work and time, by roofline",
+        )
 
 
 def _traffic(target: Paper, answer: Inferred) -> None:

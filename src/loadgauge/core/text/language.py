@@ -1,7 +1,5 @@
 """The language of a terminal: English, or Chinese where it is asked for and somebody has the words."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The text of `loadgauge network`: the verdict first, then each axis, every collective, and other clusters."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import GB, MIB, Error, count, seconds
 from loadgauge.core.definitions.layout.axes import LANE_OF, RANK_ORDER
@@ -184,8 +182,13 @@ def _needs(target: Paper, setup: NetworkCase, network: Network) -> None:
         ]
         for need in needs
     ]
-    strong = [number for number, need in enumerate(needs) if not need.enough]
-    draw(target, columns, rows, "What a GPU's links carry in a step, and the GB/s they need for it", strong)
+    draw(
+        target,
+        columns,
+        rows,
+        "What a GPU's links carry in a step, and the GB/s they need for it",
+        [number for number, need in enumerate(needs) if not need.enough],
+    )
     points(
         target,
         [
@@ -278,8 +281,7 @@ def _what_if(target: Paper, setup: NetworkCase, network: Network) -> None:
         ]
 
     changes = (row(change.name, change.result) for change in what_if(setup, network))
-    rows = [row("the cluster as it is", network), *changes]
-    draw(target, columns, rows, "What if the cluster were different", [0])
+    draw(target, columns, [row("the cluster as it is", network), *changes], "What if the cluster were different", [0])
 
 
 def compare(sweep: Answer, target: Paper, *, brief: bool = False) -> None:
@@ -299,30 +301,33 @@ def compare(sweep: Answer, target: Paper, *, brief: bool = False) -> None:
         values = ["" if value is None else str(value) for value in cell.values()]
         if isinstance(answer, Error):
             lines.append([*values, *[""] * (len(columns) - len(values) - 1), "cannot tell"])
-            continue
-        by_axis = {axis: sum(need.carried for need in answer.needs if need.axis == axis) for axis in sent}
-        tightest = answer.tightest
-        lines.append(
-            [
-                *values, seconds(answer.step), f"{answer.exposed / answer.step:.1%}",
-                *(f"{carried / 1e9:.3g}" if carried else "" for carried in by_axis.values()),
-                "" if tightest is None else f"{tightest.needed / 1e9:.3g}",
-                "" if tightest is None else f"{tightest.reached / 1e9:.3g}",
-                "" if tightest is None else f"{tightest.axis}, {tightest.what}", "enough" if answer.enough else "NOT ENOUGH",
-            ]
-        )  # fmt: skip
+        else:
+            by_axis = {axis: sum(need.carried for need in answer.needs if need.axis == axis) for axis in sent}
+            tightest = answer.tightest
+            lines.append(
+                [
+                    *values, seconds(answer.step), f"{answer.exposed / answer.step:.1%}",
+                    *(f"{carried / 1e9:.3g}" if carried else "" for carried in by_axis.values()),
+                    "" if tightest is None else f"{tightest.needed / 1e9:.3g}",
+                    "" if tightest is None else f"{tightest.reached / 1e9:.3g}",
+                    "" if tightest is None else f"{tightest.axis}, {tightest.what}", "enough" if answer.enough else "NOT ENOUGH",
+                ]
+            )  # fmt: skip
     draw(target, columns, lines, "What a GPU sends in a step, and the GB/s that the tightest axis needs and reaches")
     wrong = dict.fromkeys(str(answer) for _, answer in rows if isinstance(answer, Error))
     points(target, [f"cannot tell: {error}" for error in wrong])
 
 
 def _limits(target: Paper, planned: Setup, setup: NetworkCase, network: Network) -> None:
-    lines = [
-        *_allowed(planned, setup, network),
-        f"compute is {network.efficiency:.1%} of compute and exposed communication together"
-        " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)",
-    ]
-    section(target, "What these links allow", lines)
+    section(
+        target,
+        "What these links allow",
+        [
+            *_allowed(planned, setup, network),
+            f"compute is {network.efficiency:.1%} of compute and exposed communication together"
+            " (1/(1 + r), not Amdahl's law: communication is not a serial part of the work)",
+        ],
+    )
 
 
 def _allowed(planned: Setup, setup: NetworkCase, network: Network) -> list[str]:

@@ -1,7 +1,5 @@
 """Rows with named columns, as CSV on stdout or as a file: CSV, JSON or Parquet by its ending."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys
@@ -12,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.plan.space.grid import Kind
 
 ENDINGS = (".csv", ".json", ".parquet")
@@ -70,8 +68,11 @@ def arrow_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Kind], 
 
 def need_pyarrow(key: str) -> None:
     """Raise `ConfigError` without pyarrow."""
-    if find_spec("pyarrow") is None:
-        raise ConfigError("results are Parquet, which needs pyarrow: pip install 'loadgauge[sweep]'", key=key)
+    refuse(
+        find_spec("pyarrow") is None,
+        "results are Parquet, which needs pyarrow: pip install 'loadgauge[sweep]'",
+        key=key,
+    )
 
 
 def _type(pyarrow: Any, kind: Kind) -> Any:

@@ -280,14 +280,14 @@ def _print_line(target: Paper, cells: Sequence[str], styles: Sequence[str], betw
     """Prints a line of a table, however wide; to a file, without styles and without blanks at its end."""
     if not target.is_terminal:
         target.file.write(f"{between.join(cells).rstrip()}\n")
-        return
-    from rich.text import Text
+    else:
+        from rich.text import Text
 
-    line = Text(between).join(
-        Text(cell, f"{'bold ' if bold else ''}{style}".strip())
-        for cell, style in itertools.zip_longest(cells, styles, fillvalue="")
-    )
-    target.print(line, soft_wrap=True)
+        line = Text(between).join(
+            Text(cell, f"{'bold ' if bold else ''}{style}".strip())
+            for cell, style in itertools.zip_longest(cells, styles, fillvalue="")
+        )
+        target.print(line, soft_wrap=True)
 
 
 class Table(NamedTuple):
@@ -342,11 +342,11 @@ def heading(target: Paper, text: str) -> None:
     points(target, [text], "", "heading" if isinstance(target, Markdown) else "bold")
 
 
-def section(target: Paper, title: str, lines: Sequence[str]) -> None:
+def section(target: Paper, title: str, lines: Sequence[str], mark: str = "- ") -> None:
     """Print a list below its heading; nothing where it is empty."""
     if lines:
         heading(target, title)
-        points(target, lines)
+        points(target, lines, mark)
 
 
 def points(target: Paper, lines: Iterable[str], mark: str = "- ", style: str = "") -> None:

@@ -1,7 +1,5 @@
 """The verdict in words, as every report of an estimate begins."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from loadgauge.core.base import ConfigError, parse, seconds
+from loadgauge.core.base import parse, refuse, seconds
 from loadgauge.core.command_line.options.grouped import Grouped
 from loadgauge.core.command_line.options.options import complete_model, run_options
 from loadgauge.core.definitions.job.job import Job
@@ -35,8 +35,11 @@ def command(model: str, step: str, release: str, output: str, **flags: Any) -> N
     measured = {"step": step} | {name: text for name in ("allocated", "reserved", "card") if (text := flags.pop(name))}
     for name, text in measured.items():
         unit = "second" if name == "step" else "byte"
-        if parse(text, name, unit)[1] != unit:
-            raise ConfigError(f"{text!r} is not in {unit}s (such as {'3.1s' if name == 'step' else '42GiB'})", key=name)
+        refuse(
+            parse(text, name, unit)[1] != unit,
+            f"{text!r} is not in {unit}s (such as {'3.1s' if name == 'step' else '42GiB'})",
+            key=name,
+        )
     result = resolve_job(Job(model=model, **flags)).estimate()
     text = evidence_text(result, measured, release)
     Path(output).write_text(text, encoding="utf-8")

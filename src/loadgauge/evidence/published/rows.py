@@ -1,4 +1,7 @@
-"""The row of the package for what a source's row means: fields of a `Job`, and what no field says as overrides."""
+"""The row of the package for what a source's row means: fields of a `Job`, and what no field says as overrides.
+
+Counters of memory in sources' words.
+"""
 
 import re
 from itertools import groupby
@@ -15,15 +18,13 @@ from loadgauge.core.definitions.training.training import Training, spell_loss
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.evidence.published import vocabulary
-from loadgauge.evidence.published.counters import counter
 from loadgauge.evidence.published.expression import Expressed, express
 from loadgauge.evidence.published.free_text import named
 from loadgauge.evidence.published.models import Inexpressible
 from loadgauge.evidence.published.source_rows import SourceRow
-from loadgauge.evidence.validate.counters import UNKNOWN
+from loadgauge.evidence.validate.counters import UNKNOWN, Counter
 from loadgauge.evidence.validate.overrides import UNCHANGED, Changes, Overrides, apply
-from loadgauge.evidence.validate.runs import Measured, Run, Variant
-from loadgauge.evidence.validate.setups import resolve
+from loadgauge.evidence.validate.runs import Measured, Run, Variant, resolve
 
 IDENTITY = ("source", "unused_keys", "defaults", "num_nextn_predict_layers")
 """Fields of a `ModelSpec` on which no prediction depends; nor on the longest sequence, unless it has a table of positions."""
@@ -274,3 +275,23 @@ def _stated(record: msgspec.Struct) -> Changes:
                 {"type": type(value).__name__} | _stated(value) if nested else msgspec.to_builtins(value)
             )
     return changes
+
+
+def counter(run: SourceRow) -> Counter:
+    """The counter of a row's peak memory; raises `Inexpressible` where it is not of one GPU.
+
+    >>> counter(SourceRow(id="x", memory_kind="allocated (torch max_memory_allocated; last rank = last pipeline stage)"))
+    Counter(kind='allocated', last_stage=True)
+    >>> counter(SourceRow(id="x", memory_kind="nvidia-smi snapshot (integer GB)")).kind
+    'device'
+    """
+    text = run.memory_kind.lower()
+    if "not per gpu" in text:
+        raise Inexpressible(f"memory_kind: {run.memory_kind!r} is not the memory of one GPU")
+    words = {"allocated": "allocated", "active": "active", "reserved": "reserved", "nvidia-smi": "device"}
+    kind: Any = next((kind for word, kind in words.items() if text.startswith(word)), "unknown")
+    if (
+        "default metric is peak active" in text and kind != "allocated"
+    ):  # what the tool prints where nothing else is asked for
+        kind = "active"
+    return Counter(kind, "last rank" in text)

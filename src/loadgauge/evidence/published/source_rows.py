@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, read_text
+from loadgauge.core.base import read_text, refuse
 from loadgauge.evidence.validate.runs import LARGEST_FILE, Rejected, read_rows
 
 
@@ -120,13 +120,14 @@ def _number(key: str, text: str, *, whole: bool) -> float | int:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or (whole and value != int(value)):
-        raise ConfigError(f"must be a {'whole ' if whole else ''}number, got {text[:40]!r}", key=key)
-    if value < 0 or (value == 0 and key not in ZERO):
-        raise ConfigError(f"must be above 0, got {text[:40]!r}", key=key)
+    refuse(
+        not math.isfinite(value) or (whole and value != int(value)),
+        f"must be a {'whole ' if whole else ''}number, got {text[:40]!r}",
+        key=key,
+    )
+    refuse(value < 0 or (value == 0 and key not in ZERO), f"must be above 0, got {text[:40]!r}", key=key)
     largest = MOST.get(key, 10**15)
-    if value > largest:
-        raise ConfigError(f"must be at most {largest:,}, got {text[:40]!r}", key=key)
+    refuse(value > largest, f"must be at most {largest:,}, got {text[:40]!r}", key=key)
     return int(value) if whole else value
 
 

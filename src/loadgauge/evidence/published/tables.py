@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import GIB, ConfigError, Error, parse as parse_size, read_text
+from loadgauge.core.base import GIB, ConfigError, Error, parse as parse_size, read_text, refuse
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.resolve.rescale import FILE as ANCHOR, Anchor, read_anchor
 from loadgauge.evidence.published import rows, source_rows
@@ -36,8 +36,7 @@ def read(path: str | Path) -> Runs:
         runs = msgspec.json.decode(text, type=_Report).runs
     except msgspec.DecodeError as error:
         raise ConfigError(f"is no result of `make gpu`: {error}", file=file) from None
-    if not runs:
-        raise ConfigError("has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
+    refuse(not runs, "has no runs: none of its trainings was measured on a GPU of the catalogue", file=file)
     return Runs(runs)
 
 
@@ -50,8 +49,7 @@ def _of_anchors(path: Path) -> Runs:
             runs += _rows(file.stem, read_anchor(str(file)))
         except Error as error:
             rejected.append(Rejected(file.name, 1, str(error)))
-    if not runs and not rejected:
-        raise ConfigError(f"has no file that ends in {ANCHOR}", file=str(path))
+    refuse(not runs and not rejected, f"has no file that ends in {ANCHOR}", file=str(path))
     return Runs(tuple(runs), tuple(rejected))
 
 

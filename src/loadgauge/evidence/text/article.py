@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, points, section
 from loadgauge.evidence.articles.article import Checked
 
 COLUMNS = (
@@ -33,9 +33,8 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         points(target, [f"{check.row.what}: {check.row.note}" for check in rows if check.row.note], "- ", "dim")
         for command in table.commands:
             target.print(f"  {command}", style="dim", soft_wrap=True)
-    if reasons:
-        heading(target, "What is wrong in the article, and why")
-        points(target, [f"[{number}] {reason}." for reason, number in reasons.items()], "")
+    why = [f"[{number}] {reason}." for reason, number in reasons.items()]
+    section(target, "What is wrong in the article, and why", why, "")
     agree, differ = (sum(check.agrees is word for check in flat) for word in (True, False))
     target.print()
     unprinted = f", {len(flat) - agree - differ} without a printed value" if len(flat) > agree + differ else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.text.table import Column, Notes, Paper, Table, draw, heading, points
+from loadgauge.core.text.table import Column, Notes, Paper, Table, draw, points, section
 from loadgauge.evidence.validate.baseline import baseline, rescaled
 from loadgauge.evidence.validate.summary import Errors, errors, grouped, reasons
 
@@ -31,10 +31,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
             if rows and not brief:
                 _rows(target, of, quantity)
             _table(target, of, quantity, runs, brief=brief)
-    missing = reasons(records)
-    if missing:
-        heading(target, "Not predicted")
-        points(target, [f"{count} x {reason}" for reason, count in missing.items()])
+    section(target, "Not predicted", [f"{count} x {reason}" for reason, count in reasons(records).items()])
     assumed = "values that rows do not state are assumed by rule and widen their range; --json lists them for each row"
     notes = [
         "median, p90: of the absolute error, with equal weight per configuration; bias: median of the signed error",
@@ -47,20 +44,34 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
 
 def operator_blocks(scores: Sequence[Score]) -> list[Table | Notes]:
     """Return how far off the predictions of single operations are, by kind and GPU, as tables and notes."""
-    rows = [
-        [score.kind, score.gpu, f"{score.rows:,}", f"{score.median:.1%}", f"{score.p90:.1%}", f"{score.signed:+.1%}"]
-        for score in scores
+    return [
+        Table(
+            [
+                Column("operation"),
+                Column("GPU"),
+                *(Column(name, "right") for name in ("rows", "median", "p90", "bias")),
+            ],
+            [
+                [
+                    score.kind,
+                    score.gpu,
+                    f"{score.rows:,}",
+                    f"{score.median:.1%}",
+                    f"{score.p90:.1%}",
+                    f"{score.signed:+.1%}",
+                ]
+                for score in scores
+            ],
+            "Single operations",
+        ),
+        Notes(
+            [
+                "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
+                "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
+            ],
+            gap=True,
+        ),
     ]
-    columns = [
-        Column("operation"),
-        Column("GPU"),
-        *(Column(name, "right") for name in ("rows", "median", "p90", "bias")),
-    ]
-    notes = [
-        "median, p90: of the absolute error, predicted / measured - 1; bias: median of the signed error",
-        "short: calls of less than a millisecond, on a cool chip; sustained: longer ones, or one product after the other",
-    ]
-    return [Table(columns, rows, "Single operations"), Notes(notes, gap=True)]
 
 
 def _rows(target: Paper, records: Sequence[Record], quantity: str) -> None:
@@ -69,18 +80,17 @@ def _rows(target: Paper, records: Sequence[Record], quantity: str) -> None:
     def number(value: float | None) -> str:
         return "" if value is None else f"{value / unit:,.3g}" if value / unit < 100 else f"{value / unit:,.0f}"
 
-    columns = [
-        Column("row"),
-        Column(f"measured {name}", "right"),
-        Column(f"predicted {name}", "right"),
-        Column("low", "right", wide=True),
-        Column("high", "right", wide=True),
-        Column("error", "right"),
-        Column("why there is no prediction", wrap=True),
-    ]
     draw(
         target,
-        columns,
+        [
+            Column("row"),
+            Column(f"measured {name}", "right"),
+            Column(f"predicted {name}", "right"),
+            Column("low", "right", wide=True),
+            Column("high", "right", wide=True),
+            Column("error", "right"),
+            Column("why there is no prediction", wrap=True),
+        ],
         [
             [
                 record.id,

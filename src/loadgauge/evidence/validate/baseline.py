@@ -12,8 +12,7 @@ from loadgauge.core.base.errors import Error
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.estimate.time.flops import step_flops
 from loadgauge.core.resolve.setup import Setup
-from loadgauge.evidence.validate.runs import Run
-from loadgauge.evidence.validate.setups import setup_of
+from loadgauge.evidence.validate.runs import Run, setup_of
 from loadgauge.evidence.validate.summary import configuration_weights, grouped, quantile
 from loadgauge.evidence.validate.validate import Record
 

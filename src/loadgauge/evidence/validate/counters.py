@@ -3,13 +3,11 @@
 Allocated, reserved and what the driver shows are three readings of one run; each is compared with its own.
 """
 
-from __future__ import annotations
-
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.estimate.memory.counters import Reading
 from loadgauge.core.estimate.result import Estimate
 
@@ -24,15 +22,18 @@ class Counter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     last_stage: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Counter:
+    def parse(cls, text: str) -> Self:
         """Read a counter from text: a kind, perhaps followed by `last stage`. Raises `ConfigError` for any other word.
 
         >>> Counter.parse("allocated, last stage"), Counter.parse("")
         (Counter(kind='allocated', last_stage=True), Counter(kind='unknown', last_stage=False))
         """
         kind, _, stage = (part.strip() for part in text.partition(","))
-        if (kind or "unknown") not in get_args(Kind) or stage not in ("", "last stage"):
-            raise ConfigError(f"must be one of {', '.join(get_args(Kind))}, got {text[:40]!r}", key="memory_kind")
+        refuse(
+            (kind or "unknown") not in get_args(Kind) or stage not in ("", "last stage"),
+            f"must be one of {', '.join(get_args(Kind))}, got {text[:40]!r}",
+            key="memory_kind",
+        )
         return cls(kind or "unknown", bool(stage))  # type: ignore[arg-type]
 
 

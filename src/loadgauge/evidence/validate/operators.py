@@ -390,10 +390,9 @@ def dispatches() -> Iterator[Measured]:
     """Yield what DeepEP and HybridEP take to send tokens to random experts and back, without rows that repeat another card's."""
     seen = set()
     for row in _known("collectives"):
-        if row["op"] not in ("deepep_dispatch", "deepep_combine") or (row["time_us"], row["notes"]) in seen:
-            continue
-        seen.add((row["time_us"], row["notes"]))
-        yield _measured(f"dispatch by {row['library']}{' over nodes' if int(row['nodes']) > 1 else ''}", row)
+        if row["op"] in ("deepep_dispatch", "deepep_combine") and (row["time_us"], row["notes"]) not in seen:
+            seen.add((row["time_us"], row["notes"]))
+            yield _measured(f"dispatch by {row['library']}{' over nodes' if int(row['nodes']) > 1 else ''}", row)
 
 
 def dispatch_seconds(timing: Measured, rates: Efficiencies) -> float:

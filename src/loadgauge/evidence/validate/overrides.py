@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.definitions.model.lora import Lora
 from loadgauge.core.definitions.model.model import Attention, LatentAttention, Mlp, Moe, Norm
 
@@ -50,8 +50,7 @@ def apply(record: Record, changes: Mapping[str, Any]) -> Record:
 
 def _value(record: msgspec.Struct, name: str, change: Any) -> Any:
     types = _hints(type(record))
-    if name not in types:
-        raise ConfigError(f"{type(record).__name__} has no field {name!r}")
+    refuse(name not in types, f"{type(record).__name__} has no field {name!r}")
     current = getattr(record, name)
     try:
         if name == "pattern":  # pairs of a block's number and of how many layers in a row it is

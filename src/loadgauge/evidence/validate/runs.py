@@ -1,21 +1,28 @@
 """Measured runs, one a row: what ran, as the fields of a `Job`, and what was measured.
 
 The published ones are in `data/runs/*.jsonl`, written by `tools/published_runs` from tables in their sources' words.
+
+From a measured run to a `Setup`: its job is resolved, then its overrides are applied.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, read_data
+from loadgauge.core.base import ConfigError, read_data, refuse
+from loadgauge.core.base.errors import Error
+from loadgauge.core.definitions.hardware.hardware import gpu
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
+from loadgauge.core.families.catalogue import find_model
+from loadgauge.core.resolve.resolve import resolve_job
+from loadgauge.core.resolve.setup import Setup
 from loadgauge.evidence.validate.counters import UNKNOWN, Counter
-from loadgauge.evidence.validate.overrides import UNCHANGED, Changes, Overrides
+from loadgauge.evidence.validate.overrides import UNCHANGED, Changes, Overrides, apply
 
 Row = TypeVar("Row")
 LARGEST_FILE = 100_000_000
@@ -155,16 +162,14 @@ def read_rows(
 
     A row without an id gets its line as one. Raises `ConfigError` where the text is no CSV with a column `id`.
     """
-    if "\0" in text:
-        raise ConfigError("has a zero byte in it, so it is no CSV", file=file)
+    refuse("\0" in text, "has a zero byte in it, so it is no CSV", file=file)
     records: list[Row] = []
     rejected: list[Rejected] = []
     try:
         lines = csv.DictReader(text.splitlines(keepends=True), strict=True)
         header = tuple(name.strip() for name in lines.fieldnames or ())
         lines.fieldnames = header
-        if "id" not in header:
-            raise ConfigError("its first line must name the columns, and one of them must be id", file=file)
+        refuse("id" not in header, "its first line must name the columns, and one of them must be id", file=file)
         twice = [name for name in dict.fromkeys(header) if header.count(name) > 1]
         if twice:
             raise ConfigError(f"the column {twice[0]} appears twice", file=file)
@@ -172,11 +177,9 @@ def read_rows(
         for row in lines:
             name = (row["id"] or "").strip() or f"line {lines.line_num}"
             try:
-                if name in seen:
-                    raise ConfigError("the id appears twice", key="id")
+                refuse(name in seen, "the id appears twice", key="id")
                 seen.add(name)
-                if row.pop(None, None):
-                    raise ConfigError("has more cells than there are columns")
+                refuse(row.pop(None, None), "has more cells than there are columns")
                 records.append(make(name, {key: (cell or "").strip() for key, cell in row.items() if key != "id"}))
             except ConfigError as error:
                 rejected.append(Rejected(name, lines.line_num, str(error)))
@@ -210,8 +213,7 @@ def _run(name: str, cells: dict[str, str]) -> Run:
         stated.setdefault("zero", str(SHARDINGS.get(cells["sharding"], cells["sharding"])))
     values = {key: [WORDS.get(part.strip(), part.strip()) for part in cell.split("|")] for key, cell in stated.items()}
     model = values.pop("model", [""])[0]
-    if not model:
-        raise ConfigError("not stated", key="model")
+    refuse(not model, "not stated", key="model")
     job = Job.of(model, {key: parts[0] for key, parts in values.items()})
     variants = tuple(
         Variant(knob=key, value=part, job={key: getattr(Job.of(model, {key: part}), key)})
@@ -240,3 +242,48 @@ def _positive(key: str, cell: str) -> float:
         return positive_number(cell)
     except ConfigError as error:
         raise ConfigError(str(error), key=key) from None
+
+
+NIC = "50GB/s"
+"""Bandwidth of one GPU to other nodes where no source states it: 400 Gbit/s, the usual adapter since 2022."""
+
+
+def setup_of(run: Run) -> Setup:
+    """Resolve the job of a run, with its overrides. Raises an `Error` where that is not possible; the run must have a job.
+
+    >>> from loadgauge.evidence.validate.runs import published
+    >>> kor = next(run for run in published().runs if run.id == "T-KOR-002")
+    >>> setup_of(kor).layout.tp, setup_of(kor).model.num_hidden_layers
+    (8, 48)
+    """
+    assert run.job is not None
+    return resolve(run.job, run.overrides)
+
+
+def variant_setups(run: Run) -> Iterator[tuple[str, Setup]]:
+    """Yield the setups of a run's variants, each with its open question (knob); variants that are refused are left out."""
+    assert run.job is not None
+    for variant in run.variants:
+        try:
+            setup = resolve(run.job.replace(**variant.job), run.overrides, variant.overrides)
+        except Error:
+            continue  # a value that this job cannot have is not plausible
+        yield variant.knob, setup
+
+
+def resolve(job: Job, *overrides: Overrides) -> Setup:
+    """Resolve a job and apply overrides in order. A node has at most the job's GPUs; a network adapter whose bandwidth no
+    source states has that of `NIC`."""
+    model = find_model(job.model)
+    for changes in overrides:
+        model = apply(model, changes.model)
+    if job.gpu is not None:
+        if job.nic_bandwidth is None and gpu(job.gpu).nic.bandwidth is None:
+            job = job.replace(nic_bandwidth=NIC)
+        if job.gpus_per_node is not None and job.gpus is not None:
+            job = job.replace(gpus_per_node=min(job.gpus_per_node, job.gpus))
+    setup = resolve_job(job, model)
+    layout, training = setup.layout, setup.training
+    for changes in overrides:
+        layout, training = apply(layout, changes.layout), apply(training, changes.training)
+    return msgspec.structs.replace(setup, layout=layout, training=training)

@@ -13,8 +13,7 @@ from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
 from loadgauge.evidence.validate.counters import reading
 from loadgauge.evidence.validate.measured import step_seconds
-from loadgauge.evidence.validate.runs import Run, Runs
-from loadgauge.evidence.validate.setups import setup_of, variant_setups
+from loadgauge.evidence.validate.runs import Run, Runs, setup_of, variant_setups
 
 Quantity = Literal["time", "memory"]
 

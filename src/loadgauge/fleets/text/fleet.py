@@ -13,7 +13,7 @@ from loadgauge.core.estimate.time.cost import HOUR
 from loadgauge.core.plan.request import PlanRequest, fleet_options
 from loadgauge.core.resolve.reproduce import layout_flags
 from loadgauge.core.text.estimate.setup import layout_words, print_assumed
-from loadgauge.core.text.table import Column, Paper, draw, first_line, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, first_line, points, section
 from loadgauge.core.text.verdict import question_words
 from loadgauge.fleets.fleet import NOT_COUNTED, Fleet, Options, fleet
 from loadgauge.fleets.layouts import chosen, most_goodput
@@ -82,8 +82,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     if what_if:
         _what_if(target, run, changes)
     print_assumed(target, answer.assumed)
-    heading(target, "Not counted")
-    points(target, answer.not_counted)
+    section(target, "Not counted", answer.not_counted)
 
 
 def verdict(run: Fleet) -> str:
@@ -144,35 +143,42 @@ def _where(target: Paper, result: Fleet) -> None:
     hours = float(result.outcome.seconds.mean()) / HOUR * result.gpus
     rows = [[name, f"{share:.2%}", count(share * hours)] for name, share in names.items() if share > 5e-6]
     rows.append(["all", "100%", count(hours)])
-    columns = [Column("a second of a GPU is"), Column("share", "right"), Column("GPU-hours", "right")]
-    draw(target, columns, rows, f"Where the time goes (mean of {result.options.runs:,} runs)", [len(rows) - 1])
+    draw(
+        target,
+        [Column("a second of a GPU is"), Column("share", "right"), Column("GPU-hours", "right")],
+        rows,
+        f"Where the time goes (mean of {result.options.runs:,} runs)",
+        [len(rows) - 1],
+    )
 
 
 def _tiers(target: Paper, result: Fleet) -> None:
-    if not result.load:
-        return
-    columns = [
-        Column("tier"),
-        Column("GPUs", "right"),
-        Column("GB/s a GPU", "right"),
-        Column("narrower by", "right"),
-        Column("GB a step", "right"),
-        Column("busy", "right"),
-        Column("axes", wrap=True),
-    ]
-    rows = [
-        [
-            load.tier,
-            f"{load.span:,}",
-            f"{load.bandwidth / 1e9:,.3g}",
-            f"{load.oversubscription:.3g}",
-            f"{load.carried / 1e9:.3g}",
-            f"{load.busy:.1%}",
-            ", ".join(load.axes),
-        ]
-        for load in result.load
-    ]
-    draw(target, columns, rows, "How busy a GPU's share of each tier is in a step")
+    if result.load:
+        draw(
+            target,
+            [
+                Column("tier"),
+                Column("GPUs", "right"),
+                Column("GB/s a GPU", "right"),
+                Column("narrower by", "right"),
+                Column("GB a step", "right"),
+                Column("busy", "right"),
+                Column("axes", wrap=True),
+            ],
+            [
+                [
+                    load.tier,
+                    f"{load.span:,}",
+                    f"{load.bandwidth / 1e9:,.3g}",
+                    f"{load.oversubscription:.3g}",
+                    f"{load.carried / 1e9:.3g}",
+                    f"{load.busy:.1%}",
+                    ", ".join(load.axes),
+                ]
+                for load in result.load
+            ],
+            "How busy a GPU's share of each tier is in a step",
+        )
 
 
 def _what_if(target: Paper, base: Fleet, changes: list[Change]) -> None:
@@ -196,8 +202,13 @@ def _what_if(target: Paper, base: Fleet, changes: list[Change]) -> None:
             flags,
         ]
 
-    rows = [row("the run as it is", base, ""), *(row(change.what, change.fleet, change.flags) for change in changes)]
-    draw(target, columns, rows, "What if", [0])
+    draw(
+        target,
+        columns,
+        [row("the run as it is", base, ""), *(row(change.what, change.fleet, change.flags) for change in changes)],
+        "What if",
+        [0],
+    )
 
 
 def write_sought(answer: Answer, target: Paper, *, brief: bool = False) -> None:

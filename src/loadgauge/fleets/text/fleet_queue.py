@@ -11,7 +11,7 @@ import msgspec
 from loadgauge._version import __version__
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.answers.plan.progress import clear, progress
-from loadgauge.core.base import ConfigError, Door, Error
+from loadgauge.core.base import ConfigError, Door, Error, refuse
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.plan.space.grid import Cell, Row, key, run
 from loadgauge.core.text.table import Column, Paper, draw, points
@@ -62,28 +62,26 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         ],
         "",
     )
-    if brief:
-        return
-    rows = [
-        [slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"]
-        for slot in packed.slots
-    ]
-    draw(
-        target,
-        [Column("run", wrap=True), *(Column(name, "right") for name in ("GPUs", "from day", "to day", "waits"))],
-        rows,
-        "Runs",
-    )
-    draw(
-        target,
-        [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
-        [
-            [f"{larger.gpus:,}", f"{larger.days:,.1f}", f"{larger.used:.0%}", f"{larger.waited:,.1f}"]
-            for larger in grown
-        ],
-        "With more GPUs",
-        [0],
-    )
+    if not brief:
+        draw(
+            target,
+            [Column("run", wrap=True), *(Column(name, "right") for name in ("GPUs", "from day", "to day", "waits"))],
+            [
+                [slot.name, f"{slot.gpus:,}", f"{slot.start:,.1f}", f"{slot.end:,.1f}", f"{slot.waited:,.1f}"]
+                for slot in packed.slots
+            ],
+            "Runs",
+        )
+        draw(
+            target,
+            [Column(name, "right") for name in ("GPUs", "days", "used", "waits")],
+            [
+                [f"{larger.gpus:,}", f"{larger.days:,.1f}", f"{larger.used:.0%}", f"{larger.waited:,.1f}"]
+                for larger in grown
+            ],
+            "With more GPUs",
+            [0],
+        )
 
 
 def _want(
@@ -94,14 +92,11 @@ def _want(
     name = str(own.pop("name", f"run {number + 1}"))
     try:
         if "days" in job:
-            stated: dict[str, Any] = {"name": name, **own, **job}
-            return msgspec.convert(stated, Want)
+            return msgspec.convert({"name": name, **own, **job}, Want)
         called = job.pop("model", model)
-        if called is None:
-            raise ConfigError("needs a model, or days", key="model")
+        refuse(called is None, "needs a model, or days", key="model")
         values = {name: value if isinstance(value, bool) else str(value) for name, value in job.items()}
-        everything: dict[str, object] = {**common, **values}
-        asked = Job.of(str(called), everything)
+        asked = Job.of(str(called), {**common, **values})
         if asked.tokens is None or asked.gpus is None:
             raise ConfigError("needs gpus and tokens, or gpus and days", key=name)
         result, _, _ = chosen(asked, options)
@@ -143,10 +138,12 @@ def sweep(job: Job, flags: dict[str, Any], more: dict[str, Any]) -> Answer:
     for text in more["sweep"]:
         name, _, values = text.partition("=")
         name = name.strip().replace("-", "_")
-        if name not in Options.__struct_fields__ and name not in fields():
-            raise ConfigError(f"no flag of a fleet is called {name!r}", key="sweep")
-        if not values:
-            raise ConfigError(f"must be like spares=0,1%,2%, got {text!r}", key="sweep")
+        refuse(
+            name not in Options.__struct_fields__ and name not in fields(),
+            f"no flag of a fleet is called {name!r}",
+            key="sweep",
+        )
+        refuse(not values, f"must be like spares=0,1%,2%, got {text!r}", key="sweep")
         axes[name] = [value.strip() for value in values.split(",")]
     base = {name: getattr(job, name) for name in Job.__struct_fields__[1:] if getattr(job, name) is not None}
     cells = []

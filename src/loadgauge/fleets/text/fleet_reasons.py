@@ -3,7 +3,7 @@
 import math
 
 from loadgauge.core.answers.why.reason import Line, Reason, line
-from loadgauge.core.base.errors import ConfigError, suggest
+from loadgauge.core.base.errors import ConfigError, refuse, suggest
 from loadgauge.fleets.fleet import Fleet
 from loadgauge.fleets.load import together
 from loadgauge.fleets.simulate import NAMES, closed_form
@@ -227,8 +227,7 @@ def reason(result: Fleet, topic: str) -> Reason:
             lines=lines,
         )
     if topic == "tiers":
-        if not result.load:
-            raise ConfigError("needs --topology, and more than one node", key="explain")
+        refuse(not result.load, "needs --topology, and more than one node", key="explain")
         done = together(result.load)
         notes = tuple(
             f"{axis}: {value:.3g} s, if all axes sent at once from the start and shared links fairly"

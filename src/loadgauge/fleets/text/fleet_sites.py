@@ -10,7 +10,7 @@ from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.estimate.time.cost import DAY
 from loadgauge.core.text.estimate.setup import layout_words
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, points, section
 from loadgauge.fleets.sites import Across, Local, Sites, across, local, most
 
 NOT_COUNTED = (
@@ -106,8 +106,7 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     lines += [_words(way, asked) for way in others]
     points(target, lines, "")
     if not brief:
-        heading(target, "Not counted")
-        points(target, answer.not_counted)
+        section(target, "Not counted", answer.not_counted)
 
 
 def _words(way: Across, asked: Sites) -> str:
@@ -141,28 +140,31 @@ def write_most(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         style="bold",
         soft_wrap=True,
     )
-    if brief:
-        return
-    columns = [
-        Column("sites", "right"),
-        Column("tokens/s", "right"),
-        Column("of one site", "right"),
-        Column("GB a round", "right"),
-        Column("exchange", "right"),
-        Column("not hidden", "right"),
-        Column("hidden at", "right"),
-    ]
-    rows = [
-        [
-            str(trial.sites.sites),
-            count(trial.tokens_per_second),
-            f"{trial.ratio:.1%}",
-            f"{trial.sent / 1e9:,.4g}",
-            seconds(trial.exchange),
-            seconds(trial.shown),
-            bandwidth(trial.needed),
-        ]
-        for trial in tried
-    ]
-    draw(target, columns, rows, "Tried", [number for number, trial in enumerate(tried) if trial.sites.sites == best])
-    points(target, answer.not_counted, "", style="dim")
+    if not brief:
+        draw(
+            target,
+            [
+                Column("sites", "right"),
+                Column("tokens/s", "right"),
+                Column("of one site", "right"),
+                Column("GB a round", "right"),
+                Column("exchange", "right"),
+                Column("not hidden", "right"),
+                Column("hidden at", "right"),
+            ],
+            [
+                [
+                    str(trial.sites.sites),
+                    count(trial.tokens_per_second),
+                    f"{trial.ratio:.1%}",
+                    f"{trial.sent / 1e9:,.4g}",
+                    seconds(trial.exchange),
+                    seconds(trial.shown),
+                    bandwidth(trial.needed),
+                ]
+                for trial in tried
+            ],
+            "Tried",
+            [number for number, trial in enumerate(tried) if trial.sites.sites == best],
+        )
+        points(target, answer.not_counted, "", style="dim")

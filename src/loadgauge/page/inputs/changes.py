@@ -1,7 +1,5 @@
 """Suggested next changes: single changes of the flags, each estimated, the one that helps most first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.job.job import Job

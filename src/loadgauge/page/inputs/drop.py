@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Door, Error, NotModelled, needs_capture
+from loadgauge.core.base import ConfigError, Door, Error, NotModelled, needs_capture, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.catalogue import model as catalogued
@@ -62,10 +62,8 @@ def text(
             raise ConfigError(BINARY, file=name) from None
     text = text.removeprefix("\ufeff")
     start = text.lstrip()
-    if not start:
-        raise ConfigError("is empty", file=name)
-    if "\0" in text:
-        raise ConfigError(BINARY, file=name)
+    refuse(not start, "is empty", file=name)
+    refuse("\0" in text, BINARY, file=name)
     if not start.startswith("{") and PYTORCH.tells_of_memory(text):
         return _oom(text)
     if start.startswith("{"):
@@ -117,8 +115,7 @@ def _is_config(content: Any) -> bool:
 
 def _too_long(path: Path, is_text: bool) -> NoReturn:
     """Refuse what is handed in as a snapshot for its size, and is none."""
-    if not is_text:
-        raise ConfigError(BINARY)
+    refuse(not is_text, BINARY)
     size = path.stat().st_size / 1e6
     raise ConfigError(
         f"is {size:.1f} MB of text; a job file has some kB, and of a log the lines of the error are enough"
@@ -126,8 +123,7 @@ def _too_long(path: Path, is_text: bool) -> NoReturn:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > LARGEST_DOCUMENT:
-        raise ConfigError(f"is larger than {LARGEST_DOCUMENT // 1_000_000} MB")
+    refuse(path.stat().st_size > LARGEST_DOCUMENT, f"is larger than {LARGEST_DOCUMENT // 1_000_000} MB")
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -138,8 +134,10 @@ def _document(path: Path) -> dict[str, Any]:
         if len(content) <= LARGEST_CONFIG and _is_config(decode(content.encode(), "the document")):
             size = f"{len(content) / 1e6:.1f} MB"
             raise ConfigError(f"is a config.json of {size}; one has some kB, and at most 3 MB here")
-        if '"nbformat"' in content:
-            raise ConfigError(f"is a notebook of {len(content) / 1e6:.1f} MB; clear its outputs, and drop it again")
+        refuse(
+            '"nbformat"' in content,
+            f"is a notebook of {len(content) / 1e6:.1f} MB; clear its outputs, and drop it again",
+        )
         _too_long(path, True)
     return _answer("measurement", dots=read_measurement(content, "the document"))
 

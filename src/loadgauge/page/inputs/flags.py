@@ -1,13 +1,11 @@
 """The state of the page: the flags of `loadgauge estimate` as texts, read as a `Job`."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Door, is_script
+from loadgauge.core.base import ConfigError, Door, is_script, refuse
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import Found, find, keys as keys_of, model as catalogued, names_file
@@ -38,10 +36,8 @@ def written(name: str, value: Any) -> str:
         return repr(value)
     if not isinstance(value, str):
         raise ConfigError("must be a text or a number", key=name)
-    if len(value) > LONGEST:
-        raise ConfigError(f"is longer than {LONGEST} characters", key=name)
-    if "\0" in value:
-        raise ConfigError("has a zero byte in it", key=name)
+    refuse(len(value) > LONGEST, f"is longer than {LONGEST} characters", key=name)
+    refuse("\0" in value, "has a zero byte in it", key=name)
     return value.strip()
 
 
@@ -51,8 +47,7 @@ def model_of(job: Job, uploads: Uploads) -> Found:
     Raises `ConfigError`, `NotModelled`, or `NotYet` where it is to be captured.
     """
     name = job.model
-    if is_script(name):
-        raise ConfigError("the page runs no script; `loadgauge estimate` takes one", key="model")
+    refuse(is_script(name), "the page runs no script; `loadgauge estimate` takes one", key="model")
     if not name.startswith(PREFIX):
         if names_file(name):
             catalogued(name)  # which says that there is none of that name
@@ -63,18 +58,18 @@ def model_of(job: Job, uploads: Uploads) -> Found:
 def files_of(state: State, uploads: Uploads) -> State:
     """The state with ids of uploads replaced by the paths where they are kept. Raises `ConfigError` for any other file."""
     for name, field in fields().items():
-        if field.group == "file" and name not in CHOSEN and written(name, state.get(name, "")):
-            raise ConfigError("a file cannot be named here; drop it onto the page", key=name)
+        refuse(
+            field.group == "file" and name not in CHOSEN and written(name, state.get(name, "")),
+            "a file cannot be named here; drop it onto the page",
+            key=name,
+        )
     gpu, topology, measured, lengths = (
         written(name, state.get(name, "")) for name in ("gpu", "topology", "measured", "lengths")
     )
     for name, value in (("gpu", gpu), ("topology", topology)):
-        if value.endswith(".toml"):
-            raise ConfigError("a file cannot be named here; a size can, as memory", key=name)
-    if measured.endswith(".toml"):
-        raise ConfigError("a file cannot be named here; step=2.1s and its flags can", key="measured")
-    if "lengths" in measured:
-        raise ConfigError("a file of lengths cannot be named here", key="measured")
+        refuse(value.endswith(".toml"), "a file cannot be named here; a size can, as memory", key=name)
+    refuse(measured.endswith(".toml"), "a file cannot be named here; step=2.1s and its flags can", key="measured")
+    refuse("lengths" in measured, "a file of lengths cannot be named here", key="measured")
     if not lengths or UNIFORM.fullmatch(lengths):
         return state
     return {**state, "lengths": uploads.path(lengths, "lengths")}
@@ -90,8 +85,7 @@ def request_of(state: State, uploads: Uploads) -> Job:
     if not texts.get("gpu"):
         texts = {name: text for name, text in texts.items() if name.replace("-", "_") not in JOB_FILES.WITH_GPU}
     model = texts.pop("model", "")
-    if not model:
-        raise ConfigError("none is chosen", key="model")
+    refuse(not model, "none is chosen", key="model")
     off = {name for name, text in texts.items() if text == "false" and _is_switch(name)}
     return Job.of(model, {name: text or None for name, text in texts.items() if name not in off})
 

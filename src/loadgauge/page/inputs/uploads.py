@@ -1,7 +1,5 @@
 """Uploads: configs of models, kept in memory by the digest of their text, and files of lengths, kept on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile
@@ -9,7 +7,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import NotModelled, refuse
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.families.hf import decode, from_dict
 
@@ -80,14 +78,12 @@ class Uploads:
         return name, _config(text, name)
 
     def _kept(self, key: str) -> tuple[ModelSpec | NotModelled, str, str]:
-        if key not in self.models:
-            raise ConfigError("this file is not here any more: hand it in again", key="model")
+        refuse(key not in self.models, "this file is not here any more: hand it in again", key="model")
         return self.models[key]
 
     def path(self, key: str, flag: str) -> str:
         """Return the path of an uploaded file. Raises `ConfigError` for anything but an id, such as a path of the user's."""
-        if key not in self.files:
-            raise ConfigError("only a file that was handed in can be read: drop it on the page", key=flag)
+        refuse(key not in self.files, "only a file that was handed in can be read: drop it on the page", key=flag)
         return str(self.files[key][1])
 
     def config(self, key: str) -> Path:

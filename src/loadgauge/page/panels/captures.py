@@ -1,7 +1,5 @@
 """Captures that the page waits for: one at a time, in a process of its own, with how far they are."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile
@@ -12,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.page.panels.captured import Wanted, family
 from loadgauge.page.server.errors import Failed
 from loadgauge.page.server.worker_pool import Worker
@@ -69,8 +67,7 @@ class Captures:
         try:
             raw = await self.worker.ask("capture", wanted=msgspec.to_builtins(wanted), stage=str(stage))
             result = msgspec.json.decode(raw)
-            if not result["kept"]:
-                raise ConfigError(f"captures are kept in {result['folder']}, which cannot be written")
+            refuse(not result["kept"], f"captures are kept in {result['folder']}, which cannot be written")
             of_family = family(wanted.name, wanted.keys, wanted.key.tuned)
             of_family.seconds, of_family.cached = of_family.seconds + result["seconds"], False
         except Exception as error:

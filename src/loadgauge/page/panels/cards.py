@@ -1,7 +1,5 @@
 """The same job on several kinds of GPU, side by side: does it fit, how long, and what it costs at the user's own prices."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Annotated, Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Choices that the page offers: models, GPUs, the fields of a `Job`, dialects of job files, presets and tasks to learn by."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, get_args
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, Door
+from loadgauge.core.base import Door, refuse
 from loadgauge.core.base.sources import cite
 from loadgauge.page.inputs.flags import State, job_of
 from loadgauge.page.inputs.uploads import Uploads
@@ -42,8 +42,7 @@ def answer(question: OfFleet, uploads: Uploads) -> dict[str, Any]:
 
     Raises `Error` without an answer.
     """
-    if question.failures.endswith(".toml"):
-        raise ConfigError("files are read by `loadgauge fleet` alone", key="failures")
+    refuse(question.failures.endswith(".toml"), "files are read by `loadgauge fleet` alone", key="failures")
     setup = job_of(question.flags, uploads)
     result = setup.estimate()
     every = "async" if question.every is None else f"async:{question.every * 60:.3f}s"

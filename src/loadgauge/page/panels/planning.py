@@ -1,7 +1,5 @@
 """The page's plan: the best layouts, the whole Pareto front, and for the scatter some layouts of each structure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.answers.plan.layouts import why

@@ -1,7 +1,5 @@
 """The page's post-training: the answer of `loadgauge estimate --task`, and how long the answers of a step are."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math
@@ -11,7 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgauge.core.answers.post_training import answered
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.definitions.job.job import AROUND, POSTTRAIN
 from loadgauge.core.definitions.training.tasks import TASKS
@@ -43,13 +41,18 @@ def answer(question: OfTask, uploads: Uploads) -> dict[str, Any]:
     asked = {name.replace("-", "_"): written(name, value) for name, value in question.asked.items()}
     asked = {name: value for name, value in asked.items() if value}
     for name in asked:
-        if name not in POSTTRAIN:
-            raise ConfigError("is no flag of --task", key=name[:40])
+        refuse(name not in POSTTRAIN, "is no flag of --task", key=name[:40])
     for name in MODELS:
-        if names_file(asked.get(name, "")) or asked.get(name, "").startswith(PREFIX):
-            raise ConfigError("a file cannot be named here; a model of the catalogue can", key=name)
-    if "answers" in asked and not LAW.fullmatch(asked["answers"]):
-        raise ConfigError("a file of lengths cannot be named here", key="answers")
+        refuse(
+            names_file(asked.get(name, "")) or asked.get(name, "").startswith(PREFIX),
+            "a file cannot be named here; a model of the catalogue can",
+            key=name,
+        )
+    refuse(
+        "answers" in asked and not LAW.fullmatch(asked["answers"]),
+        "a file of lengths cannot be named here",
+        key="answers",
+    )
     task = TASKS.get(asked.setdefault("task", "grpo"))
     flags = {name.replace("-", "_"): value for name, value in question.flags.items()}
     unread = {*OF_WHOLE, *AROUND, "measured", *POSTTRAIN}

@@ -4,8 +4,6 @@ The formulas are those of `answers.why`, which `estimate --explain` prints; here
 unit of each letter.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Output of `loadgauge trace --json` and `loadgauge measure --json`, read as dots for the memory timeline."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Two runs as a diff of ledgers: every part of the memory, of the step and of the network, and which of its numbers differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The application: the page, its files, the questions that it may ask, and the server that runs it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Questions that separate processes answer: plans, which take long, and files, which may be hostile."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile

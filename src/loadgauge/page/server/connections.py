@@ -5,8 +5,6 @@ refuses. Here a head has ten seconds, the number of connections has a limit belo
 the oldest connection that has not asked anything is closed: requests are always served.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Errors as answers: one clear line, the kind of error, and the exit code that the command would have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -4,8 +4,6 @@ The server listens on the loopback address only, but every page that a browser h
 every name can be made to point there (DNS rebinding). The token keeps other pages and other users of the machine out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import html

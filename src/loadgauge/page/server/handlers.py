@@ -1,7 +1,5 @@
 """Answers to the page's questions as plain values; each raises an `Error` of one line where there is no answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any
@@ -12,7 +10,7 @@ from loadgauge.core.answers.estimate import estimate_document
 from loadgauge.core.answers.figure import figures
 from loadgauge.core.answers.figures.network import what_if as adapter
 from loadgauge.core.answers.figures.trace_points import Found, dots
-from loadgauge.core.base import ConfigError, Door, host_holds, load
+from loadgauge.core.base import ConfigError, Door, host_holds, load, refuse
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.resolve import resolve_job
 from loadgauge.core.resolve.setup import Setup
@@ -156,8 +154,7 @@ def fitting(question: OfError, uploads: Uploads) -> dict[str, Any]:
 
 def what_if(question: WhatIf, uploads: Uploads) -> dict[str, Any]:
     """Estimate the network rows and the step time with another adapter. Raises `ConfigError` without a network."""
-    if not 0 < question.nic < float("inf"):
-        raise ConfigError("must be a bandwidth above 0 [byte/s]", key="nic")
+    refuse(not 0 < question.nic < float("inf"), "must be a bandwidth above 0 [byte/s]", key="nic")
     answer = adapter(job_of(question.flags, uploads), question.nic)
     if answer is None:
         raise ConfigError("there is no network to change: a --gpu is needed, and no --measured", key="nic")
@@ -178,8 +175,11 @@ def export(question: Export, uploads: Uploads) -> dict[str, Any]:
             "text": f"{command_line(setup, setup.estimate(), uploads)}\n",
             "not_expressed": [],
         }
-    if question.dialect not in JOB_FILES.FILES:
-        raise ConfigError(f"unknown {question.dialect[:40]!r} (known: {', '.join(JOB_FILES.FILES)})", key="dialect")
+    refuse(
+        question.dialect not in JOB_FILES.FILES,
+        f"unknown {question.dialect[:40]!r} (known: {', '.join(JOB_FILES.FILES)})",
+        key="dialect",
+    )
     setup = msgspec.structs.replace(setup, job=named(setup.job, uploads))
     written = JOB_FILES.export(setup, question.dialect)
     ending = ENDINGS[JOB_FILES.dialect(question.dialect).syntaxes[0]]

@@ -1,7 +1,5 @@
 """The page and its files: those in the package's folder `static`, and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 from pathlib import Path

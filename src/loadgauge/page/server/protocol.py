@@ -1,7 +1,5 @@
 """Messages of the page and of the server's processes, and the table of what the processes answer."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any, BinaryIO, TypeVar
 

@@ -4,8 +4,6 @@ If the system or a person ends a process (kill -9), the question is asked once m
 ended twice, the question is considered the cause.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ It is started as `python -m loadgauge.page.server.worker_process`. Questions com
 length in four bytes. What it reads is data; nothing of it is executed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

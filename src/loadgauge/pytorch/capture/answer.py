@@ -1,7 +1,5 @@
 """The answer of a capture: formulas, where they hold, and numbers at some sizes, with the verdict of a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

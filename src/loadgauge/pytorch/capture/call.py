@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.core.base.files import is_script
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.definitions.job.flag_types import CaptureFlags
@@ -79,17 +79,22 @@ def capture(
     keys = config_keys(target) if isinstance(target, str) and inputs is None else {}
     usual = usual_precision(keys, target) if is_library(keys) else None
     run = TorchRun.of(Job(model="", seq_len=1, **{"precision": "fp32" if inputs else usual or "bf16-pure", **fields}))  # type: ignore[arg-type]
-    if step is not None and (inputs is None or loss is not None or fields):
-        raise ConfigError(f"a step has its own {', '.join(fields) or 'loss'}, and needs inputs", key="step")
+    refuse(
+        step is not None and (inputs is None or loss is not None or fields),
+        f"a step has its own {', '.join(fields) or 'loss'}, and needs inputs",
+        key="step",
+    )
     if inputs is None:
         if is_library(keys):
-            if layers is not None or pictures or head:
-                raise ConfigError("--layers, --picture and --head are for models of transformers", key="target")
+            refuse(
+                layers is not None or pictures or head,
+                "--layers, --picture and --head are for models of transformers",
+                key="target",
+            )
             return Captures(with_rows(frozen(of_keys(keys, target, run), freeze), rows), target)
         config = with_layers(config_object(keys, target) if isinstance(target, str) else target, layers)
         name = target if isinstance(target, str) else type(config).__name__
-        if pictures and head:
-            raise ConfigError("with another head, a model has pictures of its own size", key="head")
+        refuse(pictures and head, "with another head, a model has pictures of its own size", key="head")
         if not pictures:
             return Captures(with_rows(frozen(of_config(config, run, head=head), freeze), rows), name)
         own = processor_keys(target) if isinstance(target, str) else None
@@ -100,12 +105,12 @@ def capture(
             name,
             tuple(zip((f"{width}x{height}" for width, height in pictures), counts, strict=True)),
         )
-    if not callable(target) or layers is not None or pictures or head:
-        raise ConfigError(
-            "with inputs, it is a function that makes a module, which has the layers it has", key="target"
-        )
-    if step is not None and freeze:
-        raise ConfigError("a step trains what its optimizers have", key="freeze")
+    refuse(
+        not callable(target) or layers is not None or pictures or head,
+        "with inputs, it is a function that makes a module, which has the layers it has",
+        key="target",
+    )
+    refuse(step is not None and freeze, "a step trains what its optimizers have", key="freeze")
     job = with_rows(frozen(module_of(target, inputs, run, loss, step), freeze), rows)
     job = msgspec.structs.replace(job, configured="optimizer" not in fields)
     return Captures(job, getattr(target, "__name__", "module"))
@@ -218,8 +223,11 @@ def with_rows(job: Sized, rows: Mapping[str, int | Sequence[int] | str] | str) -
     for line, count in ({"": rows} if isinstance(rows, str) else rows).items():
         numbers = (count,) if isinstance(count, int) else count if isinstance(count, str) else tuple(count)
         whole = not isinstance(numbers, str) and all(type(number) is int and number >= 0 for number in numbers)
-        if not numbers or not (numbers == MOST or whole):
-            raise ConfigError(f"must be numbers of rows or {MOST}, got {count!r}", key="rows")
+        refuse(
+            not numbers or not (numbers == MOST or whole),
+            f"must be numbers of rows or {MOST}, got {count!r}",
+            key="rows",
+        )
         counts[line] = numbers
     return msgspec.structs.replace(job, rows={**job.rows, **counts}) if counts else job
 
@@ -234,13 +242,15 @@ def frozen(job: Sized, words: Sequence[str]) -> Sized:
         module = job.build(device)
         names = [name for name, _ in module.named_parameters()]
         for word in words:
-            if not any(word in name for name in names):
-                raise ConfigError(f"no parameter's name contains {word!r}", key="freeze")
+            refuse(not any(word in name for name in names), f"no parameter's name contains {word!r}", key="freeze")
         for name, parameter in module.named_parameters():
             if any(word in name for word in words):
                 parameter.requires_grad_(False)
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ConfigError("no parameter is left to train", key="freeze")
+        refuse(
+            not any(parameter.requires_grad for parameter in module.parameters()),
+            "no parameter is left to train",
+            key="freeze",
+        )
         return module
 
     return msgspec.structs.replace(job, build=build) if words else job

@@ -1,7 +1,5 @@
 """Capture: a run with symbols gives formulas, a plain run at other sizes checks them operation by operation."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import traceback

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, sums
+from loadgauge.core.base import NotModelled, refuse, sums
 from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled
 
 if TYPE_CHECKING:
@@ -201,8 +201,7 @@ class Column(msgspec.Struct, Generic[T], frozen=True):
     def of(cls, values: Iterable[T]) -> Column[T]:
         """The column of some values. ``Column.of("aba").rows == [0, 1, 0]``"""
         numbers: dict[T, int] = {}
-        rows = [numbers.setdefault(value, len(numbers)) for value in values]
-        return cls(list(numbers), rows)
+        return cls(list(numbers), [numbers.setdefault(value, len(numbers)) for value in values])
 
     def values(self) -> tuple[T, ...]:
         """The values, equal ones as one object. Raises ConfigError where a row points at none.
@@ -266,14 +265,12 @@ class Packed(msgspec.Struct, frozen=True):
             self.lasts,
         )
         storages, changes = self.storages.values(), self.changes.values()
-        if len(set(map(len, columns))) > 1 or len(changes) != len(self.numbers):
-            raise ConfigError("not a capture")
+        refuse(len(set(map(len, columns))) > 1 or len(changes) != len(self.numbers), "not a capture")
         operations, events = tuple(map(Operation, *columns)), tuple(zip(self.numbers, changes, strict=True))
         inside(self.numbers, len(storages))
         inside([*self.firsts, *self.lasts, *(first for first, _ in rest.phases)], len(events) + 1)
         in_order = all(map(int.__le__, self.firsts, self.lasts)) and 0 <= rest.second <= len(operations)
-        if set(rest.sizes) != set(rest.names) or not in_order:
-            raise ConfigError("not a capture")
+        refuse(set(rest.sizes) != set(rest.names) or not in_order, "not a capture")
         return msgspec.structs.replace(
             rest, operations=operations, storages=storages, events=events, kept=self.kept.values()
         )
@@ -281,5 +278,4 @@ class Packed(msgspec.Struct, frozen=True):
 
 def inside(rows: Sequence[int], length: int) -> None:
     """Raise ConfigError unless all rows are numbers of a list of some length."""
-    if rows and not 0 <= min(rows) <= max(rows) < length:
-        raise ConfigError("not a capture")
+    refuse(rows and not 0 <= min(rows) <= max(rows) < length, "not a capture")

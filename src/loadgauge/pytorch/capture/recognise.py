@@ -4,8 +4,6 @@ A matrix is split by rows, and those that it follows by columns, where between t
 each head, or attention; where nothing else reads what they make; and where every layer of a kind does the same.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -32,10 +30,9 @@ def recognised(lister: Any) -> dict[str, str]:
     seen = Counter(any_number(path) for path in paths if lister.blocks.place(path) is not None)
     styles: dict[int, str] = {}
     for at, columns in finder.pairs():
-        if any(styles.get(column, "colwise") != "colwise" for column in columns):
-            continue
-        styles[at] = "rowwise"
-        styles.update(dict.fromkeys(columns, "colwise"))
+        if not any(styles.get(column, "colwise") != "colwise" for column in columns):
+            styles[at] = "rowwise"
+            styles.update(dict.fromkeys(columns, "colwise"))
     votes = Counter((any_number(finder.path(at)), style) for at, style in styles.items())
     return {path: style for (path, style), count in votes.items() if count == seen[path]}
 

@@ -1,7 +1,5 @@
 """One training step written down: every operation, what it reads, makes and keeps, and every byte that comes and goes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -230,11 +228,10 @@ def check_sparse(module: nn.Module, optimizer: torch.optim.Optimizer, accumulate
     (`trace.device.sparse_rows`). Momentum joins the rows of all steps, and all else refuses them.
     """
     name = next((name for name, _ in sparse_tables(module)), "")
-    if not name:
-        return
-    plain = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam) and not any(
-        optimizer.defaults.get(key) for key in ("momentum", "weight_decay", "maximize")
-    )
-    if not plain or accumulate > 1:
-        what = type(optimizer).__name__ if not plain else "more than one micro-batch"
-        raise NotModelled(f"{name}: sparse gradients with {what}; --optimizer sgd or adagrad, or sparse=False")
+    if name:
+        plain = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam) and not any(
+            optimizer.defaults.get(key) for key in ("momentum", "weight_decay", "maximize")
+        )
+        if not plain or accumulate > 1:
+            what = type(optimizer).__name__ if not plain else "more than one micro-batch"
+            raise NotModelled(f"{name}: sparse gradients with {what}; --optimizer sgd or adagrad, or sparse=False")

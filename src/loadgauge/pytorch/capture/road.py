@@ -3,8 +3,6 @@
 What runs is found in a cache on disk, else captured in a process of its own, for the dtypes, kernels and sizes that are asked for.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -15,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from loadgauge.core.base.algebra import Size, same
-from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet
+from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet, refuse
 from loadgauge.core.base.files import is_script, keep, read_kept
 from loadgauge.core.base.lengths import Lengths
 from loadgauge.core.base.optional_deps import needs_capture
@@ -141,8 +139,11 @@ class OnDemand(Written):
         sharded = not regime.autocast and regime.weight == 2  # what FSDP makes of autocast over float32 weights
         alike = document is not None or (not self.tuned.whole and bool(self.documents))
         alike = alike or (sharded and any(own.autocast and own.weight == 4 for own in self.documents))
-        if not asked and (not alike or self.more >= self.most):
-            raise NotModelled(f"{self.target} {OWN}, and not yet in this way: ask for it by its flags")
+        refuse(
+            not asked and (not alike or self.more >= self.most),
+            f"{self.target} {OWN}, and not yet in this way: ask for it by its flags",
+            NotModelled,
+        )
         captured = self._captured(regime, sizes)
         self.more += not asked
         holding = [listing for listing in captured.listings if listing.holds(sizes)]
@@ -427,8 +428,9 @@ def _check(document: Document) -> None:
     for listing in document.listings:
         check_sizes(listing.names, listing.formulas(), listing.guards)
     most = min((len(listing.blocks) for listing in document.listings), default=0)
-    if any(not 0 <= index < most for index in document.pattern) or not unchanged(document.files):
-        raise ConfigError("not a captured list")
+    refuse(
+        any(not 0 <= index < most for index in document.pattern) or not unchanged(document.files), "not a captured list"
+    )
 
 
 def model_of(family: OnDemand, regime: Regime, sizes: Mapping[str, int]) -> ModelSpec:
@@ -559,8 +561,7 @@ def taken(job: Job, family: OnDemand, why: str) -> Found:
     _check_sizes(job, family)
     if not family.has_length:
         for name, value in (("seq_len", job.seq_len), ("lengths", job.lengths)):
-            if value not in (None, 1):
-                raise ConfigError(f"{family.inputs} has no size s, the tokens of a sequence", key=name)
+            refuse(value not in (None, 1), f"{family.inputs} has no size s, the tokens of a sequence", key=name)
     split = msgspec.structs.replace(regime, tp=job.tp or 1, ep=job.ep or 1)
     if split != regime and not list(family.splits.problems(tp=split.tp, ep=split.ep)):
         family.document(split, sizes)
@@ -581,15 +582,17 @@ def _check_sizes(job: Job, family: OnDemand) -> None:
         raise ConfigError(f"{family.name} has one text, whose tokens are --seq-len", key="target_len")
     if job.audio is not None and SOUND not in family.names:
         window = sound_window(family.keys or {})
-        if not window:
-            raise ConfigError(f"{family.name} takes no sound of any length", key="audio")
+        refuse(not window, f"{family.name} takes no sound of any length", key="audio")
         if job.audio > window:
             raise ConfigError(
                 f"{job.audio:g} s: {family.name} takes windows of {window:g} s, each a sample: --micro-batch has several",
                 key="audio",
             )
-    if job.seq_len is not None and family.unit != "tokens":
-        raise ConfigError(f"{family.name} takes sounds and no text: --audio", key="seq_len")
+    refuse(
+        job.seq_len is not None and family.unit != "tokens",
+        f"{family.name} takes sounds and no text: --audio",
+        key="seq_len",
+    )
 
 
 def _length(job: Job, family: OnDemand) -> int:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.base import ConfigError, Verdict, exit_code, is_script, needs_torch
+from loadgauge.core.base import Verdict, exit_code, is_script, needs_torch, refuse
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.options import complete_model
 from loadgauge.core.command_line.options.param_types import Read
@@ -32,16 +32,17 @@ MOST = 64
 def _named_size(text: str) -> tuple[str, int]:
     """Read a size by its name. Raises `ConfigError`."""
     name, _, number = text.partition("=")
-    if not (name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number)):
-        raise ConfigError(f"must be such as t=512, got {text[:40]!r}")
+    refuse(
+        not (name.isidentifier() and number.isascii() and number.isdecimal() and len(number) < 10 and int(number)),
+        f"must be such as t=512, got {text[:40]!r}",
+    )
     return name, int(number)
 
 
 def _pictures(text: str) -> tuple[tuple[int, int], ...]:
     """Read width and height of pictures [pixels], with commas between. Raises `ConfigError`."""
     matches = [re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size.strip()) for size in text.split(",")]
-    if not all(matches) or len(matches) > MOST:
-        raise ConfigError(f"must be such as 1024x768,512x512, got {text[:40]!r}")
+    refuse(not all(matches) or len(matches) > MOST, f"must be such as 1024x768,512x512, got {text[:40]!r}")
     return tuple((int(match[1]), int(match[2])) for match in matches if match)
 
 

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
-from loadgauge.core.base import ConfigError, Error, needs_torch
+from loadgauge.core.base import Error, needs_torch, refuse
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.param_types import Read
 from loadgauge.core.text.show import BLOCKS
@@ -16,8 +16,10 @@ from loadgauge.core.text.table import Lines
 def _sizes(text: str) -> tuple[int, ...]:
     """Read sizes, joined by commas or the letter x. Raises `ConfigError`."""
     parts = [part.strip() for part in text.replace("x", ",").split(",") if part.strip()]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
-        raise ConfigError(f"must be sizes such as 4,1024, got {text[:40]!r}")
+    refuse(
+        not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts),
+        f"must be sizes such as 4,1024, got {text[:40]!r}",
+    )
     return tuple(int(part) for part in parts)
 
 

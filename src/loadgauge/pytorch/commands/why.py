@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.base.optional_deps import needs_torch
 from loadgauge.core.command_line.options.answering import answering
 from loadgauge.core.command_line.options.grouped import Grouped
@@ -97,10 +97,10 @@ def _read(file: str, gpu_index: int) -> Diagnosis:
     path = Path(file)
     if file == "-":
         return answer(read_stdin())
-    if not os.path.exists(file):
-        raise ConfigError(
-            f"{file[:80]!r} is neither a file nor an out-of-memory error; give the error's text, or its file"
-        )
+    refuse(
+        not os.path.exists(file),
+        f"{file[:80]!r} is neither a file nor an out-of-memory error; give the error's text, or its file",
+    )
     if is_pickle(path):
         return of_snapshot(path, gpu_index)
     text = content_of(path, LARGEST_TEXT).decode("utf-8", errors="replace")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, NotModelled, lists
+from loadgauge.core.base import ConfigError, NotModelled, lists, refuse
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.estimate.estimate import estimate
 from loadgauge.core.estimate.memory.ledger import kept_by
@@ -220,12 +220,11 @@ def saved_lines(traced: Recorded) -> list[Line]:
     """The storages that autograd keeps [bytes], inputs included, parameters not, each at the module that saved it first."""
     result, seen = [], set()
     for tensor in traced.trace.saved:
-        if tensor.storage in seen or tensor.owner not in ("", "inputs"):
-            continue
-        seen.add(tensor.storage)
-        inside = f" in {tensor.module}" if tensor.module else ""
-        op = f"{tensor.node} keeps {tensor.field}{inside}"
-        result.append(Line(*place_of(tensor.module), op, tensor.storage_nbytes))
+        if tensor.storage not in seen and tensor.owner in ("", "inputs"):
+            seen.add(tensor.storage)
+            inside = f" in {tensor.module}" if tensor.module else ""
+            op = f"{tensor.node} keeps {tensor.field}{inside}"
+            result.append(Line(*place_of(tensor.module), op, tensor.storage_nbytes))
     return result
 
 
@@ -406,8 +405,7 @@ class Formula:
     """
 
     def __init__(self, config: Any, run: TorchRun, device: str = "cuda") -> None:
-        if run.keep:
-            raise NotModelled("selective checkpointing by a policy over operations of PyTorch has no formula")
+        refuse(run.keep, "selective checkpointing by a policy over operations of PyTorch has no formula", NotModelled)
         self.spec: ModelSpec = from_dict(config.to_dict())
         self.run, self.layout, self.training = run, run.layout, run.training
         if device == "cpu":

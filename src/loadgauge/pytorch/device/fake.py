@@ -5,11 +5,9 @@ operations that read no values, change no shapes in place, and give new tensors,
 else takes PyTorch's way.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -55,7 +53,7 @@ class FakeMode(FakeTensorMode):
         """True, for PyTorch's base class: the simulated device has no kernels that could make a real tensor."""
         return True
 
-    def __deepcopy__(self, memo: Any) -> FakeMode:
+    def __deepcopy__(self, memo: Any) -> Self:
         # A copied module would otherwise carry a mode of its own, which PyTorch refuses to mix.
         return self
 

@@ -1,7 +1,5 @@
 """Places in other libraries that look at values and would take another way under fake tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Where a program reads values of tensors: the line, what it got, and where it went on."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import linecache

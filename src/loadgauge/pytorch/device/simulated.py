@@ -5,8 +5,6 @@ others, PrivateUse1, can; where an operation asks whether it is on the CPU, it t
 CUDA decides by name is put there by `cuda_kernels`. Private parts of PyTorch are used: see `TESTED`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

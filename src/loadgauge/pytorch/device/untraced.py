@@ -1,7 +1,5 @@
 """CUDA memory that no tracer of operations sees: not allocated by a tensor. Each figure has its basis."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

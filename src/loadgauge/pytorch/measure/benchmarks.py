@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.pytorch.record.flops import formula
 
 
@@ -127,10 +127,7 @@ def refuse_busy(device: str, used: float | None = None) -> None:
             return
         free, whole = torch.cuda.mem_get_info()
         used = whole - free - torch.cuda.memory_reserved()
-    if used > BUSY:
-        raise ConfigError(
-            f"device: {used / 2**30:.1f} GiB of the card are in use; nothing else may run on it meanwhile"
-        )
+    refuse(used > BUSY, f"device: {used / 2**30:.1f} GiB of the card are in use; nothing else may run on it meanwhile")
 
 
 class Saved:
@@ -171,10 +168,8 @@ def timings(device: str, sizes: Sizes | None = None, saved: Saved | None = None)
     device; saved: where parts are kept that need not be measured again.
     Raises ConfigError where there is no such device, or something else runs on it.
     """
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"device: calibrates cpu and cuda, not {device}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: there is no CUDA device here")
+    refuse(device not in ("cpu", "cuda"), f"device: calibrates cpu and cuda, not {device}")
+    refuse(device == "cuda" and not torch.cuda.is_available(), "device: there is no CUDA device here")
     refuse_busy(device)
     chosen = sizes or (ON_CUDA if device == "cuda" else ON_CPU)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import torch
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.definitions.hardware.calibration import Both, Efficiencies, Wire, efficiencies
 from loadgauge.core.definitions.hardware.hardware import Gpu
 from loadgauge.core.estimate.time.collectives import Fabric, Group, seconds
@@ -56,10 +56,10 @@ def calibrate(
     """Times the device and fits its efficiencies. `gpu`: whose datasheet they are shares of; without one, they are of
     the best that was measured, and good for comparing only; `saved`: where parts are kept, so that a run that was
     stopped goes on. Raises ConfigError where there is no such device, or something else runs on it."""
-    if gpu is None and device == "cuda":
-        raise ConfigError(
-            "gpu: say which one it is (`loadgauge gpus` lists them): efficiencies are shares of its datasheet"
-        )
+    refuse(
+        gpu is None and device == "cuda",
+        "gpu: say which one it is (`loadgauge gpus` lists them): efficiencies are shares of its datasheet",
+    )
     taken = timings(device, sizes, saved)
     if gpu is not None:
         peak, bandwidth = gpu.peak("bf16"), gpu.memory_bandwidth
@@ -155,8 +155,7 @@ def _products(
     products: Sequence[Timing], efficiencies: Efficiencies, peak: float, bandwidth: float
 ) -> tuple[dict[str, float], float]:
     """`matmul`, `wave` and `small_k` with the least mean |log(fit / measured)|; and that."""
-    if not products:
-        raise ConfigError("no matrix product was timed")
+    refuse(not products, "no matrix product was timed")
     best: tuple[float, dict[str, float]] = (math.inf, {})
     for wave in WAVES:
         for small_k in SMALL_K:

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from transformers import TrainerCallback
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.pytorch.measure.benchmarks import FlopCounter, median
 from loadgauge.pytorch.measure.cpu_allocator import ModuleUse
 from loadgauge.pytorch.measure.train_steps import Recorder, States, recorder, watch_steps
@@ -53,8 +53,7 @@ class MeasureCallback(TrainerCallback):
     """
 
     def __init__(self, peak_flops: float | None = None, count_at: int = 1, watch_at: int = 2) -> None:
-        if count_at == watch_at:
-            raise ConfigError("FLOPs and memory are taken in different steps: count_at and watch_at differ")
+        refuse(count_at == watch_at, "FLOPs and memory are taken in different steps: count_at and watch_at differ")
         self.peak_flops, self.count_at, self.watch_at = peak_flops, count_at, watch_at
         self.counter: FlopCounter | None = None
         self.seconds: list[float] = []

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.pytorch.device.patches import removing
 from loadgauge.pytorch.measure.cpu_allocator import MODULE, events, live, profiler, tensors
 from loadgauge.pytorch.record.sizes import Usage
@@ -91,8 +91,10 @@ def profiled(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _on_cpu(model: nn.Module | None) -> Iterator[Block]:
-    if torch._C._autograd._profiler_enabled():
-        raise ConfigError("another profiler is running: on a CPU blocks cannot be measured inside one another")
+    refuse(
+        torch._C._autograd._profiler_enabled(),
+        "another profiler is running: on a CPU blocks cannot be measured inside one another",
+    )
     block = Block()
     observed = profiler()
     with _named(model), observed:
@@ -114,8 +116,7 @@ def _on_cpu(model: nn.Module | None) -> Iterator[Block]:
 
 @contextmanager
 def _on_cuda(device: str) -> Iterator[Block]:
-    if not torch.cuda.is_available():
-        raise ConfigError("device: there is no CUDA device here")
+    refuse(not torch.cuda.is_available(), "device: there is no CUDA device here")
     block = Block()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

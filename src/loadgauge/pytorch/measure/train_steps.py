@@ -14,7 +14,7 @@ from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from loadgauge.core.base.by_key import largest_first
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.pytorch.device.patches import removing
 from loadgauge.pytorch.measure.benchmarks import FlopCounter, elapsed, median
 from loadgauge.pytorch.measure.cpu_allocator import (
@@ -107,10 +107,8 @@ def measure_steps(job: Traceable, device: str = "cpu", timed: int = 3) -> Measur
 
     Raises ConfigError for a device that is not there, and whatever the job raises.
     """
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"device: measures on cpu and cuda, not on {device}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: there is no CUDA device here")
+    refuse(device not in ("cpu", "cuda"), f"device: measures on cpu and cuda, not on {device}")
+    refuse(device == "cuda" and not torch.cuda.is_available(), "device: there is no CUDA device here")
     observer = Observer(device)
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
     memory = recorder(device, before)
@@ -192,8 +190,7 @@ class _OnCpu:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        if torch._C._autograd._profiler_enabled():
-            raise ConfigError("another profiler is running")
+        refuse(torch._C._autograd._profiler_enabled(), "another profiler is running")
         with self.profiler:
             yield
 

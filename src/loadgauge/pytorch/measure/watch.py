@@ -3,18 +3,16 @@
 A loop of one's own puts `Watch.step` around each optimizer step; `trainer_watch` and `lightning_watch` do so as callbacks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from loadgauge.core.base import ConfigError, gib, in_gib, seconds
+from loadgauge.core.base import ConfigError, gib, in_gib, refuse, seconds
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.estimate.memory.phases import Phase
 from loadgauge.core.estimate.result import Estimate
@@ -74,7 +72,7 @@ class Expected(NamedTuple):
     later: dict[str, float]
 
     @classmethod
-    def of(cls, result: Estimate) -> Expected:
+    def of(cls, result: Estimate) -> Self:
         """Read them from an estimate: bytes that PyTorch's allocator has handed out, and seconds.
 
         >>> import loadgauge
@@ -113,8 +111,10 @@ class Watch:
         counters: Counters | None = None,
         **flags: Any,
     ) -> None:
-        if isinstance(predicted, Estimate | Job) and flags:
-            raise ConfigError(f"{', '.join(flags)}: already said by the job; change it with job.replace(...)")
+        refuse(
+            isinstance(predicted, Estimate | Job) and flags,
+            f"{', '.join(flags)}: already said by the job; change it with job.replace(...)",
+        )
         if not isinstance(predicted, Estimate):
             job = predicted if isinstance(predicted, Job) else Job.of(str(predicted), flags)
             predicted = resolve_job(job).estimate()

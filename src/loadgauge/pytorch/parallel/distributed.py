@@ -4,26 +4,22 @@ PyTorch's fake process group answers every collective at once, with nothing. Wha
 of the whole instead of the rank's own, is kept from doing so. Private parts of PyTorch are patched (`simulated.TESTED`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import NotModelled, refuse
 from loadgauge.pytorch.device.patches import replaced
 from loadgauge.pytorch.device.simulated import TESTED
 from loadgauge.pytorch.record.allocations import GRADIENTS
+from loadgauge.pytorch.record.observe import Observer
 from loadgauge.pytorch.record.tracker import Tracker
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.record.observe import Observer
 
 MESH = (
     "__init__", "_flatten", "__getitem__", "_concatenate", "_unflatten", "_get_all_submeshes", "get_coordinate",
@@ -36,10 +32,8 @@ MESH = (
 def fake_process_group(gpus: int, rank: int, observer: Observer) -> Iterator[None]:
     """A fake process group of `gpus` ranks, of which this process is `rank`; code that would create its own gets this
     one. Raises ConfigError for a rank that is not there, or where a process group exists."""
-    if not 0 <= rank < gpus:
-        raise ConfigError(f"rank {rank} is not one of {gpus}")
-    if dist.is_initialized():
-        raise ConfigError("a process group is already there: a dry run needs a process of its own")
+    refuse(not 0 <= rank < gpus, f"rank {rank} is not one of {gpus}")
+    refuse(dist.is_initialized(), "a process group is already there: a dry run needs a process of its own")
     try:
         from torch.distributed.tensor import _redistribute  # noqa: F401
         from torch.testing._internal.distributed.fake_pg import FakeStore

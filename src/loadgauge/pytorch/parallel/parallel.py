@@ -3,28 +3,24 @@
 The axes number the ranks as Megatron and torchtitan do: tensor parallel fastest, then data, then pipeline.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from loadgauge.core.base.errors import LayoutError, NotModelled
+from loadgauge.core.base.errors import LayoutError, NotModelled, refuse
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS, any_layer
+from loadgauge.pytorch.record.observe import Observer
 from loadgauge.pytorch.trace.programs.jobs import OPTIMIZER, build_model, of_tokens
 from loadgauge.pytorch.trace.torch_run import SCHEDULES, TorchRun
 from loadgauge.pytorch.trace.transformers_api import text_config
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.record.observe import Observer
 
 
 class ParallelJob:
@@ -228,8 +224,11 @@ def chunk_layers(config: Any, layout: Layout) -> dict[int, range]:
     layers = text.num_hidden_layers
     if stages is not None and (len(stages) != layout.pp or sum(stages) != layers or min(stages) < 0):
         raise LayoutError(f"stage_layers: needs {layout.pp} numbers that add up to {layers}, got {list(stages)}")
-    if stages is None and layers % chunks:
-        raise LayoutError(f"{layers} layers do not divide by {chunks} chunks: say how many each has (stage_layers)")
+    refuse(
+        stages is None and layers % chunks,
+        f"{layers} layers do not divide by {chunks} chunks: say how many each has (stage_layers)",
+        LayoutError,
+    )
     spans = layout.chunks_of(text)
     return {chunk_index: range(*spans[stage][chunk]) for chunk_index, (stage, chunk) in enumerate(layout.routes[0])}
 
@@ -244,11 +243,12 @@ def cut(model: Any, config: Any, run: TorchRun) -> list[Any]:
     if layout.pp == 1:
         return [model]
     base = model.base_model
-    if (
+    refuse(
         set(getattr(base.config, "base_model_pp_plan", None) or ()) != {"embed_tokens", "layers", "norm"}
-        or base is model
-    ):
-        raise NotModelled(f"{type(model).__name__} is not cut into stages: transformers has no plan for it")
+        or base is model,
+        f"{type(model).__name__} is not cut into stages: transformers has no plan for it",
+        NotModelled,
+    )
     chunks, layers_of = layout.pp * layout.chunks, chunk_layers(config, layout)
     parts = []
     for number in run.chunks:
@@ -372,16 +372,22 @@ def shard_layers(model: Any, mesh: Any, sequence_parallel: bool) -> None:
     )
 
     plan: dict[str, str] = dict(getattr(model, "tp_plan", None) or {})
-    if not any(style == "rowwise" for style in plan.values()):
-        raise NotModelled(f"transformers has no tensor-parallel plan for {type(model).__name__}")
+    refuse(
+        not any(style == "rowwise" for style in plan.values()),
+        f"transformers has no tensor-parallel plan for {type(model).__name__}",
+        NotModelled,
+    )
     between = Shard(1) if sequence_parallel else Replicate()
     styles: dict[str, Any] = {}
     for name, module in model.named_modules():
         style = plan.get(any_layer(name))
         if style is None or name == "lm_head" or module is model.base_model.embed_tokens:
             continue
-        if style not in KNOWN or ("wise" in style and not isinstance(module, nn.Linear)):
-            raise NotModelled(f"tensor parallelism of {name} ({style}): write the model's own as a script")
+        refuse(
+            style not in KNOWN or ("wise" in style and not isinstance(module, nn.Linear)),
+            f"tensor parallelism of {name} ({style}): write the model's own as a script",
+            NotModelled,
+        )
         if style.startswith("colwise"):
             _divides(module.out_features, mesh, name)
             styles[name] = ColwiseParallel()
@@ -441,12 +447,14 @@ def _name(model: Any, module: Any) -> str | None:
 
 
 def _divides(size: int, mesh: Any, name: str) -> None:
-    if size % mesh.size():
-        raise LayoutError(f"{name}: {size} columns do not divide by tp = {mesh.size()}")
+    refuse(size % mesh.size(), f"{name}: {size} columns do not divide by tp = {mesh.size()}", LayoutError)
 
 
 def _heads(config: Any, mesh: Any) -> None:
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, key, None)
-        if heads is not None and heads % mesh.size():
-            raise LayoutError(f"{key} = {heads} does not divide by tp = {mesh.size()}")
+        refuse(
+            heads is not None and heads % mesh.size(),
+            f"{key} = {heads} does not divide by tp = {mesh.size()}",
+            LayoutError,
+        )

@@ -4,15 +4,13 @@ A storage is live from the operation that returns it until Python and C++ have b
 tells. What an operation allocates and frees inside itself is not seen (its kernel's scratch).
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -255,7 +253,7 @@ class Tracker(TorchDispatchMode):
         own_result = tensor.grad_fn is not None and node_key(tensor.grad_fn) == next_node() - 1
         return tensor.detach() if own_result else tensor
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         self._fake = torch._C._get_dispatch_mode(_FAKE)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor)
         self._hooks.__enter__()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import GIB, KIB, MIB, flops
-from loadgauge.core.text.table import Column, Paper, bar, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, bar, draw, points, section
 
 if TYPE_CHECKING:
     from loadgauge.pytorch.capture.answer import Answer as Captured
@@ -41,13 +41,13 @@ def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
     if brief:
         return
     by_phase(target, answer.phases, *unit)
-    heading(target, "Formulas" if not answer.numbers_only else "Numbers, at these sizes alone")
     kept, work = answer.kept, answer.flops
     formulas = (
         ["", ""] if answer.numbers_only else [f" = {_short(kept.formula)} bytes", f" = {_short(work.formula)} FLOP"]
     )
-    points(
+    section(
         target,
+        "Formulas" if not answer.numbers_only else "Numbers, at these sizes alone",
         [
             f"kept for backward: {shown(kept.value)}{formulas[0]}",
             f"work of a step: {flops(work.value)}{formulas[1]}",
@@ -55,15 +55,19 @@ def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
             f"holds where {_short(', '.join(answer.holds))}",
         ],
     )
-    if answer.values:
-        heading(target, "The program reads values of tensors here; it got 1, and what hangs on it is not known")
-        points(
-            target,
-            [line for line in answer.values if not any(branch.startswith(f"{line} ") for branch in answer.branches)],
-        )
-        points(target, [f"{line}: one side was taken" for line in answer.branches])
-    heading(target, "Assumed, and not counted")
-    points(target, [*_together(answer.assumed), *(f"not counted: {line}" for line in answer.not_counted)])
+    section(
+        target,
+        "The program reads values of tensors here; it got 1, and what hangs on it is not known",
+        [
+            *(line for line in answer.values if not any(branch.startswith(f"{line} ") for branch in answer.branches)),
+            *(f"{line}: one side was taken" for line in answer.branches if answer.values),
+        ],
+    )
+    section(
+        target,
+        "Assumed, and not counted",
+        [*_together(answer.assumed), *(f"not counted: {line}" for line in answer.not_counted)],
+    )
     road = "a capture kept on disk, nothing was run" if answer.cached else "captured from the code itself"
     target.print(f"\n{road} (PyTorch {answer.torch}); {answer.seconds:.1f} s.")
 
@@ -71,18 +75,25 @@ def write(wrapped: Answer, target: Paper, *, brief: bool = False) -> None:
 def alive(target: Paper, parts: Mapping[str, float], letters: str = "GiB", unit: int = GIB) -> None:
     """Write what is alive at a peak [bytes]. letters, unit: in what"""
     total = sum(parts.values())
-    rows = [
-        [name, f"{nbytes / unit:,.2f}", f"{nbytes / total:.0%}", bar(target, nbytes / total)]
-        for name, nbytes in parts.items()
-    ]
-    columns = [Column("at the peak"), Column(letters, "right"), Column("", "right"), Column("", style="cyan")]
-    draw(target, columns, rows, title="What is alive")
+    draw(
+        target,
+        [Column("at the peak"), Column(letters, "right"), Column("", "right"), Column("", style="cyan")],
+        [
+            [name, f"{nbytes / unit:,.2f}", f"{nbytes / total:.0%}", bar(target, nbytes / total)]
+            for name, nbytes in parts.items()
+        ],
+        title="What is alive",
+    )
 
 
 def by_phase(target: Paper, phases: Mapping[str, float], letters: str = "GiB", unit: int = GIB) -> None:
     """Write the most that is alive in each phase [bytes]. letters, unit: in what"""
-    rows = [[name or "preparation", f"{nbytes / unit:,.2f}"] for name, nbytes in phases.items()]
-    draw(target, [Column("phase"), Column(f"highest, {letters}", "right")], rows, title="By phase")
+    draw(
+        target,
+        [Column("phase"), Column(f"highest, {letters}", "right")],
+        [[name or "preparation", f"{nbytes / unit:,.2f}"] for name, nbytes in phases.items()],
+        title="By phase",
+    )
 
 
 def _together(assumed: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import GIB, KIB, MIB, flops
-from loadgauge.core.text.table import GLUE, Column, Paper, draw, heading, points
+from loadgauge.core.text.table import GLUE, Column, Paper, draw, heading, points, section
 from loadgauge.pytorch.text.measure import scratch_note
 
 if TYPE_CHECKING:
@@ -47,15 +47,11 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     for difference in comparison.differences:
         points(target, [_difference(difference)])
         points(target, _why(difference), mark=" " * 4)
-    if comparison.hidden:
-        heading(target, "Hidden from tracers: to be added on a GPU")
-        points(
-            target,
-            [
-                f"{_number(line.nbytes, 'bytes')}: {line.name} ({_range(line)}; {line.basis})"
-                for line in comparison.hidden
-            ],
-        )
+    section(
+        target,
+        "Hidden from tracers: to be added on a GPU",
+        [f"{_number(line.nbytes, 'bytes')}: {line.name} ({_range(line)}; {line.basis})" for line in comparison.hidden],
+    )
     heading(target, "Not counted by the trace" + (" or the measurement" if comparison.measured_on == "cpu" else ""))
     points(target, comparison.not_counted)
     if comparison.real is not None and comparison.real.scratch:

@@ -2,7 +2,7 @@
 
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base.units import MIB, flops, gib, in_gib
-from loadgauge.core.text.table import Column, Paper, draw, heading, points
+from loadgauge.core.text.table import Column, Paper, draw, points, section
 
 MOST_MODULES, MOST_OPS = 15, 8
 
@@ -31,7 +31,6 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         draw(target, columns, rows, title="Alive at the peak, beside what was made before the training")
     if measured.scratch:
         points(target, [f"not counted: {scratch_note(measured.scratch, measured.scratch_ops)}"])
-    heading(target, "Work")
     again = "" if measured.flops == measured.model_flops else f", {flops(measured.model_flops)} of them the model's"
     work = [f"FLOPs of a step: {flops(measured.flops)}{again}"]
     if measured.step and measured.flops_per_second:
@@ -44,14 +43,15 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         cost = f"{measured.overhead:+.0%}" if measured.overhead > 0 else "no more"
         work.append(f"with the instruments that take memory it took {measured.watched:.3g} s ({cost})")
     work += [f"FLOPs of {name} are not counted" for name in measured.uncounted]
-    points(target, work)
+    section(target, "Work", work)
     ordered = sorted(measured.modules.items(), key=lambda item: -item[1].peak)
-    if not ordered:
-        return
-    rows = [[f"{use.peak / MIB:,.2f}", f"{use.persistent / MIB:,.2f}", name] for name, use in ordered[:MOST_MODULES]]
-    columns = [Column("peak, MiB", "right"), Column("stays, MiB", "right"), Column("forward of", wrap=True)]
-    more = f", {MOST_MODULES} of {len(ordered)} (--json: all)" if len(ordered) > MOST_MODULES else ""
-    draw(target, columns, rows, title=f"Modules that take most, beside what was there{more}")
+    if ordered:
+        rows = [
+            [f"{use.peak / MIB:,.2f}", f"{use.persistent / MIB:,.2f}", name] for name, use in ordered[:MOST_MODULES]
+        ]
+        columns = [Column("peak, MiB", "right"), Column("stays, MiB", "right"), Column("forward of", wrap=True)]
+        more = f", {MOST_MODULES} of {len(ordered)} (--json: all)" if len(ordered) > MOST_MODULES else ""
+        draw(target, columns, rows, title=f"Modules that take most, beside what was there{more}")
 
 
 def scratch_note(nbytes: int, ops: tuple[str, ...]) -> str:

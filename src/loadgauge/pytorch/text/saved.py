@@ -51,16 +51,18 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     taken = {words for node, words in ATTENTION.items() for tensor in saved.tensors if tensor.node.startswith(node)}
     again = ", ".join(f"{node}.{field}" for node, field in saved.made_again)
     result = any(storage.owner == "result" for storage in beside)
-    notes = [
-        *([f"no peak: {why}"] if why else []),
-        *(f"attention ran in {words}" for words in sorted(taken)),
-        *([f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes"] if result else []),
-        *(
-            [f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes"]
-            if saved.of_parameters
-            else []
-        ),
-        *([f"not kept, recomputed in backward: {again}"] if again else []),
-        f"names and sizes are those of PyTorch {torch_version}; its saved fields are private",
-    ]
-    points(target, notes)
+    points(
+        target,
+        [
+            *([f"no peak: {why}"] if why else []),
+            *(f"attention ran in {words}" for words in sorted(taken)),
+            *([f"without the result, which its reader holds anyway: {saved.beyond_result:,} bytes"] if result else []),
+            *(
+                [f"parameters and buffers that backward reads: {saved.of_parameters:,} bytes"]
+                if saved.of_parameters
+                else []
+            ),
+            *([f"not kept, recomputed in backward: {again}"] if again else []),
+            f"names and sizes are those of PyTorch {torch_version}; its saved fields are private",
+        ],
+    )

@@ -8,7 +8,7 @@ import msgspec
 
 from loadgauge.core.answers.answer import Answer, Pivot
 from loadgauge.core.base.units import flops, gib, in_gib
-from loadgauge.core.text.table import Column, Paper, draw, heading, plain, points
+from loadgauge.core.text.table import Column, Paper, draw, plain, points, section
 from loadgauge.pytorch.record.allocations import any_layer
 from loadgauge.pytorch.text.capture import alive, by_phase
 
@@ -54,17 +54,6 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     alive(target, peak.categories)
     if brief:
         return
-    parts = [
-        [
-            in_gib(piece.nbytes),
-            str(piece.count),
-            piece.category,
-            _origin(piece),
-            "x".join(map(str, piece.shape)),
-            piece.dtype,
-        ]
-        for piece in _merged(trace)[:12]
-    ]
     draw(
         target,
         [
@@ -75,38 +64,56 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
             Column("shape"),
             Column("dtype", wide=True),
         ],
-        parts,
+        [
+            [
+                in_gib(piece.nbytes),
+                str(piece.count),
+                piece.category,
+                _origin(piece),
+                "x".join(map(str, piece.shape)),
+                piece.dtype,
+            ]
+            for piece in _merged(trace)[:12]
+        ],
         title="The largest of it",
     )
     by_phase(target, trace.phases)
     _print_work(target, trace)
-    if trace.advice:
-        heading(target, "Operators of loadgauge.train.fused that would keep less, and in how many modules")
-        points(
-            target,
-            (
-                f"{advice.operator}, in {len(advice.modules)}: {gib(advice.saves)} less; {advice.why}"
-                for advice in trace.advice
-            ),
-        )
-    if trace.hidden:
-        heading(target, "Not seen by any tracer; to be added on a GPU")
-        for line in trace.hidden:
-            outside = "outside the allocator; " if line.where == "beside" else ""
-            points(target, [f"{line.name}: {line.nbytes / 2**20:,.0f} MiB ({outside}{line.basis})"])
-    heading(target, "Assumed, and not counted")
-    points(target, [f"{name}: {value}" for name, value in trace.assumed.items()])
-    points(target, [f"not counted: {note}" for note in trace.not_counted])
+    section(
+        target,
+        "Operators of loadgauge.train.fused that would keep less, and in how many modules",
+        [
+            f"{advice.operator}, in {len(advice.modules)}: {gib(advice.saves)} less; {advice.why}"
+            for advice in trace.advice
+        ],
+    )
+    outside = {"beside": "outside the allocator; "}
+    section(
+        target,
+        "Not seen by any tracer; to be added on a GPU",
+        [
+            f"{line.name}: {line.nbytes / 2**20:,.0f} MiB ({outside.get(line.where, '')}{line.basis})"
+            for line in trace.hidden
+        ],
+    )
+    section(
+        target,
+        "Assumed, and not counted",
+        [
+            *(f"{name}: {value}" for name, value in trace.assumed.items()),
+            *(f"not counted: {note}" for note in trace.not_counted),
+        ],
+    )
     if viewer:
         target.print(f"\nwritten: {viewer} (open it at https://pytorch.org/memory_viz)")
 
 
 def _print_work(target: Paper, trace: Trace) -> None:
-    heading(target, "Work and what is kept, of the last step")
     kernels = ", ".join(f"{name} x{count}" for name, count in trace.attention.items())
     phases = ", ".join(f"{name} {flops(count)}" for name, count in trace.flops.by_phase.items())
-    points(
+    section(
         target,
+        "Work and what is kept, of the last step",
         [
             f"FLOPs: {flops(trace.flops.total)}" + (f" ({phases})" if phases else ""),
             _saved_line(trace),
@@ -114,11 +121,12 @@ def _print_work(target: Paper, trace: Trace) -> None:
         ],
     )
     if trace.collectives:
-        rows = [
-            [sent.kind, str(sent.ranks), str(sent.calls), f"{sent.payload / 1e9:,.3f}"] for sent in trace.collectives
-        ]
-        columns = [Column("collective"), Column("ranks", "right"), Column("calls", "right"), Column("GB", "right")]
-        draw(target, columns, rows, title="Sent in the last step, by one rank")
+        draw(
+            target,
+            [Column("collective"), Column("ranks", "right"), Column("calls", "right"), Column("GB", "right")],
+            [[sent.kind, str(sent.ranks), str(sent.calls), f"{sent.payload / 1e9:,.3f}"] for sent in trace.collectives],
+            title="Sent in the last step, by one rank",
+        )
 
 
 def _saved_line(trace: Trace) -> str:

@@ -62,9 +62,12 @@ def write_trace(answer: Diagnosis, target: Paper, *, brief: bool = False) -> Non
             [change.flags, in_gib(change.peak), f"{change.peak / trace.allocated - 1:+.0%}", change.why]
             for change in retraced
         ]
-        columns = [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)]
-        rows = [["(as it was)", in_gib(trace.allocated), "", ""], *again]
-        draw(target, columns, rows, title="Traced again, with other flags")
+        draw(
+            target,
+            [Column("flags", wrap=True), Column("peak, GiB", "right"), Column("", "right"), Column("", wrap=True)],
+            [["(as it was)", in_gib(trace.allocated), "", ""], *again],
+            title="Traced again, with other flags",
+        )
     _changes(answer, target)
 
 
@@ -81,12 +84,15 @@ def write_snapshot(answer: Diagnosis, target: Paper, *, brief: bool = False) -> 
     ordered = sorted(((nbytes, blocks[where], where) for where, nbytes in held.items()), key=lambda row: -row[0])
     rest = ordered[MOST_HOLDERS:]
     more = (sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} more")
-    rows = [
-        [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{count:,}", where]
-        for nbytes, count, where in [*ordered[:MOST_HOLDERS], *([more] if rest else [])]
-    ]
-    columns = [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)]
-    draw(target, columns, rows, title="What was held at the peak, by line (--json: by stack)")
+    draw(
+        target,
+        [Column("GiB", "right"), Column("", "right"), Column("blocks", "right"), Column("held by", wrap=True)],
+        [
+            [in_gib(nbytes), f"{nbytes / max(1, snapshot.peak):.0%}", f"{count:,}", where]
+            for nbytes, count, where in [*ordered[:MOST_HOLDERS], *([more] if rest else [])]
+        ],
+        title="What was held at the peak, by line (--json: by stack)",
+    )
     target.print()
     share = snapshot.idle / snapshot.reserved if snapshot.reserved else 0
     notes = [

@@ -103,12 +103,11 @@ class _Waiting(ModuleType):
 def _run() -> None:
     """Run the compiler's package, if it still waits; nothing is answered in its place any more."""
     package = sys.modules[COMPILER]
-    if not isinstance(package, _Waiting):
-        return
-    for name, answers in _ANSWERS.items():
-        for answer in answers:
-            vars(sys.modules[name]).pop(answer, None)
-    _run_one(package)
+    if isinstance(package, _Waiting):
+        for name, answers in _ANSWERS.items():
+            for answer in answers:
+                vars(sys.modules[name]).pop(answer, None)
+        _run_one(package)
 
 
 def _run_one(module: ModuleType) -> None:

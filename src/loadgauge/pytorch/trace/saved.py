@@ -153,11 +153,11 @@ def saved_by(
         for field in fields(node):
             if isinstance(field, Hidden):
                 again.append((field.node, field.field))
-                continue
-            reached.add(id(field.packed))
-            if field.packed is None and _is_number(field.tensor):
-                owner_of.setdefault(key(field.tensor), "number")
-            keep(field.tensor, field.node, field.field)
+            else:
+                reached.add(id(field.packed))
+                if field.packed is None and _is_number(field.tensor):
+                    owner_of.setdefault(key(field.tensor), "number")
+                keep(field.tensor, field.node, field.field)
     for placeholder in (reference() for reference in packed):
         if placeholder is not None and id(placeholder) not in reached:  # held by a checkpoint, off the graph
             keep(placeholder.tensor, "checkpoint", "input")

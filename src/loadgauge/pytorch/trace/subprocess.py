@@ -14,7 +14,7 @@ from typing import IO, Any, Concatenate, ParamSpec, TextIO, TypeVar, get_type_hi
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NotModelled
+from loadgauge.core.base.errors import ConfigError, Error, LayoutError, NotModelled, refuse
 from loadgauge.core.definitions.job.job import Job
 
 LIMIT = "LOADGAUGE_CAPTURE_SECONDS"
@@ -117,8 +117,7 @@ def named_in_child(work: str, result: type[T], request: Request, shown: TextIO |
         except TimeoutError:
             message = f"its own code had not ended after {limit:g} s and was stopped; {LIMIT}=NUMBER allows more"
             raise ConfigError(message, file=request.job.model) from None
-        if not answered.exists():
-            raise NotModelled(f"PyTorch ended the trace (exit code {code}): {last[:500]}")
+        refuse(not answered.exists(), f"PyTorch ended the trace (exit code {code}): {last[:500]}", NotModelled)
         reply = msgspec.msgpack.decode(answered.read_bytes(), type=Reply)
     if reply.kind:
         errors = {kind.__name__: kind for kind in (ConfigError, LayoutError, NotModelled)}
@@ -136,8 +135,9 @@ def seconds_allowed() -> float:
         allowed = float(text)
     except ValueError:
         allowed = 0.0
-    if not 0 < allowed <= threading.TIMEOUT_MAX:
-        raise ConfigError(f"must be a number of seconds above 0, got {text[:40]!r}", key=LIMIT)
+    refuse(
+        not 0 < allowed <= threading.TIMEOUT_MAX, f"must be a number of seconds above 0, got {text[:40]!r}", key=LIMIT
+    )
     return allowed
 
 

@@ -3,18 +3,16 @@
 What PyTorch cannot run is refused here, and only here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import pkgutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import torch
 
-from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled
+from loadgauge.core.base.errors import ConfigError, LayoutError, NotModelled, refuse
 from loadgauge.core.definitions.job.flag_types import STEP
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.job.job_text import stage_counts
@@ -77,7 +75,7 @@ class TorchRun(msgspec.Struct, frozen=True):
     keep: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, job: Job, rank: int = 0, keep: tuple[str, ...] = ()) -> TorchRun:
+    def of(cls, job: Job, rank: int = 0, keep: tuple[str, ...] = ()) -> Self:
         """The run that a job describes, with PyTorch's defaults for the fields that are None.
 
         Raises ConfigError, LayoutError or NotModelled for what PyTorch and transformers cannot run.
@@ -87,30 +85,32 @@ class TorchRun(msgspec.Struct, frozen=True):
         (4, 'bf16-pure', 4)
         """
         for name, neutral in REFUSED.items():
-            if getattr(job, name) not in (None, neutral):
-                raise NotModelled(
-                    f"{name} is not modelled for a traced model; write the training as a script (script.py:function)"
-                )
+            refuse(
+                getattr(job, name) not in (None, neutral),
+                f"{name} is not modelled for a traced model; write the training as a script (script.py:function)",
+                NotModelled,
+            )
         precision, optimizer = job.precision or "bf16-pure", job.optimizer or "adamw"
         attention = job.attention or "flash"
-        if precision in ("bf16", "fp16"):
-            raise ConfigError(
-                f"{precision} is the framework's mixed recipe with float32 master weights, which plain PyTorch does not"
-                f" have; trace {', '.join(PRECISIONS)} (until 0.1, bf16 meant bf16-pure here)",
-                key="precision",
-            )
+        refuse(
+            precision in ("bf16", "fp16"),
+            f"{precision} is the framework's mixed recipe with float32 master weights, which plain PyTorch does not"
+            f" have; trace {', '.join(PRECISIONS)} (until 0.1, bf16 meant bf16-pure here)",
+            key="precision",
+        )
         for name, value, choices in (
             ("optimizer", optimizer, OPTIMIZERS),
             ("precision", precision, PRECISIONS),
             ("attention", attention, ATTENTIONS),
         ):
-            if value in torch_optimizers() and name == "optimizer" and value not in choices:
-                raise NotModelled(f"optimizer {value}: PyTorch {torch.__version__} does not have it; a newer one does")
-            if value not in choices:
-                raise ConfigError(f"must be one of {', '.join(choices)}, got {value!r}", key=name)
+            refuse(
+                value in torch_optimizers() and name == "optimizer" and value not in choices,
+                f"optimizer {value}: PyTorch {torch.__version__} does not have it; a newer one does",
+                NotModelled,
+            )
+            refuse(value not in choices, f"must be one of {', '.join(choices)}, got {value!r}", key=name)
         gpus, tp, pp, micro_batch = job.gpus or 1, job.tp or 1, job.pp or 1, job.micro_batch
-        if gpus % (tp * pp):
-            raise LayoutError(f"a world of {gpus} does not divide by tp x pp = {tp * pp}")
+        refuse(gpus % (tp * pp), f"a world of {gpus} does not divide by tp x pp = {tp * pp}", LayoutError)
         dp, micro_batch = gpus // (tp * pp), 1 if micro_batch is None else micro_batch
         layout = Layout(
             dp=dp,
@@ -138,31 +138,36 @@ class TorchRun(msgspec.Struct, frozen=True):
         """Raises ConfigError, LayoutError or NotModelled for a layout that PyTorch and transformers cannot run."""
         layout, recompute = self.layout, self.layout.recompute
         for name in ("seq_len", "micro_batch", "global_batch"):
-            if getattr(layout, name) < 1:
-                raise ConfigError(f"must be at least 1, got {getattr(layout, name)}", key=name)
-        if not 0 <= self.rank < layout.gpus:
-            raise ConfigError(f"rank {self.rank} is not one of {layout.gpus}")
-        if recompute not in (RecomputePolicy(), RecomputePolicy(mode="full")):
-            raise NotModelled(
-                f"recompute {recompute}: transformers recomputes whole layers (none or full); --keep with full keeps the"
-                " results of some operations (selective checkpointing by a policy over operations of PyTorch)"
-            )
-        if self.keep and recompute.mode != "full":
-            raise ConfigError("needs recompute full", key="keep")
-        if layout.dp % layout.replicas:
-            raise LayoutError(f"{layout.dp} data-parallel ranks do not divide by {layout.replicas} replicas")
-        if layout.zero not in (0, 2, 3):
-            raise NotModelled(f"zero={layout.zero}: PyTorch's DDP is 0, its fully_shard 2 or 3")
-        if layout.zero == 0 and layout.dp > 1 and layout.tp > 1:
-            raise NotModelled("PyTorch's DDP does not take weights that tensor-parallel ranks share: use --zero 3")
-        if layout.replicas > 1 and layout.zero == 0:
-            raise ConfigError("replicas: of ranks that share weights (--zero 2 or 3)")
-        if layout.sequence_parallel and layout.tp == 1:
-            raise ConfigError("sequence_parallel: needs tp above 1")
-        if layout.schedule not in SCHEDULES:
-            raise ConfigError(f"must be one of {', '.join(SCHEDULES)}, got {layout.schedule!r}", key="schedule")
-        if layout.pp == 1 and (layout.vpp > 1 or layout.stage_layers):
-            raise ConfigError("vpp and stage_layers: need pp above 1")
+            refuse(getattr(layout, name) < 1, f"must be at least 1, got {getattr(layout, name)}", key=name)
+        refuse(not 0 <= self.rank < layout.gpus, f"rank {self.rank} is not one of {layout.gpus}")
+        refuse(
+            recompute not in (RecomputePolicy(), RecomputePolicy(mode="full")),
+            f"recompute {recompute}: transformers recomputes whole layers (none or full); --keep with full keeps the"
+            " results of some operations (selective checkpointing by a policy over operations of PyTorch)",
+            NotModelled,
+        )
+        refuse(self.keep and recompute.mode != "full", "needs recompute full", key="keep")
+        refuse(
+            layout.dp % layout.replicas,
+            f"{layout.dp} data-parallel ranks do not divide by {layout.replicas} replicas",
+            LayoutError,
+        )
+        refuse(
+            layout.zero not in (0, 2, 3), f"zero={layout.zero}: PyTorch's DDP is 0, its fully_shard 2 or 3", NotModelled
+        )
+        refuse(
+            layout.zero == 0 and layout.dp > 1 and layout.tp > 1,
+            "PyTorch's DDP does not take weights that tensor-parallel ranks share: use --zero 3",
+            NotModelled,
+        )
+        refuse(layout.replicas > 1 and layout.zero == 0, "replicas: of ranks that share weights (--zero 2 or 3)")
+        refuse(layout.sequence_parallel and layout.tp == 1, "sequence_parallel: needs tp above 1")
+        refuse(
+            layout.schedule not in SCHEDULES,
+            f"must be one of {', '.join(SCHEDULES)}, got {layout.schedule!r}",
+            key="schedule",
+        )
+        refuse(layout.pp == 1 and (layout.vpp > 1 or layout.stage_layers), "vpp and stage_layers: need pp above 1")
         if (layout.vpp > 1) != (layout.schedule == "interleaved"):
             wanted = {"interleaved": "more than one chunk", "1f1b": "one chunk", "gpipe": "one chunk"}
             number = wanted.get(layout.schedule, "two chunks by itself, without vpp,")

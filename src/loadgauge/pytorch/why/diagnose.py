@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, gib
+from loadgauge.core.base import ConfigError, gib, refuse
 from loadgauge.pytorch.record.allocations import CATEGORIES, GRADIENTS, OPTIMIZER, SAVED, WEIGHTS, any_layer
 from loadgauge.pytorch.why.causes import PIECES
 from loadgauge.pytorch.why.message import OutOfMemory
@@ -384,8 +384,7 @@ def read_trace(text: str, path: Path) -> Trace:
     wrong = next((size for size in sizes if size < 0), None)
     if wrong is not None:
         raise ConfigError(f"is no trace: {wrong:,} bytes", file=str(path))
-    if not trace.allocated:
-        raise ConfigError("is a trace in which nothing was allocated", file=str(path))
+    refuse(not trace.allocated, "is a trace in which nothing was allocated", file=str(path))
     return trace
 
 

@@ -5,7 +5,7 @@ import stat
 import sys
 from pathlib import Path
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 
 LARGEST_TEXT = 256 * 10**6
 """Bytes of a log, or of what `loadgauge trace --json` says."""
@@ -24,13 +24,11 @@ def content_of(path: Path, largest: int) -> bytes:
     Traceback (most recent call last):
     loadgauge.core.base.errors.ConfigError: /dev/zero: is not a regular file
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ConfigError("is not a regular file", file=str(path))
+    refuse(not stat.S_ISREG(os.stat(path).st_mode), "is not a regular file", file=str(path))
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(max(size, UNSTATED) + 1) if size <= largest else b""
-    if max(size, len(content)) > largest:
-        raise ConfigError(f"is larger than {largest / 1e6:,.0f} MB", file=str(path))
+    refuse(max(size, len(content)) > largest, f"is larger than {largest / 1e6:,.0f} MB", file=str(path))
     return content
 
 
@@ -47,6 +45,5 @@ def read_stdin() -> str:
     if sys.stdin.isatty():
         print("Paste the error, then press Enter and Ctrl-D.", file=sys.stderr)
     text = sys.stdin.read(LARGEST_TEXT + 1)
-    if len(text) > LARGEST_TEXT:
-        raise ConfigError(f"is larger than {LARGEST_TEXT / 1e6:,.0f} MB", file="-")
+    refuse(len(text) > LARGEST_TEXT, f"is larger than {LARGEST_TEXT / 1e6:,.0f} MB", file="-")
     return text

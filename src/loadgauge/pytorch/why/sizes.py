@@ -46,10 +46,12 @@ def _sizes(result: Estimate, backward: bool) -> Iterator[tuple[str, float]]:
     for layer in _layers(result):
         for operation in layer:
             for tensor in (*operation.outputs, *operation.keeps):
-                if tensor.dtype == "index":
-                    continue
-                for itemsize in dict.fromkeys((int(tensor.itemsize), FLOAT32)):
-                    yield f"{of}{tensor.name} ({_count(tensor.numel)} x {itemsize} B)", float(tensor.numel) * itemsize
+                if tensor.dtype != "index":
+                    for itemsize in dict.fromkeys((int(tensor.itemsize), FLOAT32)):
+                        yield (
+                            f"{of}{tensor.name} ({_count(tensor.numel)} x {itemsize} B)",
+                            float(tensor.numel) * itemsize,
+                        )
             for weight in (*operation.weights, *operation.borrows):
                 for itemsize in (2, FLOAT32):
                     if weight.trainable or not backward:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 from loadgauge.pytorch.why.files import LARGEST_SNAPSHOT, content_of
 from loadgauge.pytorch.why.pickles import plain
 
@@ -93,8 +93,7 @@ def _check(content: Mapping[str, Any]) -> None:
     for segment in content["segments"]:
         total = _size(segment["total_size"], "a segment")
         inside = sum(_size(block["size"], "a block") for block in segment["blocks"])
-        if inside > total:
-            raise ConfigError(f"a segment of {total:,} bytes holds blocks of {inside:,}")
+        refuse(inside > total, f"a segment of {total:,} bytes holds blocks of {inside:,}")
     for events in content.get("device_traces") or ():
         for event in events:
             _size(event["size"], "an event")

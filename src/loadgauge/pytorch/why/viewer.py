@@ -56,18 +56,18 @@ def snapshot(stream: Stream, allocator: Allocator, described: bool = False) -> d
         while block is not None:
             if block.unmapped:
                 block = block.next
-                continue
-            live = not block.free
-            blocks.append(
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested or block.size,
-                    "state": "active_allocated" if live else "inactive",
-                    "frames": frames.of(block.storage) if live else [],
-                }
-            )
-            block = block.next
+            else:
+                live = not block.free
+                blocks.append(
+                    {
+                        "address": block.address,
+                        "size": block.size,
+                        "requested_size": block.requested or block.size,
+                        "state": "active_allocated" if live else "inactive",
+                        "frames": frames.of(block.storage) if live else [],
+                    }
+                )
+                block = block.next
         active = sum(piece["size"] for piece in blocks if piece["state"] == "active_allocated")
         segments.append(
             {

@@ -65,9 +65,9 @@ def leaves(node: dict[str, Any], box: Box, depth: int) -> Iterator[tuple[dict[st
     children = sorted(node["children"], key=lambda child: -child["bytes"])
     if depth == 0 or len(children) < 2:
         yield (leaves_of(node), box)
-        return
-    for child, inner in zip(children, squares([child["bytes"] for child in children], box), strict=True):
-        yield from leaves(child, inner, depth - 1)
+    else:
+        for child, inner in zip(children, squares([child["bytes"] for child in children], box), strict=True):
+            yield from leaves(child, inner, depth - 1)
 
 
 def leaves_of(node: dict[str, Any]) -> dict[str, Any]:

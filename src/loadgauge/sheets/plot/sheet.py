@@ -8,7 +8,7 @@ from typing import Any
 from loadgauge.core.answers.figure import Figure, plotted
 from loadgauge.core.answers.figures.colours import EXPOSED, INK, LINE, MUTE
 from loadgauge.core.answers.figures.schedule import STAGES
-from loadgauge.core.base import ConfigError, in_gib, lists, seconds
+from loadgauge.core.base import ConfigError, in_gib, lists, refuse, seconds
 from loadgauge.core.definitions.layout.axes import RANK_AXES
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.resolve.setup import Setup
@@ -46,8 +46,10 @@ def plot(setup: Setup, result: Estimate, file: Path, figure: str = "all") -> Non
     Raises `ConfigError` for another ending, a figure that this estimate lacks, or a missing matplotlib.
     """
     choices = plotted()
-    if figure != "all" and choices[figure].needs == "time" and result.time is None:
-        raise ConfigError(f"the figure '{figure}' needs a time: give --gpu, and links that are known")
+    refuse(
+        figure != "all" and choices[figure].needs == "time" and result.time is None,
+        f"the figure '{figure}' needs a time: give --gpu, and links that are known",
+    )
     with new_figure(file) as make:
         write(_sheet(make, result) if figure == "all" else _single(make, result, choices[figure]), file)
 
@@ -58,8 +60,7 @@ def new_figure(file: Path, size: tuple[float, float] | None = None) -> Iterator[
 
     Raises `ConfigError` where the file has another ending than `ENDINGS`, or matplotlib is missing.
     """
-    if file.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"{file}: a figure is written as {', '.join(ENDINGS)}")
+    refuse(file.suffix.lower() not in ENDINGS, f"{file}: a figure is written as {', '.join(ENDINGS)}")
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge.core.answers.figures.colours import EXPOSED, INK, MUTE, PARTS as COLOURS
-from loadgauge.core.base import GIB, ConfigError, in_gib
+from loadgauge.core.base import GIB, in_gib, refuse
 from loadgauge.core.estimate.memory.phases import PARTS
 from loadgauge.sheets.plot.sheet import new_figure, write
 
@@ -20,10 +20,12 @@ def plot_sweep(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], file: Pat
 
     Raises `ConfigError` for more than two swept fields, cells without one estimate, another ending or no matplotlib.
     """
-    if len(axes) > 2:
-        raise ConfigError("a figure is of one or two swept fields; --output writes them all", key="plot")
-    if all("memory_total" not in row for row in rows):
-        raise ConfigError("no cell of the sweep is a run, so there is nothing to draw", key="plot")
+    refuse(len(axes) > 2, "a figure is of one or two swept fields; --output writes them all", key="plot")
+    refuse(
+        all("memory_total" not in row for row in rows),
+        "no cell of the sweep is a run, so there is nothing to draw",
+        key="plot",
+    )
     with new_figure(file, (11, 4.4)) as figure:
         figure.suptitle(title, x=0.012, ha="left", fontsize=9, color=MUTE)
         if len(axes) == 1:

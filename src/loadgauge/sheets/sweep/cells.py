@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgauge._version import __version__
-from loadgauge.core.base import ConfigError, Error, NothingFits, read_text
+from loadgauge.core.base import ConfigError, Error, NothingFits, read_text, refuse
 from loadgauge.core.definitions.job.job import Field, fields
 from loadgauge.core.families.catalogue import models
 from loadgauge.core.plan.answer import Plan, answer
@@ -43,8 +43,7 @@ def cells(file: str) -> tuple[list[Cell], dict[str, bytes]]:
     text = read_text(file, 4 * LONGEST_FILE)
     spans = read(text, {"model": _model, **{name: _check(name) for name in _asked()}}, file)
     for name in ("model", "gpu"):
-        if any(name not in span for span in spans):
-            raise ConfigError("is missing: every cell needs one", key=name, file=file)
+        refuse(any(name not in span for span in spans), "is missing: every cell needs one", key=name, file=file)
     files: dict[str, bytes] = {}
     hashes: dict[str, str] = {}
     unique: dict[str, Cell] = {}

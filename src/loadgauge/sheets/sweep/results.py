@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.errors import ConfigError, Error, refuse
 from loadgauge.core.plan.space.grid import Kind, Row
 from loadgauge.core.text.rows import arrow_table, need_pyarrow
 
@@ -31,8 +31,11 @@ class Results:
     def __init__(self, folder: str | Path, columns: Mapping[str, Kind]) -> None:
         need_pyarrow("output")
         self.folder, self.columns = Path(folder), dict(columns)
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ConfigError(f"{self.folder} is a file; a folder is needed", key="output")
+        refuse(
+            self.folder.exists() and not self.folder.is_dir(),
+            f"{self.folder} is a file; a folder is needed",
+            key="output",
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = _locked(self.folder)
         for left in self.folder.glob(f".{PREFIX}*"):

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from multiprocessing.connection import wait
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError, Error
+from loadgauge.core.base.errors import ConfigError, Error, refuse
 from loadgauge.core.plan.space.grid import Cell, Row
 
 Work = Callable[[Cell, dict[str, bytes]], Row]
@@ -165,8 +165,7 @@ class OnRay:
     """Tasks of an existing Ray cluster, each on one processor. files: what cells name, for nodes that do not see it."""
 
     def __init__(self, work: Work, address: str, count: int | None, files: dict[str, bytes]) -> None:
-        if find_spec("ray") is None:
-            raise ConfigError("Ray is not installed: pip install 'loadgauge[ray]'", key="ray")
+        refuse(find_spec("ray") is None, "Ray is not installed: pip install 'loadgauge[ray]'", key="ray")
         _answers(address)
         import ray
 
@@ -228,8 +227,11 @@ def _answers(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdecimal() or len(port) > 5:
-        raise ConfigError(f"must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}", key="ray")
+    refuse(
+        not host or not port.isdecimal() or len(port) > 5,
+        f"must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}",
+        key="ray",
+    )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, OverflowError, UnicodeError) as error:

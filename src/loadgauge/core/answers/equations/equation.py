@@ -8,7 +8,7 @@ from loadgauge.core.answers.equations.layers import LAYERS, subject
 from loadgauge.core.answers.equations.options import AXES, Choice, chosen
 from loadgauge.core.answers.equations.parts import by_part, listed, natural, written, written_latex
 from loadgauge.core.answers.equations.validity import origin, validity
-from loadgauge.core.base import ConfigError, Size
+from loadgauge.core.base import Size, refuse
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS
 from loadgauge.core.definitions.training.precision import PRECISIONS
@@ -163,15 +163,13 @@ def equation(
     >>> print(equation("params", "mla").written_parts["attention"])
     a*d_v*h + a*m*(d_n + d_v) + a*q*(d_n + d_r) + h*(d_r + m) + h*q
     """
-    if quantity not in QUANTITIES:
-        raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(QUANTITIES)})")
+    refuse(quantity not in QUANTITIES, f"unknown quantity {quantity!r} (known: {', '.join(QUANTITIES)})")
     if quantity == "states":
         return _states(precision, optimizer, zero)
     ranks = {"tp": tp, "cp": cp, "ep": ep, "etp": etp}
     choice = chosen(quantity, layer, ranks, sequence_parallel, recompute, attention, experts, padding_free, precision)
     of = choice.of
-    if not 0 <= kind < of.kinds:
-        raise ConfigError(f"{layer} has {of.kinds} kinds of layer, so no number {kind}", key="kind")
+    refuse(not 0 <= kind < of.kinds, f"{layer} has {of.kinds} kinds of layer, so no number {kind}", key="kind")
     whole = quantity.startswith("model-")
     parts, numbers = _whole_model(choice) if whole else _one_layer(choice, kind)
     parts = {name: part for name, part in parts.items() if part != 0}

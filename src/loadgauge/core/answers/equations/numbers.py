@@ -7,7 +7,7 @@ from operator import mul, truediv
 import msgspec
 
 from loadgauge.core.answers.equations.equation import Equation
-from loadgauge.core.base import ConfigError, parse, parse_count, share
+from loadgauge.core.base import ConfigError, parse, parse_count, refuse, share
 
 COMBINED: dict[str, tuple[str, str, Callable[[float, float], float]]] = {
     "f": ("serial", "total", truediv),
@@ -40,8 +40,7 @@ def read_numbers(text: str) -> dict[str, float]:
     """
     pairs = [pair.partition("=") for pair in text.split(",")]
     for name, equals, value in pairs:
-        if not (name.strip() and equals and value.strip()):
-            raise ConfigError("write letter=value,letter=value", key="--numbers")
+        refuse(not (name.strip() and equals and value.strip()), "write letter=value,letter=value", key="--numbers")
     return {name.strip(): read_number(value, f"--numbers {name.strip()}") for name, _, value in pairs}
 
 

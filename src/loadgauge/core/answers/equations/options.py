@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from loadgauge.core.answers.equations.layers import Subject, subject
-from loadgauge.core.base import ConfigError, Size
+from loadgauge.core.base import ConfigError, Size, refuse
 from loadgauge.core.definitions.layout import axes
 from loadgauge.core.definitions.layout.layout import Layout, RecomputePolicy
 from loadgauge.core.definitions.model.kernels import PAPER, Dtypes, Kernels
@@ -88,8 +88,11 @@ def chosen(
         if chosen_word not in choices:
             raise ConfigError(f"unknown {word} {chosen_word!r} (known: {', '.join(choices)})")
     policy = RecomputePolicy.parse(recompute)
-    if policy.every > 1 or policy.layers is not None or policy.group > 1:
-        raise ConfigError(f"{recompute!r} chooses among layers; an equation is of one", key="recompute")
+    refuse(
+        policy.every > 1 or policy.layers is not None or policy.group > 1,
+        f"{recompute!r} chooses among layers; an equation is of one",
+        key="recompute",
+    )
     tp = ranks.get("tp", 1)
     of = subject(layer, tp if isinstance(tp, int) else 1)
     sharded = {axis: count for axis, count in ranks.items() if count != 1}
@@ -98,8 +101,7 @@ def chosen(
         sharded = {"tp": "t", "ep": "e"} if of.has_experts else {"tp": "t"}
         sequence_parallel = sequence_parallel or of.has_experts
     _check_ranks(quantity, of, sharded, sequence_parallel)
-    if experts != "grouped" and not of.has_experts:
-        raise ConfigError(f"{of.name} has no experts", key="experts")
+    refuse(experts != "grouped" and not of.has_experts, f"{of.name} has no experts", key="experts")
     return Choice(
         quantity=quantity,
         of=of,
@@ -116,17 +118,21 @@ def chosen(
 def _check_ranks(quantity: str, of: Subject, ranks: dict[str, int | str], sequence_parallel: bool) -> None:
     if ranks and (quantity.startswith("model-") or quantity == "active-params"):
         raise ConfigError(f"{quantity} counts what all ranks have together", key=next(iter(ranks)))
-    if sequence_parallel and "tp" not in ranks:
-        raise ConfigError("sequence parallelism shards over tp: give tp as well", key="sequence_parallel")
+    refuse(
+        sequence_parallel and "tp" not in ranks,
+        "sequence parallelism shards over tp: give tp as well",
+        key="sequence_parallel",
+    )
     for axis in ("ep", "etp"):
-        if axis in ranks and not of.has_experts:
-            raise ConfigError(f"shards experts, and {of.name} has none", key=axis)
+        refuse(axis in ranks and not of.has_experts, f"shards experts, and {of.name} has none", key=axis)
     if quantity == "params":
-        if "cp" in ranks:
-            raise ConfigError("shards tokens, not parameters", key="cp")
+        refuse("cp" in ranks, "shards tokens, not parameters", key="cp")
         sequence_parallel = "tp" in ranks  # which changes nothing here
-    if of.has_experts and "tp" in ranks and not sequence_parallel:
-        raise ConfigError("experts with tp above 1 need sequence parallelism", key="tp")
+    refuse(
+        of.has_experts and "tp" in ranks and not sequence_parallel,
+        "experts with tp above 1 need sequence parallelism",
+        key="tp",
+    )
     if of.is_open:
         return
     tp, cp, ep, etp = (count if isinstance(count := ranks.get(axis, 1), int) else 1 for axis in AXES)

@@ -13,7 +13,7 @@ import msgspec
 from loadgauge.core.answers.equations.equation import Equation
 from loadgauge.core.answers.equations.layers import letters
 from loadgauge.core.answers.why.reason import Line, line
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.model.kernels import PAPER, Dtypes, Kernels
 from loadgauge.core.estimate.memory.recompute import checkpointed
@@ -370,8 +370,7 @@ def run_forms(quantity: str) -> tuple[Equation, ...]:
     """
     import sympy
 
-    if quantity not in FORMS:
-        raise ConfigError(f"unknown quantity {quantity!r} (known: {', '.join(FORMS)})")
+    refuse(quantity not in FORMS, f"unknown quantity {quantity!r} (known: {', '.join(FORMS)})")
     make, validity, keys = FORMS[quantity]
     forms, meanings = [], LETTERS | OWN_LETTERS.get(quantity, {})
     for quantity_words, value, unit in in_letters(make):

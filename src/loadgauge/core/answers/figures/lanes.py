@@ -66,10 +66,9 @@ def lanes(result: Estimate) -> list[dict[str, Any]] | None:
     components, start = [], 0.0
     for lane, value in seconds.items():
         beside = hidden.get(lane, 0.0)
-        if not value and not beside:
-            continue
-        spans = [{"start": 0.0, "end": beside, "hidden": True}] if beside else []
-        spans += [{"start": start, "end": start + value, "hidden": False}] if value else []
-        components.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
-        start += value
+        if value or beside:
+            spans = [{"start": 0.0, "end": beside, "hidden": True}] if beside else []
+            spans += [{"start": start, "end": start + value, "hidden": False}] if value else []
+            components.append({"lane": lane, "spans": spans, "seconds": value, "hidden_seconds": beside})
+            start += value
     return components

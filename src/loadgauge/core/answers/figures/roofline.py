@@ -29,20 +29,20 @@ def roofline(result: Estimate) -> dict[str, Any] | None:
         if key in points:
             points[key]["step_seconds"] += step
             points[key]["layers"] += timed.times
-            continue
-        points[key] = {
-            "op": operation.name,
-            "layer": key[0],
-            "layers": timed.times,
-            "kind": kind_of(timed),
-            "flops": flops,
-            "bytes": nbytes,
-            "intensity": flops / nbytes if nbytes else None,
-            "achieved": flops / seconds,
-            "bandwidth": nbytes / seconds,
-            "seconds": seconds,
-            "step_seconds": step,
-        }
+        else:
+            points[key] = {
+                "op": operation.name,
+                "layer": key[0],
+                "layers": timed.times,
+                "kind": kind_of(timed),
+                "flops": flops,
+                "bytes": nbytes,
+                "intensity": flops / nbytes if nbytes else None,
+                "achieved": flops / seconds,
+                "bandwidth": nbytes / seconds,
+                "seconds": seconds,
+                "step_seconds": step,
+            }
     machine = workings.step.machine
     return {
         "peak": machine.peak,

@@ -57,21 +57,20 @@ def dots(result: Estimate, trace: Found, model: str) -> dict[str, Any]:
     for phase, nbytes in trace.phases.items():
         moments = [moment for moment in memory.moments if _within(phase, moment)]
         times = [(moment.total, seconds) for seconds, moment in drawn if _within(phase, moment)]
-        if not moments or not times:
-            continue
-        highest, outside = max(moments, key=lambda moment: moment.total), memory.parts["outside"]
-        at = max(times, key=lambda one: one[0])[1]
-        estimated = None if phase == FORWARD else highest.total - highest.parts["outside"]
-        placed.append(
-            {
-                "phase": phase,
-                "moment": highest.name,
-                "t": at,
-                "bytes": nbytes,
-                "height": nbytes + outside,
-                "estimated": estimated,
-            }
-        )
+        if moments and times:
+            highest, outside = max(moments, key=lambda moment: moment.total), memory.parts["outside"]
+            at = max(times, key=lambda one: one[0])[1]
+            estimated = None if phase == FORWARD else highest.total - highest.parts["outside"]
+            placed.append(
+                {
+                    "phase": phase,
+                    "moment": highest.name,
+                    "t": at,
+                    "bytes": nbytes,
+                    "height": nbytes + outside,
+                    "estimated": estimated,
+                }
+            )
     return {
         "source": trace.source,
         "target": trace.target,

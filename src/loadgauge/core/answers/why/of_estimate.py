@@ -12,7 +12,7 @@ from loadgauge.core.answers.figures.lanes import kind_of as bound_by
 from loadgauge.core.answers.why.of_memory import memory_line
 from loadgauge.core.answers.why.of_needs import algorithms
 from loadgauge.core.answers.why.reason import Reason, line, summed
-from loadgauge.core.base import ConfigError, NotStated, Size
+from loadgauge.core.base import ConfigError, NotStated, Size, refuse
 from loadgauge.core.base.sources import cite
 from loadgauge.core.definitions.hardware.calibration import of_cluster
 from loadgauge.core.definitions.layout.axes import COMMUNICATION
@@ -50,8 +50,7 @@ def reason(result: Estimate, topic: str, budget: Budget | None = None) -> Reason
     >>> found.value == estimate("gpt2", Layout(seq_len=1024)).flops.hardware
     True
     """
-    if topic not in TOPICS:
-        raise ConfigError(f"unknown part {topic!r} (known: {', '.join(TOPICS)})", key="explain")
+    refuse(topic not in TOPICS, f"unknown part {topic!r} (known: {', '.join(TOPICS)})", key="explain")
     if topic == "flops":
         return _flops(result)
     if topic == "verdict":
@@ -281,8 +280,7 @@ def _kind(result: Estimate, time: Time, kind: str) -> Reason:
     bound = sorted(
         (timed for timed in work.operations if bound_by(timed) == kind and timed.each), key=lambda timed: -timed.each
     )
-    if not bound:
-        raise ConfigError(f"this run has no {kind} operations", key="explain")
+    refuse(not bound, f"this run has no {kind} operations", key="explain")
     each = sum(timed.each for timed in bound)
     legend = {
         "m": ("micro-batches of a step on the stage", passes),

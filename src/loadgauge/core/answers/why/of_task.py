@@ -3,7 +3,7 @@
 from typing import Any
 
 from loadgauge.core.answers.why.reason import Line, Reason
-from loadgauge.core.base import ConfigError, gib
+from loadgauge.core.base import ConfigError, gib, refuse
 from loadgauge.core.estimate.estimate import view_of
 from loadgauge.core.layers.embedding_head import vocabulary
 from loadgauge.core.post_training.memory import BUCKET, PhaseMemory, PostMemory
@@ -185,8 +185,11 @@ def _logprobs(run: Run, memory: PostMemory) -> Reason:
 
 
 def _sync(run: Run, memory: PostMemory, time: StepTime | None) -> Reason:
-    if run.engine is not None and run.engine.inside:
-        raise ConfigError("the trained model itself generates: no weights are handed over", key="explain")
+    refuse(
+        run.engine is not None and run.engine.inside,
+        "the trained model itself generates: no weights are handed over",
+        key="explain",
+    )
     phase: PhaseMemory = next(phase for phase in memory.phases if phase.name == "weight sync")
     smaller, most = "the smaller of the weights and a bucket", f"at most {gib(BUCKET, 1)} each"
     lines = []

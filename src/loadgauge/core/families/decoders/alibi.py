@@ -1,7 +1,5 @@
 """BLOOM, MPT and Falcon: distance as a bias on the scores instead of rotated heads (Falcon may have either)."""
 
-from __future__ import annotations
-
 from loadgauge.core.definitions.model.model import Attention, Block, Mlp, ModelSpec, Norm
 from loadgauge.core.families import common as parts
 from loadgauge.core.families.reader import Reader

@@ -4,8 +4,6 @@ To add a family whose blocks are of this kind, write one `Decoder` (in `llama.py
 it in that file's `READERS`, and its `model_type` in `hf.FILES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal

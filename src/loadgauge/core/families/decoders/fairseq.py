@@ -1,7 +1,5 @@
 """XGLM and BioGPT: decoders that came out of fairseq, with biases and scaled embeddings."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import msgspec

@@ -1,7 +1,5 @@
 """Gemma 1 to 4: a norm whose gain is an offset from 1 (not in Gemma 4), from Gemma 2 on a norm after each half and local layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Gemma 3n: several residual streams of which a layer computes one (AltUp), and a product beside attention (LAuReL)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

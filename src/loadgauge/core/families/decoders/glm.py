@@ -1,7 +1,5 @@
 """GLM-4 to 4.7: half of each head rotated, two key-value heads, then norms after each half, then experts."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.families import common as parts

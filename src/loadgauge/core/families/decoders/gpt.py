@@ -1,7 +1,5 @@
 """GPT-2, GPTBigCode (StarCoder), GPT-NeoX (Pythia) and OPT: decoders with LayerNorm, biases and an MLP of two matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 

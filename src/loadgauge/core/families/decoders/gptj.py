@@ -1,7 +1,5 @@
 """GPT-J, CodeGen and GPT-Neo: relatives of GPT-2 with other positions."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import msgspec

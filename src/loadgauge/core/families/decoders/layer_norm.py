@@ -1,7 +1,5 @@
 """Decoders with rotary positions and LayerNorm: StarCoder 2, Phi 1 and 2, StableLM, Persimmon, Nemotron, Cohere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from loadgauge.core.definitions.model.model import Norm

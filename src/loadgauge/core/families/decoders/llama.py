@@ -1,7 +1,5 @@
 """Llama and the families that differ from it in biases, windows, norms, fused matrices or the activation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec

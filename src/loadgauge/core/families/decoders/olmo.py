@@ -1,7 +1,5 @@
 """OLMo 1 to 3 and OLMoE: norms without a gain, then norms after each half, and over all heads of queries and keys."""
 
-from __future__ import annotations
-
 from loadgauge.core.definitions.model.model import Norm
 from loadgauge.core.families import common as parts
 from loadgauge.core.families.decoders.decoder import Decoder, readers, typed_windows

@@ -1,7 +1,5 @@
 """Qwen 1.5 to 3: with and without experts, and the text towers of the vision-language models."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.families import common as parts

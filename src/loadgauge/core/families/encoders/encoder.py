@@ -1,7 +1,5 @@
 """Encoders: BERT, RoBERTa, XLM-RoBERTa and its XL sizes, ModernBERT."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal

@@ -1,7 +1,5 @@
 """Models of text and images: the text tower is read from `text_config`; what turns images into features is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

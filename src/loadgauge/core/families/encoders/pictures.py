@@ -1,7 +1,5 @@
 """Pictures and sounds of a job: how each family's processor cuts them, and the model that sees and hears them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

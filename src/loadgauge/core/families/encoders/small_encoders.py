@@ -1,7 +1,5 @@
 """Encoders made small: DistilBERT, ELECTRA and ALBERT, whose layers share their weights."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.definitions.model.model import Block, Head, ModelSpec

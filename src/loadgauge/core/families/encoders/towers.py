@@ -1,7 +1,5 @@
 """Towers beside a language model: their names in a config, their layers by tables, and their parameters where both are known."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

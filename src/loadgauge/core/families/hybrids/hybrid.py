@@ -3,8 +3,6 @@
 A family is a `Decoder`, which states its attention layers, and a function that puts the other mixers in their places.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Nemotron-NAS: Llama 3 after a search that took attention, or channels of the MLP, out of single layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from loadgauge.core.definitions.model.model import Attention, Block, Mlp, ModelSpec

@@ -1,7 +1,5 @@
 """Mamba-2 mixers as configs state them, and families whose blocks are a mixer or an MLP alone: Mamba, Mamba-2, Nemotron-H."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

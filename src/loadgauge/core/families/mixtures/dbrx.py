@@ -1,7 +1,5 @@
 """DBRX: grouped heads from one matrix, clamped; experts in every layer; norms without a shift."""
 
-from __future__ import annotations
-
 from loadgauge.core.definitions.model.model import Attention, Block, Mlp, ModelSpec, Norm
 from loadgauge.core.families import common as parts
 from loadgauge.core.families.mixtures import experts

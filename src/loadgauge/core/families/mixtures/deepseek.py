@@ -1,7 +1,5 @@
 """DeepSeek V2 and V3, Kimi K2, which is shaped like V3, and dots.llm1, which has V3's experts without its attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """DeepSeek-V4: attention to a window and to compressed entries, several residual streams, experts in every layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Mixtures of experts, as configs state them: how many experts, how wide, in which layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal
 

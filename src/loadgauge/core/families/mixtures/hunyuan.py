@@ -1,7 +1,5 @@
 """HunYuan, with and without experts: norms over each head of queries and keys, after their rotation."""
 
-from __future__ import annotations
-
 from loadgauge.core.families import common as parts
 from loadgauge.core.families.decoders.decoder import Decoder, readers
 from loadgauge.core.families.mixtures import experts

@@ -2,8 +2,6 @@
 each head rotated. transformers has no class for them: what is not stated is what the published code takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

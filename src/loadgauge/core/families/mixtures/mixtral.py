@@ -2,8 +2,6 @@
 MiniMax-M2, ERNIE 4.5, Llama 4.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.definitions.model.model import Norm

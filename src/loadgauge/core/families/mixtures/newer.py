@@ -2,8 +2,6 @@
 norms without a gain, values of another width, a window in some layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec

@@ -3,8 +3,6 @@
 Only names are read here. The table of those that their name does not say is `data/models/DERIVED.toml`.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Mapping

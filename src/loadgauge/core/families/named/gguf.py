@@ -1,12 +1,10 @@
 """The header of a GGUF file: the sizes of the model that it holds, and how its matrices are stored (source: ggml, docs/gguf.md)."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import ConfigError, refuse
 
 FIXED = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Types of a value of fixed size, as `struct` has them."""
@@ -45,8 +43,11 @@ def header(file: str) -> Header:
     """Read the header of a file. Raises `ConfigError` for one that is no GGUF file, or is cut."""
     try:
         with open(file, "rb") as content:
-            if content.read(4) != b"GGUF" or _fixed(content, "I") not in (2, 3):
-                raise ConfigError("is no GGUF file of version 2 or 3", file=file)
+            refuse(
+                content.read(4) != b"GGUF" or _fixed(content, "I") not in (2, 3),
+                "is no GGUF file of version 2 or 3",
+                file=file,
+            )
             tensors, count = _fixed(content, "Q"), _fixed(content, "Q")
             values = dict(_pairs(content, min(count, MOST)))
             names = {_text(content): _past_tensor(content) for _ in range(min(tensors, MOST))}

@@ -3,8 +3,6 @@
 The file is searched for the line of a name, and only that line is parsed.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

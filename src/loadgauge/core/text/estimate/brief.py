@@ -1,7 +1,5 @@
 """The short answer: the verdict, the largest parts, the step and the remedy, on one small screen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from loadgauge.core.base import Needs, days_words, gib, in_gib, provider, seconds

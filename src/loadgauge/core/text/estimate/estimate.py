@@ -1,7 +1,5 @@
 """The plain text of an estimate: the verdict first, then where every byte goes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from loadgauge.core.answers.estimate import Estimated, neither_said
@@ -90,8 +88,13 @@ def _neither_said(target: Paper, setup: Setup) -> None:
     tried = neither_said(setup)
     rows = [[str(size), *(_tried(row.get(word)) for word in tried.words)] for size, row in tried.rows.items()]
     if rows:
-        columns = [Column("micro-batch"), *(Column(f"--recompute {word}", "right") for word in tried.words)]
-        draw(target, columns, rows, "Neither micro-batch nor recomputation is said: GiB, verdict, a step", [])
+        draw(
+            target,
+            [Column("micro-batch"), *(Column(f"--recompute {word}", "right") for word in tried.words)],
+            rows,
+            "Neither micro-batch nor recomputation is said: GiB, verdict, a step",
+            [],
+        )
 
 
 def _tried(result: Estimate | None) -> str:
@@ -327,20 +330,24 @@ def _moments(target: Paper, result: Estimate) -> None:
     memory = result.memory
     moving = [part for part in PARTS if len({moment.parts[part] for moment in memory.moments}) > 1]
     by_size = sorted(moving, key=lambda part: -max(moment.parts[part] for moment in memory.moments))
-    columns = [
-        Column("moment", wrap=True),
-        Column("total", "right"),
-        *(Column(part, "right", style="dim", rank=1 + by_size.index(part)) for part in moving),
-    ]
-    rows = [
+    draw(
+        target,
         [
-            moment.name + ("  <- peak" if index == memory.peak else ""),
-            in_gib(moment.total),
-            *(in_gib(moment.parts[part]) for part in moving),
-        ]
-        for index, moment in enumerate(memory.moments)
-    ]
-    draw(target, columns, rows, "Through one step, in GiB", [memory.peak])
+            Column("moment", wrap=True),
+            Column("total", "right"),
+            *(Column(part, "right", style="dim", rank=1 + by_size.index(part)) for part in moving),
+        ],
+        [
+            [
+                moment.name + ("  <- peak" if index == memory.peak else ""),
+                in_gib(moment.total),
+                *(in_gib(moment.parts[part]) for part in moving),
+            ]
+            for index, moment in enumerate(memory.moments)
+        ],
+        "Through one step, in GiB",
+        [memory.peak],
+    )
 
 
 def _stages(target: Paper, result: Estimate) -> None:
@@ -360,12 +367,15 @@ def _work(target: Paper, result: Estimate) -> None:
     tokens = layout.global_batch * layout.seq_len
     if layout.tokens is not None:
         tokens = layout.tokens * layout.num_microbatches * layout.dp
-    lines = [
-        f"{unit(result.model)}: {tokens:,.0f}; micro-batches per rank: {layout.num_microbatches:,}",
-        f"model FLOPs: {flops(work.model)} (forward {flops(work.forward)}, backward {flops(work.backward)})",
-        f"hardware FLOPs: {flops(work.hardware)}, of which {flops(work.recompute)} recomputed"
-        f" ({work.recompute / work.model if work.model else 0:.1%})",
-        f"parameters: {count(result.params)} = {result.params:,} (embedding {count(parts.embedding)},"
-        f" layers {count(parts.layers)}, head {count(parts.head)})",
-    ]
-    section(target, "Work of one step, all GPUs together", lines)
+    section(
+        target,
+        "Work of one step, all GPUs together",
+        [
+            f"{unit(result.model)}: {tokens:,.0f}; micro-batches per rank: {layout.num_microbatches:,}",
+            f"model FLOPs: {flops(work.model)} (forward {flops(work.forward)}, backward {flops(work.backward)})",
+            f"hardware FLOPs: {flops(work.hardware)}, of which {flops(work.recompute)} recomputed"
+            f" ({work.recompute / work.model if work.model else 0:.1%})",
+            f"parameters: {count(result.params)} = {result.params:,} (embedding {count(parts.embedding)},"
+            f" layers {count(parts.layers)}, head {count(parts.head)})",
+        ],
+    )

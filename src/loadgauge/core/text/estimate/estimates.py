@@ -1,13 +1,11 @@
 """A sweep of estimates as text: every cell on a line, and where two fields are swept, memory as a grid of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from loadgauge.core.answers.answer import Answer
-from loadgauge.core.base import NO, ConfigError, exit_code, in_gib, need, seconds, sums
+from loadgauge.core.base import NO, exit_code, in_gib, need, refuse, seconds, sums
 from loadgauge.core.plan.space.estimates import CANNOT_TELL, columns as columns_of
 from loadgauge.core.plan.space.grid import Row
 from loadgauge.core.text.estimate.setup import rate
@@ -28,9 +26,7 @@ class Swept(Answer, frozen=True, kw_only=True):
     output: str | None = None
 
     @classmethod
-    def of(
-        cls, cells: list[Row], axes: Mapping[str, Sequence[Any]], *, allow_tight: bool = False, **more: Any
-    ) -> Swept:
+    def of(cls, cells: list[Row], axes: Mapping[str, Sequence[Any]], *, allow_tight: bool = False, **more: Any) -> Self:
         """Return the answer of a sweep's cells; its code is 0 where one of them fits."""
         outcomes = {row["outcome"] for row in cells} - {CANNOT_TELL}
         code = min((exit_code(word, allow_tight=allow_tight) for word in outcomes), default=NO)
@@ -40,8 +36,7 @@ class Swept(Answer, frozen=True, kw_only=True):
         return cls(cells=cells, axes=axes, code=code, failed=failed, table=table, document=document, **more)
 
     def plot(self, file: Path, figure: str) -> None:
-        if figure != "all":
-            raise ConfigError("works for one estimate; a sweep has one figure", key="figure")
+        refuse(figure != "all", "works for one estimate; a sweep has one figure", key="figure")
         need("FIGURES").plot_sweep(self.cells, self.axes, file, self.command)
 
 
@@ -147,12 +142,15 @@ def _grid(target: Paper, rows: Sequence[Row], axes: Mapping[str, Sequence[Any]])
     """Memory by the two swept fields, in GiB."""
     (down, ups), (across, steps) = axes.items()
     cells = {(row[down], row[across]): row for row in rows}
-    columns = [
-        Column(down.replace("_", " "), "right" if _numbers(rows, down) else "left"),
-        *(Column(f"{across.replace('_', ' ')} {_shown(step)}", "right") for step in steps),
-    ]
-    lines = [[_shown(up), *(_memory(cells[up, step]) for step in steps)] for up in ups]
-    draw(target, columns, lines, "Memory of the fullest rank [GiB]")
+    draw(
+        target,
+        [
+            Column(down.replace("_", " "), "right" if _numbers(rows, down) else "left"),
+            *(Column(f"{across.replace('_', ' ')} {_shown(step)}", "right") for step in steps),
+        ],
+        [[_shown(up), *(_memory(cells[up, step]) for step in steps)] for up in ups],
+        "Memory of the fullest rank [GiB]",
+    )
 
 
 def _memory(row: Row) -> str:

@@ -1,7 +1,5 @@
 """The tables of an estimate, operation by operation, as text."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.estimate.tables import Table
 from loadgauge.core.text.table import Column, Paper, draw, points

@@ -1,7 +1,5 @@
 """The cost of padding, as a table: each way to run a batch of sequences of several lengths."""
 
-from __future__ import annotations
-
 from loadgauge.core.base.units import flops, in_gib, seconds
 from loadgauge.core.estimate.memory.padding import Forecast, Row
 from loadgauge.core.text.table import Column, Paper, draw, points

@@ -1,7 +1,5 @@
 """The plain text of a reason: the formulas of FLOPs, time, traffic, money and bandwidth with the run's numbers in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from loadgauge.core.answers.why.reason import Line, Reason, Rows

@@ -1,14 +1,12 @@
 """The parts of a setup that reports share: its layout in words, and the assumptions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from loadgauge.core.definitions.layout.axes import SIZES
 from loadgauge.core.definitions.layout.layout import Layout
 from loadgauge.core.definitions.model.model import ModelSpec
 from loadgauge.core.text.language import said
-from loadgauge.core.text.table import GLUE, Paper, heading, points
+from loadgauge.core.text.table import GLUE, Paper, section
 
 UNBROKEN = 60
 """Characters of a flag and its value that stay on one line."""
@@ -70,8 +68,7 @@ def batch_words(model: ModelSpec, rows: int, length: int, up_to: bool = False) -
 
 def print_assumed(target: Paper, assumed: Mapping[str, str]) -> None:
     """Print what the user did not give: flags with the values assumed for them."""
-    if assumed:
-        heading(target, "Assumptions (flags not given)")
-        flags = (f"{flag} {said(value)}" for flag, value in assumed.items())
-        # Short ones are not broken.
-        points(target, [", ".join(text.replace(" ", GLUE) if len(text) < UNBROKEN else text for text in flags)], "")
+    flags = (f"{flag} {said(value)}" for flag, value in assumed.items())
+    # Short ones are not broken.
+    line = ", ".join(text.replace(" ", GLUE) if len(text) < UNBROKEN else text for text in flags)
+    section(target, "Assumptions (flags not given)", [line] if assumed else [], "")

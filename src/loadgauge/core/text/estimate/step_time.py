@@ -1,7 +1,5 @@
 """The plain text of a step's time: where the seconds go, and what the whole run takes."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.figures.lanes import MEANING
 from loadgauge.core.base.units import count, days_words, seconds
 from loadgauge.core.definitions.hardware.calibration import efficiencies, of_cluster

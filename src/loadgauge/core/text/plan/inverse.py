@@ -1,7 +1,5 @@
 """Answers to inverse questions as text."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.answers.answer import Answer
@@ -83,16 +81,21 @@ def _beside(target: Paper, sizes: tuple[Sized, ...], chosen: int) -> None:
     for size in sizes:
         if size.best is None or size.best.time is None:
             rows.append([f"{size.gpus:,}", "-", "-", "-", "no layout is valid and fits"])
-            continue
-        time = size.best.time
-        rows.append(
-            [
-                f"{size.gpus:,}",
-                f"{size.days:,.1f}",
-                seconds(time.step),
-                f"{time.mfu:.1%}",
-                layout_words(size.best.layout),
-            ]
-        )
-    strong = [index for index, size in enumerate(sizes) if size.gpus == chosen]
-    draw(target, columns, rows, "Sizes beside it, each with its best layout", strong)
+        else:
+            time = size.best.time
+            rows.append(
+                [
+                    f"{size.gpus:,}",
+                    f"{size.days:,.1f}",
+                    seconds(time.step),
+                    f"{time.mfu:.1%}",
+                    layout_words(size.best.layout),
+                ]
+            )
+    draw(
+        target,
+        columns,
+        rows,
+        "Sizes beside it, each with its best layout",
+        [index for index, size in enumerate(sizes) if size.gpus == chosen],
+    )

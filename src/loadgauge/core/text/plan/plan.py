@@ -1,7 +1,5 @@
 """A plan as text: the best layouts, why the others are slower, the Pareto front; or the nearest miss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -205,15 +203,19 @@ def table(target: Paper, results: Sequence[Estimate], title: str, *, price: floa
     }
     cells = {name: column for name, column in cells.items() if column}
     rank = {speed if name == "speed" else name: len(LEAST) - index for index, name in enumerate(LEAST)}
-    columns = [
-        Column(
-            name,
-            "left" if name in ("verdict", "recompute", "off the card", "schedule") else "right",
-            rank=rank.get(name, 0),
-        )
-        for name in cells
-    ]
-    draw(target, columns, list(zip(*cells.values(), strict=True)), title)
+    draw(
+        target,
+        [
+            Column(
+                name,
+                "left" if name in ("verdict", "recompute", "off the card", "schedule") else "right",
+                rank=rank.get(name, 0),
+            )
+            for name in cells
+        ],
+        list(zip(*cells.values(), strict=True)),
+        title,
+    )
 
 
 def _degree(layout: Any, name: str) -> str:
@@ -234,21 +236,24 @@ def _thinned(results: Sequence[Estimate], most: int = 8) -> list[Estimate]:
 def change_table(target: Paper, changes: Sequence[Replanned], title: str) -> None:
     """Print changes of a job, one per row."""
     compared = any(change.speed is not None for change in changes)
-    columns = [
-        *([Column("tokens/s", "right")] if compared else []),
-        Column("step", "right"),
-        Column("GiB", "right"),
-        Column("change"),
-        Column("flags", wrap=True),
-    ]
-    rows = [
+    draw(
+        target,
         [
-            *([f"x {change.speed:.2f}"] if change.speed is not None else []),
-            seconds(change.step),
-            in_gib(change.best.memory.total, 1),
-            change.what,
-            change.flags,
-        ]
-        for change in changes
-    ]
-    draw(target, columns, rows, title)
+            *([Column("tokens/s", "right")] if compared else []),
+            Column("step", "right"),
+            Column("GiB", "right"),
+            Column("change"),
+            Column("flags", wrap=True),
+        ],
+        [
+            [
+                *([f"x {change.speed:.2f}"] if change.speed is not None else []),
+                seconds(change.step),
+                in_gib(change.best.memory.total, 1),
+                change.what,
+                change.flags,
+            ]
+            for change in changes
+        ],
+        title,
+    )

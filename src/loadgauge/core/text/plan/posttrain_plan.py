@@ -1,7 +1,5 @@
 """The plain text of `plan --task`: the fastest step that fits, its command, and why the next one lost."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib
 from loadgauge.core.plan import posttrain
@@ -41,13 +39,15 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
         show_command(target, plan.nearest.job.command(), "The nearest:")
         if others:
             heading(target, "What would make it fit, each re-planned")
-            columns = [Column("step", "right"), Column("GiB", "right"), Column("change"), Column("flags", wrap=True)]
-            changes = [
-                [f"{seconds(held.time.step)} s", in_gib(held.memory.decisive.total, 1), each.words, each.flags]
-                for each in others
-                for held in (each.choice,)
-            ]
-            draw(target, columns, changes)
+            draw(
+                target,
+                [Column("step", "right"), Column("GiB", "right"), Column("change"), Column("flags", wrap=True)],
+                [
+                    [f"{seconds(held.time.step)} s", in_gib(held.memory.decisive.total, 1), each.words, each.flags]
+                    for each in others
+                    for held in (each.choice,)
+                ],
+            )
         points(target, ["", f"{counted}."], "")
         return
     best = plan.best

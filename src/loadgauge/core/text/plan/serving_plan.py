@@ -1,7 +1,5 @@
 """The plain text of `plan --task generate`."""
 
-from __future__ import annotations
-
 from loadgauge.core.answers.answer import Answer
 from loadgauge.core.base import gib, in_gib, seconds
 from loadgauge.core.definitions.serving.inference import FORMATS
@@ -23,16 +21,19 @@ def write(answer: Answer, target: Paper, *, brief: bool = False) -> None:
     plan, sought, top = answer.shown
     if plan.apart is not None:
         split = plan.apart
-        lines = (
-            f"APART  {split.readers:,} to read, {split.generators:,} to generate, on {split.gpus:,} GPUs: {split.requests:,.3g}"
-            f" requests/s; first token {seconds(split.first)}, the cache's way ({seconds(split.handing)}) included,"
-            f" then {seconds(split.generating.answer.token or 0)} each.",
-            "Of each side one:",
-            f"  {split.reading.command}",
-            f"  {split.generating.command}",
-            "Together:",
+        points(
+            target,
+            (
+                f"APART  {split.readers:,} to read, {split.generators:,} to generate, on {split.gpus:,} GPUs: {split.requests:,.3g}"
+                f" requests/s; first token {seconds(split.first)}, the cache's way ({seconds(split.handing)}) included,"
+                f" then {seconds(split.generating.answer.token or 0)} each.",
+                "Of each side one:",
+                f"  {split.reading.command}",
+                f"  {split.generating.command}",
+                "Together:",
+            ),
+            "",
         )
-        points(target, lines, "")
     if not plan.choices:
         near = plan.nearest
         lacks = near is not None and near.answer.memory.verdict != "fits"

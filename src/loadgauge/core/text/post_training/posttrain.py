@@ -1,7 +1,5 @@
 """The plain text of a run after pre-training: the verdict, memory by phase and role, the worst phase, and the next step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from loadgauge.core.answers.post_training import RunOfTask
@@ -126,8 +124,12 @@ def _own_words(answer: RunOfTask) -> str:
 
 
 def _parts(target: Paper, phase: PhaseMemory) -> None:
-    rows = [
-        [resident.role, resident.part, in_gib(resident.nbytes)]
-        for resident in sorted(phase.residents, key=lambda resident: -resident.nbytes)
-    ]
-    draw(target, [Column("role"), Column("what"), Column("GiB", "right")], rows, f"Where it goes in {phase.name}")
+    draw(
+        target,
+        [Column("role"), Column("what"), Column("GiB", "right")],
+        [
+            [resident.role, resident.part, in_gib(resident.nbytes)]
+            for resident in sorted(phase.residents, key=lambda resident: -resident.nbytes)
+        ],
+        f"Where it goes in {phase.name}",
+    )

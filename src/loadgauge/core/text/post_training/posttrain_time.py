@@ -1,7 +1,5 @@
 """The plain text of the time of a step after pre-training: phases, what bounds it, what the whole run takes."""
 
-from __future__ import annotations
-
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.post_training.roles import Run
 from loadgauge.core.post_training.step import StepTime

@@ -1,7 +1,5 @@
 """Heads other than a language model's: classes, labels of tokens, two texts that belong together, sound (`heads.toml`)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from loadgauge.core.base import ConfigError, closest, read_table
+from loadgauge.core.base import ConfigError, closest, read_table, refuse
 from loadgauge.pytorch.capture.inputs.inputs import tree
 from loadgauge.pytorch.capture.symbols.values import whole
 
@@ -50,8 +48,7 @@ def head_class(config: Any, word: str) -> tuple[str, Any] | None:
         found = getattr(transformers, wanted, None)
         if found is not None and _takes(found, row):
             return each, found
-    if word:
-        raise ConfigError(f"transformers has no {word} head for {kind!r}")
+    refuse(word, f"transformers has no {word} head for {kind!r}")
     return None
 
 

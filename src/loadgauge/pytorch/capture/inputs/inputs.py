@@ -1,7 +1,5 @@
 """Inputs of transformers' models beside tokens, from `data/capture/inputs.toml`: pictures, sounds, grids, masks."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 import re

@@ -1,7 +1,5 @@
 """Training inputs by kind of model: tokens, an encoder's and a decoder's, or sound and tokens."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from importlib import import_module
@@ -9,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse
 from loadgauge.pytorch.capture.inputs.heads import (
     HEADS,
     Towers,
@@ -58,8 +56,11 @@ def of_config(config: Any, run: TorchRun, pictures: Pictures | None = None, head
     heard = next((name for name in PATCHED if name in taken and "input_ids" not in taken), "")
     beside = beside_tokens(config, taken, model_type)
     own = {"input_ids", "decoder_input_ids", "labels"} & set(beside)  # of several codebooks
-    if heard and heard != "input_features" and heard not in beside:
-        raise NotModelled(f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured")
+    refuse(
+        heard and heard != "input_features" and heard not in beside,
+        f"{kind.__name__} takes {heard} alone: pictures and raw sound are not captured",
+        NotModelled,
+    )
 
     def tokens(device: str, b: Any, s: Any, name: str) -> Any:
         if longest and longest > 0 and s > longest:  # with a symbol, this is a guard
@@ -195,8 +196,7 @@ def model_class(config: Any, head: str = "") -> Any:
     names = [name for name in getattr(config, "architectures", None) or () if name in known]
     names += known
     found = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
-    if found is None:
-        raise ConfigError(f"transformers has no language model for {config.model_type!r}")
+    refuse(found is None, f"transformers has no language model for {config.model_type!r}")
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line
+from loadgauge.core.base.errors import ConfigError, NotModelled, closest, first_line, refuse
 from loadgauge.core.base.files import read_start
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.base.units import gib, parse_count
@@ -247,12 +247,16 @@ def of_keys(keys: Mapping[str, Any], target: str, run: TorchRun) -> Sized:
     library, row = str(keys.get("library", "diffusers")), _row(keys, target)
     if library != OWN:
         _needs(library)
-    if "precision" in row and run.dtype is not torch.float32:
-        raise NotModelled(f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast")
+    refuse(
+        "precision" in row and run.dtype is not torch.float32,
+        f"{target}: --precision: its operations on boxes take no 16-bit weights; fp32 or an autocast",
+        NotModelled,
+    )
     check_attention(keys, target, ATTENTIONS[run.training.kernels.attention] == "sdpa")
     recompute = run.layout.recompute.mode != "none"
-    if recompute and library == "torchvision":
-        raise NotModelled(f"{target}: --recompute: torchvision's models have none")
+    refuse(
+        recompute and library == "torchvision", f"{target}: --recompute: torchvision's models have none", NotModelled
+    )
     loss = mean_loss if row["loss"] == "own" else functools.partial(_loss, row["loss"])
     config: dict[str, Any] = {}
 
@@ -340,8 +344,7 @@ def _loss(kind: str, result: Any) -> Any:
     if kind == "mse":
         return functional.mse_loss(found.float(), torch.empty_like(found, dtype=torch.float32))
     if isinstance(result, dict) and found.dim() == 4:  # classes of each pixel, torchvision's
-        shape = (found.shape[0], *found.shape[2:])
-        labels = torch.empty(shape, dtype=torch.long, device=found.device)
+        labels = torch.empty((found.shape[0], *found.shape[2:]), dtype=torch.long, device=found.device)
         return sum(functional.cross_entropy(one, labels) for one in result.values())
     rows = found.flatten(0, -2) if found.dim() > 1 else found[None]
     return functional.cross_entropy(rows, torch.empty(rows.shape[:1], dtype=torch.long, device=rows.device))
@@ -381,5 +384,4 @@ def _row(keys: Mapping[str, Any], target: str) -> dict[str, Any]:
 
 
 def _needs(library: str) -> None:
-    if find_spec(library) is None:
-        raise ConfigError(f"needs {library}: pip install {library}")
+    refuse(find_spec(library) is None, f"needs {library}: pip install {library}")

@@ -3,8 +3,6 @@
 The processor of transformers is run on blank pictures, so that its rule (patches, merging, tiles) is written nowhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

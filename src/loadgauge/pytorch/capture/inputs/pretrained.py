@@ -1,7 +1,5 @@
 """Published weights that a script asks for: its model is built as for them, and nothing is fetched, as no value is looked at."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ sharding, balanced as torchrec's planner does). Sources: meta-pytorch/torchrec, 
 meta-recsys/generative-recommenders, `modules/stu.py`, `ops/pytorch/pt_hstu_attention.py` (arXiv 2402.17152).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models cut in depth: configs with fewer layers, of the same kinds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depth",

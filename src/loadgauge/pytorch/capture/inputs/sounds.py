@@ -3,8 +3,6 @@
 The processor of transformers is run on silence, so that its rule (frames, windows, padding) is written nowhere else.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.core.base import ConfigError, NotModelled, first_line, read_table
+from loadgauge.core.base import ConfigError, NotModelled, first_line, read_table, refuse
 from loadgauge.pytorch.capture.inputs.inputs import number
 from loadgauge.pytorch.capture.symbols.sizes import SAMPLES
 from loadgauge.pytorch.capture.symbols.values import with_values
@@ -113,16 +111,18 @@ def sound_of(config: Any, taken: Mapping[str, Any], samples: int) -> Heard:
     for name, array in one.items():
         if name in _TEXT or name not in taken or not isinstance(array, torch.Tensor) or not array.dim():
             continue
-        if 2 * array.shape[0] != two[name].shape[0] or array.shape[1:] != two[name].shape[1:]:
-            raise NotModelled(f"{config.model_type}: {name} is no tensor of equal rows for each sound")
+        refuse(
+            2 * array.shape[0] != two[name].shape[0] or array.shape[1:] != two[name].shape[1:],
+            f"{config.model_type}: {name} is no tensor of equal rows for each sound",
+            NotModelled,
+        )
         integers = not array.is_floating_point() and name not in row.get("ids", ())
         found[name] = Sound(tuple(array.shape), array if integers else None, "long" * (name in row.get("ids", ())))
     if less and _cut(one, less, [name for name, sound in found.items() if sound.values is not None]):
         raise ConfigError(
             f"{config.model_type}: its processor cuts off the end of a sound of {samples / SAMPLES:g} s", key="audio"
         )
-    if not found:
-        raise NotModelled(f"{config.model_type}: its processor makes nothing of a sound that the model takes")
+    refuse(not found, f"{config.model_type}: its processor makes nothing of a sound that the model takes", NotModelled)
     token = number(row["token"], config, {}) if "token" in row else -1
     return Heard(found, int(one.get("places", 0)), token, row.get("alike", True), row.get("seen", False))
 

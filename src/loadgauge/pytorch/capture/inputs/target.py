@@ -1,13 +1,11 @@
 """The subject of a capture and its sizes, found without running it: the keys of a configuration, or a function of a script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse
 from loadgauge.core.base.files import LARGEST_PROGRAM, is_script, read_start
 from loadgauge.core.base.package_data import read_table
 from loadgauge.core.families.catalogue import keys, names_file
@@ -50,10 +48,11 @@ def config_keys(target: str) -> dict[str, Any]:
 
 def check_keys(target: str, found: Mapping[str, Any]) -> None:
     """Raise NotModelled for the keys of a configuration that is not captured: a quantized one."""
-    if found.get("quantization_config"):
-        raise NotModelled(
-            f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized"
-        )
+    refuse(
+        found.get("quantization_config"),
+        f"{target}: quantization_config: a capture trains weights as the class makes them, not quantized",
+        NotModelled,
+    )
 
 
 def longest_of(keys: Mapping[str, Any]) -> int | None:
@@ -76,8 +75,7 @@ def check_script(target: str, inputs: str) -> str:
     """
     for name in filter(is_script, (target, inputs)):
         file = name.rpartition(":")[0]
-        if not Path(file).is_file():
-            raise ConfigError("no such file", file=file)
+        refuse(not Path(file).is_file(), "no such file", file=file)
     file = target.rpartition(":")[0]
     if not inputs:
         text = read_start(file, LARGEST_PROGRAM).decode("utf-8", "replace")
@@ -85,12 +83,12 @@ def check_script(target: str, inputs: str) -> str:
         names = [name for name in USUAL if name in defined]
         alike = [name for name in dict.fromkeys(defined) if LIKE.search(name.lower()) and f"{file}:{name}" != target]
         inputs = f"{file}:{(names or alike)[0]}" if names or len(alike) == 1 else ""
-    if not (is_script(inputs) or "(" in inputs):
-        raise ConfigError(
-            f"{target} needs --inputs{f', got {inputs!r}' if inputs else ''}: the tensors that the module is called with, such as"
-            " --inputs 'randn(b, 3, 224, 224), randint(0, 10, (b,))', or a function that makes them, such as"
-            f" --inputs {file}:batch with `def batch(b): return torch.randn(b, 3, 224, 224)` (b: --micro-batch, s: --seq-len)"
-        )
+    refuse(
+        not (is_script(inputs) or "(" in inputs),
+        f"{target} needs --inputs{f', got {inputs!r}' if inputs else ''}: the tensors that the module is called with, such as"
+        " --inputs 'randn(b, 3, 224, 224), randint(0, 10, (b,))', or a function that makes them, such as"
+        f" --inputs {file}:batch with `def batch(b): return torch.randn(b, 3, 224, 224)` (b: --micro-batch, s: --seq-len)",
+    )
     return inputs
 
 
@@ -135,8 +133,7 @@ def sized(names: Sequence[str], given: Mapping[str, int], defaults: Mapping[str,
     {'b': 1, 's': 128, 't': 128}
     """
     for name in given:
-        if name not in names:
-            raise ConfigError(f"it has no size {name}; its sizes are {', '.join(names) or 'none'}", key="size")
+        refuse(name not in names, f"it has no size {name}; its sizes are {', '.join(names) or 'none'}", key="size")
     found: dict[str, int] = {}
     for name in names:
         source = name if name in given or name in defaults else AS.get(name, name)

@@ -1,7 +1,5 @@
 """How many tokens of a sequence stand for its pictures and sounds, as the model itself counts them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

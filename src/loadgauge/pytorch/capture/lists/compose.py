@@ -53,10 +53,10 @@ class Few:
         layers = sum(len(stack.pattern) for stack in self.all.stacks)
         if not _numbered(self.all) or 2 * sum(map(len, shown.keeps)) > layers:
             yield
-            return
-        self.few = shown.few
-        with shown.within(module):
-            yield
+        else:
+            self.few = shown.few
+            with shown.within(module):
+                yield
 
 
 def _chosen(pattern: tuple[int, ...]) -> tuple[int, ...]:

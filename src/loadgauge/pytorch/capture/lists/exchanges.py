@@ -3,8 +3,6 @@
 They move nothing: on tensors without values only their sizes count. `<axis>_all_reduce` writes in place, as NCCL does.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

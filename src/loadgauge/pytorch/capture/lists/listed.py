@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse
 from loadgauge.core.layers.operations.operations import Layer, Operation, Tensor, Weight
 from loadgauge.core.layers.operations.profile import Profile, Row
 from loadgauge.pytorch.capture.symbols.sizes import Formula, compiled
@@ -160,8 +160,7 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
         """Entry, blocks and exit. Raises ConfigError or `msgspec.MsgspecError` where they are not as `pack` writes them."""
 
         def read(size: Any) -> Any:
-            if type(size) not in (int, float) or -size > len(self.table):
-                raise ConfigError("not a size of a captured list")
+            refuse(type(size) not in (int, float) or -size > len(self.table), "not a size of a captured list")
             return size if size >= 0 else self.table[-1 - size]
 
         stored = msgspec.msgpack.decode(self.packed, type=tuple[Segment, ...])
@@ -169,8 +168,7 @@ class Listing(msgspec.Struct, frozen=True, dict=True):
             segments: tuple[Segment, ...] = mapped(stored, read, {})
         except TypeError:  # a tensor with a size that is neither
             raise ConfigError("not a size of a captured list") from None
-        if len(segments) < len((ENTRY, EXIT)):
-            raise ConfigError("not a captured list")
+        refuse(len(segments) < len((ENTRY, EXIT)), "not a captured list")
         return segments
 
     @property

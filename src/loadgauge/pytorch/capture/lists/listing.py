@@ -1,7 +1,5 @@
 """From a recorded step to the list of operations: by block, with what each reads, makes, keeps and moves, and what is alive."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math
@@ -9,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from loadgauge.core.base.by_key import lists
-from loadgauge.core.base.errors import NotModelled
+from loadgauge.core.base.errors import NotModelled, refuse
 from loadgauge.core.layers.operations.profile import Row
 from loadgauge.pytorch.capture.lists.blocks import Blocks, Unordered
 from loadgauge.pytorch.capture.lists.listed import ENTRY, EXIT, Listing, Segment, pack
@@ -53,16 +51,14 @@ class Lister:
         self.nbytes = [self.size(nbytes) for nbytes in run.nbytes]
         pairs = itertools.pairwise(range(len(run.ops)))
         starts = [end for start, end in pairs if run.ops[start].phase == STEP and run.ops[end].phase == FORWARD]
-        if not starts:
-            raise NotModelled("a step whose optimizer does nothing cannot be listed")
+        refuse(not starts, "a step whose optimizer does nothing cannot be listed", NotModelled)
         start = max(
             (end for end in starts if end <= run.second), default=starts[0]
         )  # a step may have several optimizers
         ops = [(index, op) for index, op in enumerate(run.ops) if index >= start]
         self.forward = [(index, op) for index, op in ops if op.phase == FORWARD and not op.marks]
         self.backward = [(index, op) for index, op in ops if op.phase == BACKWARD]
-        if not self.backward:
-            raise NotModelled("a step without a backward cannot be listed")
+        refuse(not self.backward, "a step without a backward cannot be listed", NotModelled)
         first, last = self.backward[0][0], self.backward[-1][0]
         self.several = any(first < index < last for index, _ in self.forward)
         """Of a step with several backward passes, as of two networks, or of a gradient in the loss."""

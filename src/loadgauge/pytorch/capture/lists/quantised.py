@@ -1,7 +1,5 @@
 """The frozen base of QLoRA: a model's linear layers exchanged by transformers' own loader for bitsandbytes' 4-bit ones."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse
 from loadgauge.pytorch.capture.requests.regime import FOUR_BITS, Regime
 from loadgauge.pytorch.device.patches import replaced
 
@@ -54,8 +52,7 @@ def quantise(module: nn.Module, regime: Regime) -> None:
             head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
             replace_with_bnb_linear(model, modules_to_not_convert=[head], quantization_config=how)
     exchanged = {path: layer for path, layer in model.named_modules() if isinstance(layer, bnb.nn.Linear4bit)}
-    if not exchanged:
-        raise NotModelled(f"--qlora of {type(model).__name__}: it has no linear layer beside its last")
+    refuse(not exchanged, f"--qlora of {type(model).__name__}: it has no linear layer beside its last", NotModelled)
     for path, layer in exchanged.items():
         _fill(layer, before[path], regime)
     module.is_loaded_in_4bit = model.is_loaded_in_4bit = True  # type: ignore[assignment]

@@ -1,8 +1,6 @@
 """Captures kept on disk, so that the second answer takes no PyTorch. A file is data: it is decoded into the types of
 `packed`, every formula in it is checked by `sizes`, and one that cannot be read is as good as none."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A model's captured list, in a process of its own: the configuration is cut to as few layers as show every kind of block."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re
@@ -14,7 +12,7 @@ import msgspec
 import torch
 from torch.utils._pytree import tree_leaves
 
-from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_line
+from loadgauge.core.base.errors import ConfigError, Error, NotModelled, first_line, refuse
 from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.job.flag_types import CaptureFlags
 from loadgauge.core.definitions.layout.layout import Layout
@@ -210,8 +208,11 @@ def _seen(config: Any, inputs: str, target: str) -> Pictures | None:
         if inputs
         else []
     )
-    if sizes and head_class(config, "") is not None:
-        raise ConfigError("with another head, a model has pictures of its own size", key="pictures")
+    refuse(
+        sizes and head_class(config, "") is not None,
+        "with another head, a model has pictures of its own size",
+        key="pictures",
+    )
     return processed(config, sizes, processor_keys(target)) if sizes else None
 
 
@@ -250,10 +251,11 @@ def _of_script(
             key="inputs",
         )
     if ONE not in names:  # such as one graph, as large as it is
-        if sizes[ONE] > 1:
-            raise NotModelled(
-                f"{inputs} makes one batch, whatever --micro-batch {sizes[ONE]} is: leave it out, or give the function a size b"
-            )
+        refuse(
+            sizes[ONE] > 1,
+            f"{inputs} makes one batch, whatever --micro-batch {sizes[ONE]} is: leave it out, or give the function a size b",
+            NotModelled,
+        )
         of_sizes = job.inputs
 
         def of_one(device: str, module: Any, b: Any, **sizes: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from loadgauge.core.base.errors import ConfigError, NotModelled
+from loadgauge.core.base.errors import ConfigError, NotModelled, refuse
 from loadgauge.core.base.files import is_script
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.kernels import Kernels
@@ -54,19 +54,25 @@ class Tuned(msgspec.Struct, frozen=True):
         (8, False)
         """
         tower = (job.tower or ("frozen" if job.adapts else "trained")) if job.pictures or job.audio else ""
-        if tower == "adapters" and not job.adapts:
-            raise ConfigError("adapters: needs --lora-rank or --qlora", key="tower")
+        refuse(tower == "adapters" and not job.adapts, "adapters: needs --lora-rank or --qlora", key="tower")
         if not job.adapts:
             return cls(train=job.train or "", tower=tower if tower != "trained" else "")
-        if job.train is not None:
-            raise ConfigError("trains weights of the model itself; beside adapters: --modules-to-save", key="train")
+        refuse(
+            job.train is not None, "trains weights of the model itself; beside adapters: --modules-to-save", key="train"
+        )
         if job.adapter in TUNERS:
             raise NotModelled(f"{TUNERS[job.adapter].title} on captured layers (lora is modelled)")
         base = (job.base or "nf4") if job.qlora else ""
-        if base and base not in FOUR_BITS:
-            raise NotModelled(f"a base of captured layers in {base} (known: {', '.join(FOUR_BITS)})")
-        if not base and (job.kbit_upcast or "none") != "none":
-            raise NotModelled("frozen weights of captured layers that are cast to float32 without --qlora")
+        refuse(
+            base and base not in FOUR_BITS,
+            f"a base of captured layers in {base} (known: {', '.join(FOUR_BITS)})",
+            NotModelled,
+        )
+        refuse(
+            not base and (job.kbit_upcast or "none") != "none",
+            "frozen weights of captured layers that are cast to float32 without --qlora",
+            NotModelled,
+        )
         if (job.lora_dropout or 0) >= 1:
             raise ConfigError(f"must be below 1, got {job.lora_dropout:g}", key="lora_dropout")
         return cls(
@@ -160,8 +166,11 @@ class Regime(msgspec.Struct, frozen=True):
         autocast = autocast or (lora is not None and lora.casts)
         gathered = False
         if lora is not None and base:
-            if lora.keeps_inputs:
-                raise NotModelled(f"{name} {OWN}, with the bitsandbytes that is installed, whose layers keep no input")
+            refuse(
+                lora.keeps_inputs,
+                f"{name} {OWN}, with the bitsandbytes that is installed, whose layers keep no input",
+                NotModelled,
+            )
             tuned = msgspec.structs.replace(tuned, upcast=lora.upcast)
             gathered = lora.sharded and lora.upcast != "none"
         inputs = view.input_gradients and not tuned.whole

@@ -5,8 +5,6 @@ Styles are those of transformers (`distributed/tensor_parallel.py`, `expert_para
 over the vocabulary too, where that is the usual one: transformers gathers the logits, Megatron and torchtitan do not.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +14,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from loadgauge.core.base.errors import NotModelled, first_line
+from loadgauge.core.base.errors import NotModelled, first_line, refuse
 from loadgauge.pytorch.capture.lists.exchanges import enter, exchange, gather, leave, part, vocabulary_loss
 from loadgauge.pytorch.capture.symbols.splits import Splits
 from loadgauge.pytorch.trace.transformers_api import text_config
@@ -98,12 +96,11 @@ def splits_of(model: Any, found_pairs: dict[str, str] | None = None) -> Splits:
             if name
             else [tuple(tensor.shape) for tensor in module._parameters.values() if tensor is not None]
         )
-        if not all(shape):
-            continue
-        rowwise |= style.startswith("rowwise")
-        widest = max(shape, key=len)
-        dim = len(widest) - (2 if style in COLUMNS else 1)
-        sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
+        if all(shape):
+            rowwise |= style.startswith("rowwise")
+            widest = max(shape, key=len)
+            dim = len(widest) - (2 if style in COLUMNS else 1)
+            sizes.setdefault(f"width of {any_number(path).rpartition('.')[2]}", widest[dim])
     if not closed and not rowwise:
         closed = _stated(model, "tp_plan")[1] or (
             f"no plan of tensor parallelism is stated for the layers of {kind} (tp_plan), and no matrices are recognised in"
@@ -201,12 +198,11 @@ def _split_adapters(model: Any, ranks: int) -> None:
     plan = _plan(model, "tp_plan")
     for path, module in list(model.named_modules()):
         style = plan.get(any_number(path))
-        if not _adapted(module) or style is None:
-            continue
-        columns = style == "colwise"
-        for adapter in (module.lora_B if columns else module.lora_A).values():
-            _cut(adapter, "weight", 0 if columns else 1, ranks, path)
-            _around(adapter, entered if columns else None, None if columns else leave)
+        if _adapted(module) and style is not None:
+            columns = style == "colwise"
+            for adapter in (module.lora_B if columns else module.lora_A).values():
+                _cut(adapter, "weight", 0 if columns else 1, ranks, path)
+                _around(adapter, entered if columns else None, None if columns else leave)
 
 
 # -- one rank's part ---------------------------------------------------------------------------------------------------
@@ -237,8 +233,7 @@ def shard(model: Any, tp: int, ep: int, found_pairs: dict[str, str] | None = Non
     for problem in splits.problems(tp=tp, ep=ep):
         raise NotModelled(problem)
     if tp > 1:
-        if why := unsplit(model):
-            raise NotModelled(f"tp = {tp}: {why}")
+        refuse((why := unsplit(model)), f"tp = {tp}: {why}", NotModelled)
         _Tensor(model, tp, dict(splits.plan)).apply()
         _split_adapters(model, tp)
     for module in tables_of(model) if ep > 1 else ():
@@ -307,12 +302,11 @@ class _Tensor:
         split = self._vocabulary(head)
         self._own_numbers()
         for path, style, module, name in list(_planned(self.model, self.plan)):
-            if module is head and split:
-                continue
-            if name:
-                self._parameter(path, style, module, name)
-            else:
-                self._module(path, style, module)
+            if module is not head or not split:
+                if name:
+                    self._parameter(path, style, module, name)
+                else:
+                    self._module(path, style, module)
 
     def _parameter(self, path: str, style: str, module: Any, name: str) -> None:
         whole = module._parameters[name]

@@ -1,7 +1,5 @@
 """Adapters put beside a module's layers by PEFT itself, and parts of a module frozen, before its training is run."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re
@@ -13,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from loadgauge.core.base import ConfigError, NotModelled, closest, first_line, lists
+from loadgauge.core.base import ConfigError, NotModelled, closest, first_line, lists, refuse
 from loadgauge.core.resolve.trained import ENDS, SHARE, after_share, chosen_by, pattern_in, places, words_of
 from loadgauge.pytorch.capture.lists.blocks import Stack, blocks
 from loadgauge.pytorch.capture.lists.quantised import as_on_cuda, quantise
@@ -76,8 +74,11 @@ def _adapt(module: nn.Module, regime: Regime) -> None:
         modules = [name for name in _adapted(module, modules) if name not in frozen and name not in whole]
         saved += whole
     for name in asked.saved:
-        if not any(_ends(path, name) for path, _ in module.named_modules()):
-            raise ConfigError(f"no module is called {name!r}", key="modules_to_save")
+        refuse(
+            not any(_ends(path, name) for path, _ in module.named_modules()),
+            f"no module is called {name!r}",
+            key="modules_to_save",
+        )
     config = peft.LoraConfig(
         r=asked.rank,
         lora_alpha=2 * asked.rank,
@@ -112,10 +113,9 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
         return _adapted(module, "all-linear"), []  # PEFT takes layers beside a list of names alone
     if asked.targets == "attention":
         attention = [name for name in possible if re.search(r"(attn|attention)[^.]*\.", name, re.IGNORECASE)]
-        if not attention:
-            raise ConfigError(
-                "no layer of an attention is found by its name: give the names of layers", key="lora_targets"
-            )
+        refuse(
+            not attention, "no layer of an attention is found by its name: give the names of layers", key="lora_targets"
+        )
         return attention, []
     endings = sorted({name.rpartition(".")[2] for name in possible if not name.rpartition(".")[2].isdigit()})
     if is_pattern(asked.targets):
@@ -123,16 +123,16 @@ def _targets(module: nn.Module, asked: Tuned) -> tuple[str | list[str] | None, l
             pattern = re.compile(asked.targets)
         except re.error as error:
             raise ConfigError(f"{asked.targets!r} is no regular expression: {error}", key="lora_targets") from None
-        if asked.layers:
-            raise ConfigError(
-                "needs names of layers in --lora-targets; a regular expression can name the layers itself",
-                key="lora_layers",
-            )
-        if not any(pattern.fullmatch(name) for name in possible):
-            raise ConfigError(
-                f"{asked.targets!r} fits no whole name of a layer, such as {next(iter(possible), 'none')}",
-                key="lora_targets",
-            )
+        refuse(
+            asked.layers,
+            "needs names of layers in --lora-targets; a regular expression can name the layers itself",
+            key="lora_layers",
+        )
+        refuse(
+            not any(pattern.fullmatch(name) for name in possible),
+            f"{asked.targets!r} fits no whole name of a layer, such as {next(iter(possible), 'none')}",
+            key="lora_targets",
+        )
         return asked.targets, []
     modules, parameters = [], []
     own = [name for name, parameter in module.named_parameters() if parameter.dim() > 1]
@@ -156,8 +156,11 @@ def _beside(module: nn.Module, tower: str) -> tuple[set[str], list[str]]:
     names = {id(part): name for name, part in module.named_modules()}
     own: Any = module
     decoder = names.get(id(own.get_decoder()), "") if hasattr(module, "get_decoder") else ""
-    if not decoder:
-        raise NotModelled("what of the model sees pictures is not known: --tower trained, or adapters, takes it whole")
+    refuse(
+        not decoder,
+        "what of the model sees pictures is not known: --tower trained, or adapters, takes it whole",
+        NotModelled,
+    )
     language = [decoder, names.get(id(own.get_output_embeddings()), decoder)]
     encoders = [names.get(id(own.get_encoder(kind)), "") for kind in ("image", "audio")]
 
@@ -199,8 +202,7 @@ def _layers(module: nn.Module, words: str) -> list[int] | None:
     if not words:
         return None
     count = max((len(stack.paths) for stack in blocks(module, getattr(module, "config", None)).stacks), default=0)
-    if not count:
-        raise ConfigError("the model has no list of layers", key="lora_layers")
+    refuse(not count, "the model has no list of layers", key="lora_layers")
     return sorted({index for word in words_of(words) for index in places(word, count, "lora_layers")})
 
 

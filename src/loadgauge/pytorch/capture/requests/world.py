@@ -4,8 +4,6 @@ Nothing is captured here, and neither PyTorch nor transformers is imported: type
 results from `data/capture/tried.json`, which `tools/captured_models.py` makes.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from importlib.util import find_spec
@@ -100,13 +98,12 @@ def _classes() -> dict[str, dict[str, str]]:
     wanted = {f"MODEL_FOR_{head}_MAPPING_NAMES": head for head in HEADS}
     by_head: dict[str, dict[str, str]] = {}
     for node in tree.body:
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-            continue
-        name = node.targets[0].id
-        if name in wanted and isinstance(node.value, ast.Call) and node.value.args:
-            by_head[wanted[name]] = {
-                kind: cls if isinstance(cls, str) else cls[0] for kind, cls in _pairs(node.value.args[0])
-            }
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in wanted and isinstance(node.value, ast.Call) and node.value.args:
+                by_head[wanted[name]] = {
+                    kind: cls if isinstance(cls, str) else cls[0] for kind, cls in _pairs(node.value.args[0])
+                }
     return {head: by_head[head] for head in HEADS if head in by_head}
 
 

@@ -3,12 +3,10 @@
 A formula is data: its text has names, whole numbers, `+ - * // %`, `max` and `min`, and nothing else is ever evaluated.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -93,7 +91,7 @@ class Formula(msgspec.Struct, frozen=True, gc=False):
     terms: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, expression: Any, names: Mapping[Any, str]) -> Formula:
+    def of(cls, expression: Any, names: Mapping[Any, str]) -> Self:
         """The size that a SymPy expression or an int stands for. names: of its symbols
 
         Raises NotModelled where it is no whole sum.

@@ -1,7 +1,5 @@
 """Over which ranks a captured model may be split, as data: what its class states, and what must divide."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,9 +1,7 @@
 """Small tensors of integers whose values the code reads, such as the grid of a picture: they keep them beside fake tensors."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -87,7 +85,7 @@ class KeptValues(TorchDispatchMode):
         self.changed: dict[int, Any] = {}
         """CPU storages whose values were overwritten with unknown ones, by address; held, so that none is used again."""
 
-    def __enter__(self) -> KeptValues:
+    def __enter__(self) -> Self:
         """Begin, so that what is known may also be read as an array of NumPy, which fake tensors refuse."""
         self._listed.enter_context(replaced((torch, "tensor", _of_items), (FakeTensor, "numpy", self._array)))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
@@ -160,10 +158,10 @@ class KeptValues(TorchDispatchMode):
             mask = None if index is None or index.dtype is not torch.bool else self._value(index)
             if mask is None:
                 dense.append(index)
-                continue
-            with _disable_current_modes():
-                places = mask.nonzero().unbind(1)
-            dense += [with_values(places_of_mask, index.device) for places_of_mask in places]
+            else:
+                with _disable_current_modes():
+                    places = mask.nonzero().unbind(1)
+                dense += [with_values(places_of_mask, index.device) for places_of_mask in places]
         return dense
 
     def _all_known(self, name: str, tensors: list[Any]) -> bool:

@@ -3,8 +3,6 @@
 `linear_sum_assignment` matches as many rows and columns of its matrix as the smaller number of the two, always.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Kinds of facts about the values of a fake tensor."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

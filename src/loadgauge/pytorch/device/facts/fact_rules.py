@@ -1,7 +1,5 @@
 """Rules that derive facts about an operation's results: one for each kind of operation."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, Protocol

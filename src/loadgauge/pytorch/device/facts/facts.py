@@ -7,8 +7,6 @@ expert i gets (n + E - 1 - i) // E, which add up to n. Every line where that dec
 A fact belongs to a tensor and is void once its storage is written to.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

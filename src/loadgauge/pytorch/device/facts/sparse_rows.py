@@ -5,8 +5,6 @@ Sources: ATen/native/sparse/cuda/SparseCUDATensor.cu (`coalesce`), ATen/native/s
 product with a dense tensor is that of SparseTensorMath.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

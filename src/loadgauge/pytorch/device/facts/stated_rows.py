@@ -1,7 +1,5 @@
 """How many rows a program's own data chooses, at lines where nobody but the user can know: `nonzero`, `where` and masks."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A batch has sounds of one length: what a program works out of them (frames that 
 sequence, however many there are.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from typing import Any, Protocol

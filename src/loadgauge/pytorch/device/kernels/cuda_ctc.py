@@ -6,8 +6,6 @@ is not modelled.
 Sources: ATen/native/LossCTC.cpp, ATen/native/cuda/LossCTC.cu.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

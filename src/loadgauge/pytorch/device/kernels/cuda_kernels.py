@@ -5,8 +5,6 @@ choice of attention kernel is that of ATen/native/transformers/cuda/sdp_utils.cp
 ATen/autocast_mode.h, both of PyTorch 2.13.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable

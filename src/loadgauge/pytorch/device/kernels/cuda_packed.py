@@ -4,8 +4,6 @@ Where the lengths are not known, every sequence is taken to be as long as the lo
 allocated is what ATen/native/PackedSequence.cpp of PyTorch 2.13 allocates.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from itertools import groupby

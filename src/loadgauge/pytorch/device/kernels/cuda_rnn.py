@@ -7,8 +7,6 @@ state, of a GRU four numbers, for each unit, position and direction, and the out
 Sources: ATen/native/RNN.cpp, ATen/native/cudnn/RNN.cpp, tools/autograd/derivatives.yaml of PyTorch 2.13.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ transformers takes the kernel on CUDA where the packages `kernels` and `ninja` a
 modeling_rwkv.py, whose tensors these are); without them its loop makes some twenty tensors a token in each layer.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -4,8 +4,6 @@ DTensor comes to the same end, but asks for every element of the lists how it ma
 a thousand weights takes as long as the rest of a trace.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,12 +1,10 @@
 """Streams and events of the simulated device: nothing runs on it, but what is allocated belongs to the current stream."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -45,7 +43,7 @@ class Stream:
         """Return the event, or a new one."""
         return event or Event()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         _entered.append(self)
         return self
 

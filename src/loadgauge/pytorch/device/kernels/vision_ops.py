@@ -6,8 +6,6 @@ as that of a CUDA build beside PyTorch for CPUs, they are declared here: nothing
 Sources: torchvision/csrc/ops/cuda and torchvision/csrc/ops/autograd of torchvision 0.28.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from importlib.util import find_spec

@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from loadgauge.core.base.by_key import largest_first
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.pytorch.device.simulated import fake_tensors, simulated_device
 from loadgauge.pytorch.record.allocations import op_name
 from loadgauge.pytorch.record.sizes import Usage, storage_bytes
@@ -66,8 +66,7 @@ def trace_call(function: Callable[..., Any], *inputs: Any, device: str = "cuda")
 
 def where(device: str) -> str:
     """Return PyTorch's name of the simulated device for `device` (cuda or cpu). Raises ConfigError for another."""
-    if device not in DEVICES:
-        raise ConfigError(f"device: traces as on {' or '.join(DEVICES)}, got {device!r}")
+    refuse(device not in DEVICES, f"device: traces as on {' or '.join(DEVICES)}, got {device!r}")
     return simulated_device() if device == "cuda" else "cpu"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, Unpack
 
 import msgspec
 
-from loadgauge.core.base import ConfigError, is_script, needs_torch
+from loadgauge.core.base import ConfigError, is_script, needs_torch, refuse
 from loadgauge.core.definitions.job.flag_types import TraceFlags
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.trace import subprocess
@@ -67,8 +67,10 @@ def trace(
 
     if isinstance(target, torch.nn.Module):
         module_fields = {name: value for name, value in fields.items() if name in ("optimizer", "precision")}
-        if len(module_fields) < len(fields):
-            raise ConfigError("a module takes optimizer and precision; the rest is in the module and its inputs")
+        refuse(
+            len(module_fields) < len(fields),
+            "a module takes optimizer and precision; the rest is in the module and its inputs",
+        )
         module_job = of_module(target, *inputs, loss=loss, keywords=keywords, **module_fields)  # type: ignore[arg-type]
         return tracing.trace(module_job, device or "cuda")
     gpus = fields.get("gpus")
@@ -92,14 +94,13 @@ def trace_on_cpu(request: Request, trace: Trace, allowed: bool) -> Trace:
     Raises ConfigError where there are no tensors at all, or where it is not allowed.
     """
     file = request.job.model.removesuffix(f":{subprocess.WHOLE}")
-    if not trace.elsewhere:
-        raise ConfigError("made no tensor: there is nothing to trace", file=file)
-    if not allowed:
-        raise ConfigError(
-            "nothing ran on the simulated CUDA device: put the model and its inputs on cuda"
-            ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu',
-            file=file,
-        )
+    refuse(not trace.elsewhere, "made no tensor: there is nothing to trace", file=file)
+    refuse(
+        not allowed,
+        "nothing ran on the simulated CUDA device: put the model and its inputs on cuda"
+        ' (torch.set_default_device("cuda")), or trace its CPU tensors with --device cpu',
+        file=file,
+    )
     again = traced(msgspec.structs.replace(request, device="cpu"))
     note = (
         "cpu: nothing of this script was on cuda, so it was run once more and its CPU tensors are what is reported"

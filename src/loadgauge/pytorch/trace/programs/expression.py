@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
 
-from loadgauge.core.base import ConfigError, first_line, is_script, no_function
+from loadgauge.core.base import ConfigError, first_line, is_script, no_function, refuse
 from loadgauge.pytorch.device.patches import default_dtype, removing
 from loadgauge.pytorch.device.simulated import fake_tensors
 from loadgauge.pytorch.trace.programs.call import Call, fake_like, trace_call, where
@@ -57,14 +57,14 @@ class Inputs(msgspec.Struct, frozen=True):
     def check(self, used: set[str], most: int) -> None:
         """Raises ConfigError for names that there are not, and for an unusable shape or dtype."""
         unknown = (set(self.constant) | set(self.shapes)) - set(NAMES)
-        if unknown:
-            raise ConfigError(f"the tensors are called x, y and z, not {', '.join(sorted(unknown))}")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype: must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        refuse(unknown, f"the tensors are called x, y and z, not {', '.join(sorted(unknown))}")
+        refuse(self.dtype not in DTYPES, f"dtype: must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         for name in used:
             shape = self.of(name)
-            if any(size < 0 for size in shape) or math.prod(shape) > most:
-                raise ConfigError(f"shape: {shape} must have 0 to {most:,} elements")
+            refuse(
+                any(size < 0 for size in shape) or math.prod(shape) > most,
+                f"shape: {shape} must have 0 to {most:,} elements",
+            )
 
     def made(self, used: set[str]) -> dict[str, torch.Tensor]:
         """Creates the tensors that are used, with random values. Raises ConfigError for an unusable shape or dtype."""
@@ -112,8 +112,7 @@ def saved_by_expression(text: str, inputs: Inputs | None = None) -> Saved:
         packed = stack.enter_context(record_saved())
         result = program.run(tensors, packed)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if not outputs:
-            raise ConfigError(f"{text} gives {type(result).__name__}, not a tensor")
+        refuse(not outputs, f"{text} gives {type(result).__name__}, not a tensor")
         owners = {key(tensor): name for name, tensor in tensors.items()}
         for number, (name, tensor) in owned.items():
             owners.setdefault(number, name)
@@ -158,8 +157,7 @@ class _Program:
             raise
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.text}: {type(error).__name__}: {first_line(error)}") from None
-        if isinstance(result, nn.Module):
-            raise ConfigError(f"{self.text} is a module: call it, as in {self.text}(x)")
+        refuse(isinstance(result, nn.Module), f"{self.text} is a module: call it, as in {self.text}(x)")
         return result
 
     def note(self, packed: Sequence[weakref.ref[Packed]], value: Any, source: str) -> Any:
@@ -221,8 +219,7 @@ class _Noting(ast.NodeTransformer):
 def _function(text: str) -> tuple[Callable[..., Any], int]:
     """What `file.py:name` calls, and how many of x, y and z it takes: a function, a module's class, or an autograd.Function."""
     file, _, name = text.rpartition(":")
-    if not Path(file).is_file():
-        raise ConfigError("there is no such file", file=file)
+    refuse(not Path(file).is_file(), "there is no such file", file=file)
     try:
         called_name = runpy.run_path(file, run_name="loadgauge_saved").get(name)
     except (Exception, SystemExit) as error:
@@ -235,14 +232,12 @@ def _function(text: str) -> tuple[Callable[..., Any], int]:
         called, taken = called_name.apply, list(inspect.signature(called_name.forward).parameters)[1:]
     elif isinstance(called_name, type) and issubclass(called_name, nn.Module):
         called, taken = called_name(), list(inspect.signature(called_name.forward).parameters)[1:]
-    if not 0 < len(taken) <= len(NAMES):
-        raise ConfigError(f"{name} must take one to three tensors, not {len(taken)}", file=file)
+    refuse(not 0 < len(taken) <= len(NAMES), f"{name} must take one to three tensors, not {len(taken)}", file=file)
     return called, len(taken)
 
 
 def _parsed(text: str) -> ast.Expression:
-    if len(text) > 10_000:
-        raise ConfigError("the expression is longer than 10,000 letters")
+    refuse(len(text) > 10_000, "the expression is longer than 10,000 letters")
     try:
         tree = ast.parse(text.strip(), "<expression>", "eval")
         compile(tree, "<expression>", "eval")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from loadgauge.core.base.errors import ConfigError, first_line
+from loadgauge.core.base.errors import ConfigError, first_line, refuse
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.pytorch.device.fake import FakeMode, faking
 from loadgauge.pytorch.device.patches import default_dtype
@@ -68,8 +68,9 @@ def build_model(config: Any, run: TorchRun, device: str, values: bool = False) -
     Raises ConfigError where transformers has no language model for the config, or refuses it.
     """
     longest = getattr(config, "max_position_embeddings", None)
-    if longest and run.layout.seq_len > longest:
-        raise ConfigError(f"seq_len: {run.layout.seq_len} is more than the model's {longest}")
+    refuse(
+        longest and run.layout.seq_len > longest, f"seq_len: {run.layout.seq_len} is more than the model's {longest}"
+    )
     config.use_cache = False
     return made_of(maker_of(config), config, run, device, values)
 
@@ -85,8 +86,7 @@ def maker_of(config: Any) -> Any:
         mapping: Any = auto._model_mapping
         if not fitting and type(config) in mapping:
             fitting = [mapping[type(config)]]
-    if not fitting:
-        raise ConfigError(f"transformers has no language model for {config.model_type!r}")
+    refuse(not fitting, f"transformers has no language model for {config.model_type!r}")
     return fitting[0]._from_config
 
 
@@ -131,8 +131,7 @@ class ModuleJob(Training):
 
         A step is forward, loss, backward and optimizer. Raises ConfigError without a fake mode: a module is measured elsewhere.
         """
-        if mode is None:
-            raise ConfigError("a module is measured where it runs: use `measured` or `MeasureCallback`")
+        refuse(mode is None, "a module is measured where it runs: use `measured` or `MeasureCallback`")
         with with_fake_parameters(self.whole, device), super().prepared(mode, device) as step:
             yield step
 

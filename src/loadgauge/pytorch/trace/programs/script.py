@@ -1,7 +1,5 @@
 """A function of one's own, `script.py:function`, traced unchanged: its `cuda` is the simulated device."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util
@@ -14,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,25 +23,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
-from loadgauge.core.base.errors import ConfigError, first_line
+from loadgauge.core.base.errors import ConfigError, first_line, refuse
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.device.kernels.counters import NAME as GPU, Counters, index_of
 from loadgauge.pytorch.device.patches import casting_on, removing, replaced
+from loadgauge.pytorch.record.observe import Observer
 from loadgauge.pytorch.record.tracker import OWN
 from loadgauge.pytorch.trace.programs.own_loops import settings
 from loadgauge.pytorch.trace.subprocess import WHOLE
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.record.observe import Observer
 
 
 def check(target: str) -> tuple[Path, str]:
     """Splits `path/to/script.py:name` into the path and the name. Raises ConfigError where there is no such file."""
     path, _, name = target.rpartition(":")
-    if not path.endswith(".py") or not name.isidentifier():
-        raise ConfigError(f"{target!r} is not script.py:function")
-    if not Path(path).is_file():
-        raise ConfigError("no such file", file=path)
+    refuse(not path.endswith(".py") or not name.isidentifier(), f"{target!r} is not script.py:function")
+    refuse(not Path(path).is_file(), "no such file", file=path)
     return Path(path), name
 
 

@@ -1,25 +1,21 @@
 """A training that can be watched: what is made, what it is called with, and what a step does."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from loadgauge.core.base.errors import ConfigError
+from loadgauge.core.base.errors import refuse
 from loadgauge.pytorch.device.fake import FakeMode
 from loadgauge.pytorch.record.allocations import INPUTS
+from loadgauge.pytorch.record.observe import Observer
 from loadgauge.pytorch.trace.programs.own_loops import fitted, spread
 from loadgauge.pytorch.trace.programs.script import cuda_is
 from loadgauge.pytorch.trace.torch_run import TorchRun
-
-if TYPE_CHECKING:
-    from loadgauge.pytorch.record.observe import Observer
 
 Around = Callable[[nn.Module], contextlib.AbstractContextManager[None]]
 
@@ -149,8 +145,7 @@ def module_of(built: Any) -> nn.Module:
     if named is None:
         named = dict(enumerate(built if isinstance(built, list | tuple) else (built,)))
     modules = {str(name): value for name, value in named.items() if isinstance(value, nn.Module)}
-    if not modules:
-        raise ConfigError(f"must make a torch.nn.Module, made {type(built).__name__}", key="target")
+    refuse(not modules, f"must make a torch.nn.Module, made {type(built).__name__}", key="target")
     return nn.ModuleDict(modules)
 
 
@@ -197,8 +192,7 @@ def _losses(result: Any) -> tuple[list[torch.Tensor], str]:
         names = ", ".join(map(str, losses))
         return list(losses.values()), f"the sum of {names}" if len(losses) > 1 else f"what the result has at {names}"
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    if not tensors:
-        raise ConfigError("the module returns no tensor to make a loss of; give one as `loss`")
+    refuse(not tensors, "the module returns no tensor to make a loss of; give one as `loss`")
     which = (
         "the tensor that it returns" if len(tensors) == 1 else f"the first of {len(tensors)} tensors that it returns"
     )
