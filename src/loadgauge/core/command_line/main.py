@@ -124,7 +124,9 @@ def greeting() -> str:
 
 
 VERBS = {
-    **dict.fromkeys(("fit", "fits", "calc", "calculate", "predict", "vram", "memory", "size"), "estimate"),
+    **dict.fromkeys(
+        ("fit", "fits", "calc", "calculate", "predict", "vram", "memory", "size", "train", "pretrain", "finetune", "fine-tune",
+         "cost", "price", "time", "speed", "run", "estimate-memory", "mem", "requirements", "throughput"), "estimate"),
     **dict.fromkeys(("search", "optimize", "optimise", "tune", "best", "layout"), "plan"),
     **dict.fromkeys(("explain", "formula"), "equation"), **dict.fromkeys(("oom", "debug"), "why"),
     "simulate": "fleet", "bench": "measure", "list": "models", "cards": "gpus", "ui": "serve", "web": "serve", "export": "convert",
@@ -160,8 +162,14 @@ def with_verb(words: list[str]) -> list[str]:
             *as_one(shlex.split(others[0]) + others[1:] if is_command(others[0]) else others),
         ]
     first = words[0] if words else ""
+    if first == "serve" and words[1:]:
+        from loadgauge.core.command_line.options.phrases import model_in
+
+        return words if model_in(words[1:]) is None else ["estimate", *words[1:], "--task", "generate"]
     if not words or first in COMMANDS or first in ("-h", "--help", "--version"):
         return words
+    if first == "help":
+        return [*words[1:2], "--help"] if not words[1:] or words[1] in COMMANDS else with_verb(words[1:])
     if first in VERBS:
         return [VERBS[first], *words[1:]]
     target = place_of(first)[0]
@@ -176,20 +184,16 @@ def with_verb(words: list[str]) -> list[str]:
     if ERROR.search(first):
         return ["why", *words]
     flags = any(word.startswith("--") for word in words[1:])
-    if first.startswith("-") or (flags and not suggest(first, COMMANDS)) or _is_model(first):
+    from loadgauge.core.command_line.options.phrases import is_model, model_in
+
+    if first.startswith("-") or (flags and not suggest(first, COMMANDS)) or is_model(first):
         return [answers, *words]
+    if " " in first and not words[1:] and model_in(first.split()):  # a sentence in quotes
+        return with_verb(first.split())
+    before = model_in(words)
+    if before is not None and not suggest(first, COMMANDS):
+        return [next((VERBS[word] for word in before if VERBS.get(word) == "plan"), answers), *words]
     return words
-
-
-def _is_model(name: str) -> bool:
-    """Return whether a name is that of a model."""
-    from loadgauge.core.definitions.job.job import Job
-    from loadgauge.core.resolve.model import found_model
-
-    try:
-        return found_model(Job(model=name)).spec is not None
-    except Error:
-        return False
 
 
 def spelled_out(words: list[str]) -> list[str]:

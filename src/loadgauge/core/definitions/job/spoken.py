@@ -359,22 +359,20 @@ NUMBERED = {"lora": "--lora-rank", "sp": "--cp"}
 MODEL = ("model-name", "model-name-or-path", "model-path", "model-id", "pretrained", "pretrained-model", "m")
 """Flags of the model, which stands by itself here."""
 FILLERS = (
-    "on",
-    "with",
-    "using",
-    "for",
-    "in",
-    "at",
-    "gpu",
-    "gpus",
-    "a",
-    "one",
-    "and",
-    "training",
-    "finetuning",
-    "fine-tuning",
-)
-"""Words between a model and its card."""
+    "on", "with", "using", "for", "in", "at", "gpu", "gpus", "card", "cards", "a", "an", "one", "the", "my", "single", "of",
+    "to", "and", "by", "i", "we", "it", "this", "can", "could", "will", "would", "does", "do", "is", "are", "what", "how",
+    "much", "many", "long", "need", "needs", "take", "takes", "require", "requires", "run", "running", "train", "training",
+    "finetune", "finetuning", "fine-tune", "fine-tuning", "fit", "fits", "pretrain", "pretraining", "estimate", "vram",
+    "memory", "please", "there", "best", "layout", "optimize", "optimise", "search", "tune", "cost", "price", "time", "size",
+)  # fmt: skip
+"""Words of a sentence that say nothing by themselves."""
+UNITS = (
+    (r"\d[\d.]* ?d(?:ays?)?", "--days"),
+    (r"[$€£¥] ?\d[\d.]*(?: ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?", "--price"),
+    (r"\d[\d.]* ?(?:[$€£¥]|usd|eur|dollars?|euros?)? ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?", "--price"),
+    (r"\d[\d.]* ?g(?:b|bit)?(?:ps|/s)", "--nic-bandwidth"),
+)  # fmt: skip
+"""Values with their units, in whose figures a sentence has them, and the flag of each."""
 
 COUNTS = {
     **dict.fromkeys(
@@ -532,8 +530,12 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     *((name, r"(\d{1,3})[, ](\d{3})", f"--{name.replace('_', '-')} \\1\\2") for name in ("seq_len", "context")),
     ("tokens", r"(\d{1,3})" + 3 * r"(?:[, ](\d{3}))?" + r"[, ](\d{3})", r"--tokens \1\2\3\4\5"),
     ("price", r"(\d+),(\d{1,2})", r"--price \1.\2"),
-    ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
-    ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
+    (
+        "price",
+        r"[$€£¥]? ?(\d[\d.]*) ?(?:[$€£¥]|usd|eur|dollars?|euros?)?"
+        r" ?(?:(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?",
+        r"--price \1",
+    ),
 )
 """Values by their form: the field, what the whole text matches, and the words here."""
 LENGTHS = ("seq_len", "target_len", "prompt_len", "context", "answer")
@@ -564,7 +566,8 @@ SERVED = {"--seq-len": "--context", "--tokens": "--answers"}
 """Flags of training that words stand for, and what they stand for with a server."""
 ENGINES_OWN = ("max-model-len", "max-num-seqs", "kv-cache-dtype", "mem-fraction-static", "max-running-requests", "n-gpu-layers",
                "chunked-prefill-size", "max-num-batched-tokens", "num-ctx", "cache-type-k", "ctk", "ngl", "n-cpu-moe",
-               "gguf", "num-parallel")  # fmt: skip
+               "gguf", "num-parallel", "users", "num-users", "concurrent-users", "concurrent-requests", "num-concurrent",
+               "concurrency", "max-concurrency", "qps", "rps", "request-rate")  # fmt: skip
 """Words that only engines have, which serve."""
 ELSEWHERE = ("--max-ttft", "--max-tpot", "--requests")
 """Flags of one command alone, which another one names."""
