@@ -10,18 +10,18 @@ from pathlib import Path
 import click
 
 from loadgauge.core.base.errors import Error
+from loadgauge.core.command_line.options.names import known_as
 from loadgauge.core.command_line.options.typed import bare, pieces_of
 from loadgauge.core.command_line.options.values import as_value, card, is_card
 from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.definitions.job.sentences import BETWEEN, FILLERS, UNITS
 from loadgauge.core.definitions.job.spoken import (
     COUNTS,
-    FILLERS,
     HARMLESS,
     MODEL,
     NUMBERED,
     RENAMED,
     SWITCHES,
-    UNITS,
     VALUES,
     WORDED,
 )
@@ -92,13 +92,19 @@ def is_model(name: str) -> bool:
         return False
 
 
-def takes_value(name: str, options: Mapping[str, click.Option]) -> bool:
-    """Return whether a name, without dashes before it, is that of a flag with a value, here or in another tool."""
-    own = options.get(f"--{name}")
-    if name in FILLERS or re.fullmatch("[a-z][a-z-]*", name) is None:
-        return False
-    known = any(name in table for table in (RENAMED, COUNTS, HARMLESS, NUMBERED))
-    return (known and (len(name) > 1 or name == "r")) if own is None else not own.is_flag
+def valued(name: str, options: Mapping[str, click.Option]) -> str:
+    """Return the flag with a value that a name stands for, here or in another tool, in whatever spelling; empty for none."""
+    known = "" if name in BETWEEN or re.fullmatch("[a-z][a-z-]+|r", name) is None else name
+    own = options.get(f"--{known}")
+    if known and own is None and not any(known in table for table in (RENAMED, COUNTS, HARMLESS, NUMBERED)):
+        known = "".join(known_as(known, options)[:1])
+        own = options.get(f"--{known}")
+    has = (
+        not own.is_flag
+        if own is not None
+        else known in RENAMED or known in COUNTS or known in HARMLESS or known in NUMBERED
+    )
+    return f"--{known}" if has else ""
 
 
 def _noun(words: Sequence[str]) -> str:
@@ -130,10 +136,16 @@ def _phrase(run: Sequence[str], options: Mapping[str, click.Option]) -> tuple[in
     for count in range(min(LONGEST, len(run)), 0, -1):
         words = [word.rstrip("?,;.") for word in run[:count]]
         flags = next(_readings(words, options), None)
-        counted = flags is not None and flags[0] == "--gpu" if flags else False
-        if counted and count > 1 and words[-1].isdecimal() and run[count:]:  # h100 100 users
-            after = [words[-1], run[count].rstrip("?,;.")]
-            if next(_readings(after, options), None) is not None and not is_card(" ".join(after)):
+        if (
+            flags
+            and flags[0] == "--gpu"
+            and count > 1
+            and words[-1].isdecimal()
+            and not is_card(words[-1])
+            and run[count:]
+        ):
+            after = [words[-1], run[count].rstrip("?,;.")]  # of h100 100 users
+            if next(_readings(after, options), None) is not None:
                 continue
         if flags is not None:
             return count, flags
@@ -146,18 +158,18 @@ def _readings(words: Sequence[str], options: Mapping[str, click.Option]) -> Iter
     joined = _noun(words)
     if not others:
         key, _, value = first.partition("=")
-        if value and takes_value(bare(key), options):
-            yield [f"--{key}", value]
+        if value and (flag := valued(_noun([key]), options)):
+            yield [flag, value]
         if text.lower() in FILLERS:
             yield []
         if pieces_of(first, options) != [first]:
             yield pieces_of(first, options)
     if is_card(text) or card(text):
         yield ["--gpu", text]
-    if others and re.fullmatch(NUMBER, last) and takes_value(_noun(words[:-1]), options):
-        yield [f"--{_noun(words[:-1])}", last]
-    if others and re.fullmatch(NUMBER, first) and takes_value(_noun(others), options):
-        yield [f"--{_noun(others)}", first]
+    if others and re.fullmatch(NUMBER, last) and (flag := valued(_noun(words[:-1]), options)):
+        yield [flag, last]
+    if others and re.fullmatch(NUMBER, first) and (flag := valued(_noun(others), options)):
+        yield [flag, first]
     for pattern, flag in UNITS:
         if flag in options and re.fullmatch(pattern, text, re.IGNORECASE):
             yield [flag, text.replace(" ", "")]

@@ -7,12 +7,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import Any
 
 import click
 
 from loadgauge.core.base.files import is_command
 from loadgauge.core.base.hooks import need, provider
+from loadgauge.core.command_line.options.names import respelled
 from loadgauge.core.command_line.options.phrases import phrased
 from loadgauge.core.command_line.options.typed import (
     bare,
@@ -59,6 +61,8 @@ MODULE = re.compile(r"[a-z_]*(?:proj|fc\d|qkv|dense|query|key|value|lm_head|embe
 """Names of modules, of which several words may follow a flag."""
 LISTS = ("--lora-targets", "--modules-to-save")
 """Flags of such names."""
+OF_DEEPSPEED = r"(?:.*/)?(?:ds_|deepspeed_)(?:config_)?z(?:ero)?_?(?:stage_?)?(\d)(_offload)?(?:_config)?(?:\.json)?"
+"""Pattern of names that people give to DeepSpeed's files, which say their stage."""
 LATER = ["\0"]
 """In the place of the words here: what a tool's key means follows from the other flags."""
 
@@ -79,6 +83,7 @@ class Spoken(click.Command):
             for word in args
             for piece in (shlex.split(word) if is_line(word) and not is_command(word) else [keyed(word)])
         ]
+        args, typed = respelled(args, options)
         valued = {name for name, option in options.items() if not option.is_flag}  # what follows these is theirs
         places = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         sentence = "--micro-batch" in options and "--gpu" in options and places == [1]
@@ -105,10 +110,10 @@ class Spoken(click.Command):
         notes += self._together(later, ctx.params, options, {*args})
         notes += [follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
-        for flags, phrase in phrases.items():
-            same = [n for n, note in enumerate(notes) if note.startswith(f"{flags} as ")]
-            notes = [f"{phrase}{note[len(flags) :]}" if n in same else note for n, note in enumerate(notes)]
-            notes += [] if same else [f"{phrase} as {flags}"]
+        for new, old in (phrases | typed).items():
+            same = [n for n, note in enumerate(notes) if f"{note} ".startswith(f"{new} ")]
+            notes = [f"{old}{note[len(new) :]}" if n in same else note for n, note in enumerate(notes)]
+            notes += [] if same else [f"{old} as {new}"]
         ABOVE[:] = [said(f"loadgauge: taken: {'; '.join(notes)}")] if notes else []
         for line in ABOVE:
             click.echo(line, err=True)
@@ -224,6 +229,12 @@ def translate(
             if len(taken) == 1 and rest:
                 typed, taken = [*typed, rest[0]], [taken[0], rest.pop(0)]
             taken = [*value_in(str(option.name), taken), *taken[2:]] if len(taken) > 1 else taken
+            if "--gpu" in taken and "--gpus" in taken[2:] and (given := _given("--gpus", words)):
+                at, machine = taken.index("--gpus"), " ".join(typed)
+                if int(given) % int(taken[at + 1]):
+                    text = f"{machine} makes it --gpus {taken[at + 1]}, and the flag says {given}"
+                    raise click.UsageError(text, click.get_current_context(silent=True))
+                taken = [*taken[:at], *taken[at + 2 :]]
         if taken != typed:
             notes.append(f"{' '.join(typed)} as {' '.join(taken) or 'nothing that changes the answer'}")
             result += taken
@@ -233,6 +244,11 @@ def translate(
         at = result.index("--model")
         result = [result[at + 1], *result[:at], *result[at + 2 :]]
     return result, notes
+
+
+def _given(flag: str, words: Sequence[str]) -> str:
+    """Return the number that a flag has in a command line; nothing where it has none. ``_given("--tp", ["--tp=2"]) == "2"``"""
+    return next((each[1] for each in re.finditer(rf"(?:^| ){flag}[= ](\d{{1,6}})(?= |$)", " ".join(words))), "")
 
 
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
@@ -251,7 +267,10 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
             return ([spelling], own.secondary_opts[:1])[TRUTH[typed[1].lower()]]
         return [spelling, *typed[1:]]
     after = typed[1] if equals else rest[0] if rest else ""
-    worded = WORDED.get(plain, {}).get(after.lower().partition(" ")[0].replace("-", "_"))
+    word = after.lower().partition(" ")[0].replace("-", "_")
+    if (named := re.fullmatch(OF_DEEPSPEED, word)) and not Path(after).exists():
+        word = f"zero{named[1]}{named[2] or ''}"
+    worded = WORDED.get(plain, {}).get(word)
     rank = re.fullmatch(r"(?:r(?:ank)?[=:]?)?(\d+)", after)
     if worded is not None or (plain in NUMBERED and rank):
         typed += [] if equals else [rest.pop(0)]

@@ -105,6 +105,11 @@ def task_of(flags: dict[str, Any]) -> list[str]:
         ]
     notes = [f"{flag_of(name)} as nothing that changes a step" for name in WHOLE if flags.get(name) is not None]
     flags |= {name: None for name in WHOLE if name in flags}
+    if flags.get("price") is not None and flags.get("tokens", 0) is None and "objective" not in flags:
+        notes.append(
+            f"--price {flags['price']} as nothing yet: what it costs follows from --tokens, the length of the whole run"
+        )
+        flags["price"] = None
     for name, own in ALONE.items():
         if flags.get(name) is not None and flags.get(own, 0) is None:
             notes.append(f"--{name} {flags[name]} as --{own.replace('_', '-')} {flags[name]}")

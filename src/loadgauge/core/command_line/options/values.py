@@ -10,9 +10,11 @@ import click
 
 from loadgauge.core.base import read_table
 from loadgauge.core.base.errors import Error
+from loadgauge.core.base.hooks import provider
 from loadgauge.core.definitions.job.job import fields
 from loadgauge.core.definitions.job.spoken import ALONE_SAID, COUNT, LENGTHS, PATTERNS, VALUES, WITH_NAME
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
+from loadgauge.core.definitions.training.frameworks import OTHER_NAMES
 
 
 @cache
@@ -55,8 +57,8 @@ def value_in(field: str, taken: list[str]) -> list[str]:
     flag, value = taken[:2]
     if field == "weight_format":
         value = value.lower()
-    if value.lower() in VALUES.get(field, {}):
-        return [flag, VALUES[field][value.lower()]]
+    if len(alike := {VALUES.get(field, {}).get(each, each) for each in _alike(field, value)}) == 1:
+        return [flag, *alike]
     if field in LENGTHS and (length := re.fullmatch(r"(\d+)([km])", value.lower())):
         return [flag, str(int(length[1]) << (10 if length[2] == "k" else 20))]
     if field == "gpu" and (machine := _machine(value)):
@@ -67,24 +69,46 @@ def value_in(field: str, taken: list[str]) -> list[str]:
     return [flag, value]
 
 
+def _alike(field: str, value: str) -> list[str]:
+    """Return the known values of a field with the same letters and figures as one: it itself, or in another order.
+
+    >>> _alike("optimizer", "Muon"), _alike("optimizer", "8bit-Adam"), _alike("optimizer", "adam"), _alike("gpu", "h100")
+    (['muon'], ['adam8bit'], ['adam'], [])
+    """
+    own = fields().get(field) or inference_fields().get(field)
+    if own is None or (field not in VALUES and own.kind != "choice"):
+        return []
+    trainers = [*OTHER_NAMES, *getattr(provider("DIALECTS"), "FILES", ())] if field == "framework" else []
+    known = list(dict.fromkeys((*own.choices, *own.values, *VALUES.get(field, ()), *trainers)))
+    same = [value.lower()] if value.lower() in known else [each for each in known if _letters(each) == _letters(value)]
+    return same or [each for each in known if sorted(_parts(each)) == sorted(_parts(value))]
+
+
+def _letters(text: str) -> str:
+    return "".join(_parts(text))
+
+
+def _parts(text: str) -> list[str]:
+    return re.findall(r"[a-z]+|\d+", text.lower())
+
+
 def _machine(name: str) -> list[str]:
     """Return the cards of machines that a cloud rents by a name, as `--gpu` and more flags; nothing for another name.
 
     >>> _machine("p5.48xlarge"), _machine("2x g5.12xlarge"), _machine("h100")
     (['h100-sxm5-80gb', '--gpus', '8'], ['a10g', '--gpus', '8', '--gpus-per-node', '4'], [])
     """
-    if fleet := re.fullmatch(
-        rf"({COUNT}) ?(?:nodes?|machines?|hosts?|[x*×])(?: (?:of|with|x))? ?({COUNT}) ?[x*×]? ?(.*[a-z].*)",
-        name.lower(),
-    ):
+    name = name.lower()
+    nodes = rf"({COUNT}) ?(?:nodes?|machines?|hosts?|[x*×])(?: (?:of|with|x))?"
+    if fleet := re.fullmatch(rf"{nodes} ?({COUNT}) ?[x*×]? ?(.*[a-z].*|\d{{4}})", name):
         return [fleet[3], "--gpus", str(int(fleet[1]) * int(fleet[2])), "--gpus-per-node", fleet[2]]
-    several = re.fullmatch(rf"({COUNT}) (.+)|(.+) ({COUNT})", name)
-    if several and is_card(several[2] or several[3]) and not is_card(name):
-        return [several[2] or several[3], "--gpus", several[1] or several[4]]
-    machines = re.fullmatch(rf"(?:({COUNT}) ?[x*×] ?)?(?:standard_)?((?s:.*))", name.lower())
+    machines = re.fullmatch(rf"(?:(?:{nodes}|({COUNT})) ?)?(?:standard_|nvidia )?((?s:.*))", name)
     assert machines is not None
-    count, _, card = read_table("instances.toml").get(machines[2], "").partition(" ")
-    if not card:
+    number = int(machines[1] or machines[2] or 1)
+    count, _, card = read_table("instances.toml").get(machines[3].replace("gx ", "gx-"), "").partition(" ")
+    if card:
+        return [card, "--gpus", str(number * int(count)), *(["--gpus-per-node", count] if number > 1 else [])]
+    apart = re.fullmatch(rf"({COUNT}) (.+)|(.+) ({COUNT})", name)
+    if apart is None or is_card(name) or not is_card(apart[2] or apart[3]):
         return []
-    several = ["--gpus-per-node", count] if int(machines[1] or 1) > 1 else []
-    return [card, "--gpus", str(int(machines[1] or 1) * int(count)), *several]
+    return [apart[2] or apart[3], "--gpus", apart[1] or apart[4]]

@@ -358,22 +358,6 @@ NUMBERED = {"lora": "--lora-rank", "sp": "--cp"}
 """Switches that a number follows, and the flag here that takes it."""
 MODEL = ("model-name", "model-name-or-path", "model-path", "model-id", "pretrained", "pretrained-model", "m")
 """Flags of the model, which stands by itself here."""
-FILLERS = (
-    "on", "with", "using", "for", "in", "at", "gpu", "gpus", "card", "cards", "a", "an", "one", "the", "my", "single", "of",
-    "to", "and", "by", "i", "we", "it", "this", "can", "could", "will", "would", "does", "do", "is", "are", "what", "how",
-    "much", "many", "long", "need", "needs", "take", "takes", "require", "requires", "run", "running", "train", "training",
-    "finetune", "finetuning", "fine-tune", "fine-tuning", "fit", "fits", "pretrain", "pretraining", "estimate", "vram",
-    "memory", "please", "there", "best", "layout", "optimize", "optimise", "search", "tune", "cost", "price", "time", "size",
-)  # fmt: skip
-"""Words of a sentence that say nothing by themselves."""
-UNITS = (
-    (r"\d[\d.]* ?d(?:ays?)?", "--days"),
-    (r"[$€£¥] ?\d[\d.]*(?: ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?", "--price"),
-    (r"\d[\d.]* ?(?:[$€£¥]|usd|eur|dollars?|euros?)? ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?", "--price"),
-    (r"\d[\d.]* ?g(?:b|bit)?(?:ps|/s)", "--nic-bandwidth"),
-)  # fmt: skip
-"""Values with their units, in whose figures a sentence has them, and the flag of each."""
-
 COUNTS = {
     **dict.fromkeys(
         (
@@ -418,7 +402,8 @@ HARMLESS = (
     "tool-call-parser", "num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset", "dataset-name",
     "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
     "epsilon-high", "clip-range", "tuner-backend", "data-path", "train-data",
-    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
+    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta", "wd",
+    "num-rollout",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
 
