@@ -278,7 +278,8 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
     if plain == "deepspeed" and after.endswith(".json") and "--with" in options:
         typed += [] if equals else [rest.pop(0)]
         return ["--with", after]
-    if RENAMED.get(plain) in (*options, *ELSEWHERE):
+    alone = (plain in SWITCHES or plain in ASKED) and (not after or after.startswith("-"))
+    if RENAMED.get(plain) in (*options, *ELSEWHERE) and not alone:
         names = list(takewhile(MODULE.fullmatch, rest)) if RENAMED[plain] in LISTS else []
         if len(names) > 1:
             del rest[: len(names)]

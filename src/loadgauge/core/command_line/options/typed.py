@@ -228,7 +228,7 @@ def counts_in(words: list[str], options: Mapping[str, click.Option]) -> tuple[di
         del rest[: not value]
         del rest[: name == "tokens" and rest[:1] in (["tokens"], ["tok"])]
     # GPUs first, the batch follows from them
-    first = ("per node", "nodes", "dp", "each")
+    first = ("per node", "nodes", "dp", "each", "shards")
     return dict(sorted(counts.items(), key=lambda each: [*first, each[1][0]].index(each[1][0]))), others
 
 
@@ -333,10 +333,14 @@ def follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
     if not all(isinstance(degree, int) for degree in degrees) or "gpus" not in flags:
         raise click.UsageError(f"no flag {flag} here: give --gpus", click.get_current_context(silent=True))
     within = math.prod(degrees)
-    if name == "each":  # of the one node
+    if name == "shards" and (flags["gpus"] or count * within) % (count * within) == 0:
+        flags["zero"] = 3 if flags.get("zero") is None else flags["zero"]
+        flags["gpus"] = flags["gpus"] or count * within * (flags.get("replicas") or 1)
+        field, number = "replicas", flags["gpus"] // within // count
+    elif name == "each":  # of the one node
         flags |= {"gpus": flags["gpus"] or count} | ({"gpus_per_node": count} if "gpus_per_node" in flags else {})
         return f"{flag} {count} as --gpus {flags['gpus']}"
-    if name == "per node":
+    elif name == "per node":
         field, number = "gpus_per_node", count
     elif name == "tokens":
         each = (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
@@ -344,9 +348,12 @@ def follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
     elif name == "accumulation":
         field, number = "global_batch", count * (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
     else:
-        field, number = "gpus", count * (within if name == "dp" else flags.get("gpus_per_node") or GPUS_PER_NODE)
+        field, number = (
+            "gpus",
+            count * (within if name in ("dp", "shards") else flags.get("gpus_per_node") or GPUS_PER_NODE),
+        )
     if field not in flags or flags[field] not in (None, number):
         text = f"{flag} {count} makes it --{field.replace('_', '-')} {number}, and the flag says {flags.get(field)}"
         raise click.UsageError(text, click.get_current_context(silent=True))
     flags[field] = number
-    return f"{flag} {count} as --{field.replace('_', '-')} {number}"
+    return f"{flag} {count} as {'--zero 3 ' if name == 'shards' else ''}--{field.replace('_', '-')} {number}"

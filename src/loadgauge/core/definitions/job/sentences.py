@@ -11,6 +11,7 @@ FILLERS = (
 )  # fmt: skip
 """Words of a sentence that say nothing by themselves."""
 UNITS = (
+    (r"\d+k", "--seq-len"),
     (r"\d[\d.]* ?d(?:ays?)?", "--days"),
     (r"[$€£¥] ?\d[\d.]*(?: ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?", "--price"),
     (r"\d[\d.]* ?(?:[$€£¥]|usd|eur|dollars?|euros?)? ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?", "--price"),

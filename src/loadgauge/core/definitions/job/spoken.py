@@ -95,7 +95,11 @@ RENAMED = {
     "critic.model.path": "--critic",
     **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
     **dict.fromkeys(("co2", "co2e", "carbon", "carbon-intensity", "country"), "--electricity"),
-    "mtbf": "--mtbf-hours",
+    "mtbf": "--mtbf-hours", "data-parallel-replicate-degree": "--replicas", "dp-replicate": "--replicas",
+    **dict.fromkeys(("mb", "per-device-bs"), "--micro-batch"), "ac": "--recompute",
+    **dict.fromkeys(("usd-per-gpu-hour", "dollars-per-hour", "gpu-hour-price"), "--price"),
+    **dict.fromkeys(("virtual-pipeline-stages", "virtual-stages", "num-virtual-stages"), "--vpp"),
+    **dict.fromkeys(("max-concurrent-requests", "max-concurrent", "max-users", "max-sequences"), "--batch"),
     **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
     **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost", "cost-per-gpu-hour",
@@ -135,6 +139,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "recompute-activations": ("--recompute selective", "--recompute none"),
     **dict.fromkeys(("load-in-4bit", "4bit", "4-bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--adapter lora --use-dora",),
+    **dict.fromkeys(("offload-param", "offload-params", "param-offload", "offload-parameters"), ("--offload all", "")),
+    **dict.fromkeys(("infiniband", "ib", "roce"), ("", "")),  # as is taken
     **dict.fromkeys(("activation-offloading", "enable-activation-offloading"), ("--activation-offload all", "")),
     **dict.fromkeys(("load-in-8bit", "use-8bit", "8-bit"), ("--qlora --base int8", "")),
     **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), ("", "--overlap none")),  # as assumed
@@ -224,8 +230,8 @@ ASKED = {
     **dict.fromkeys(("nccl-algo", "nccl-proto"), "give network --busbw all_reduce=340GB/s:1GiB, as it was measured"),
     **dict.fromkeys(("lisa", "lisa-layers"), "give --train layers.A:B, the layers that train at once"),
     **dict.fromkeys(("q4", "q8", "q5", "q6"), "give --qlora, or --task generate --weight-format q4_k_m"),
-    "bias": "biases beside adapters are not counted; leave it out", "param-offload": "give --offload all, or of a run with"
-    " rollouts --rollout-offload all", "nvme": "give --framework deepspeed --zero 3 --offload all --offload-to nvme",
+    "bias": "biases beside adapters are not counted; leave it out",
+    "nvme": "give --framework deepspeed --zero 3 --offload all --offload-to nvme",
     "ppo-mini-batch-size": "give --global-batch, the answers of an update",
     "tokens-per-batch": "give --micro-batch and --seq-len", "max-prefill-tokens": "give --server sglang:max_batched_tokens=N",
     "moe-grouped-gemm": "one kernel multiplies for all experts of a rank where the framework has one; --version says which it is",
@@ -234,6 +240,7 @@ ASKED = {
     ),
     **dict.fromkeys(("mem-util", "gpu-util", "rollout-gpu-util", "gpu-memory-utilization"), _SHARE),
     **dict.fromkeys(("no-flash", "disable-flash"), "give --attention eager, or flash, which PyTorch chooses"),
+    "nvlink": "a card has the links of its datasheet (loadgauge gpus CARD); give --link-bandwidth 900GB/s to say others",
     "no-kl": "give --reference none",
     **dict.fromkeys(("reduce-bucket-size", "allgather-bucket-size"), "DeepSpeed's own file says it: --with ds_config.json"),
     "overlap-comm": "give --overlap dp,prefetch",
@@ -270,7 +277,7 @@ ASKED = {
     **dict.fromkeys(
         ("hybrid-context-parallel", "dynamic-context-parallel"), "give --dynamic-cp with the most tokens of a rank, and --lengths"
     ),
-    **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
+    **dict.fromkeys(("cpu-offload",), "give --offload optimizer or --offload all"),
     "mtbf": "give fleet --failures 50000h, between those of one GPU",
     **dict.fromkeys(
         ("spot", "reserved", "preemption", "preemptions", "reclaim", "interruptions"),
@@ -373,6 +380,7 @@ COUNTS = {
     **dict.fromkeys(("dp", "data-parallelism", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
     **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines", "n"), "nodes"),
     **dict.fromkeys(EACH, "each"),
+    **dict.fromkeys(("data-parallel-shard-degree", "dp-shard", "fsdp-size"), "shards"),
     **dict.fromkeys(
         (
             "gradient-accumulation-steps",
@@ -495,6 +503,10 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", r"(?:google )?(?:colab|kaggle)(?: pro\+?)?[ -](.+)", r"--gpu \1"),
     ("gpu", r"[x×](\d{1,3})|(\d{1,3})[x×]", r"--gpus \1\2"),
     ("nic_bandwidth", r"(?:(?:infiniband|ib|roce)[- ]?|8 ?x ?)(.+)", r"--nic-bandwidth \1"),
+    ("nic_bandwidth", r"infiniband|ib|roce|rdma|efa", ""),
+    ("steps", r"(\d+) ?k", r"--steps \g<1>000"),
+    ("steps", r"(\d+) ?m", r"--steps \g<1>000000"),
+    ("engine", r"(deepspeed|megatron|fsdp|trl|axolotl|verl|nemo|torchtitan)", r"--framework \1"),
     ("host_memory", r"0", ""),
     ("gpus", rf"({COUNT}) ?[x*×] ?(.*[a-z].*)", r"--gpus \1 --gpu \2"),
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
