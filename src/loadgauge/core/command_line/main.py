@@ -191,8 +191,8 @@ def with_verb(words: list[str]) -> list[str]:
     if " " in first and not words[1:] and model_in(first.split()):  # a sentence in quotes
         return with_verb(first.split())
     before = model_in(words)
-    if before is not None and not suggest(first, COMMANDS):
-        return [next((VERBS[word] for word in before if VERBS.get(word) == "plan"), answers), *words]
+    if (before is not None or words[1:]) and not suggest(first, COMMANDS):
+        return [next((VERBS[word] for word in before or () if VERBS.get(word) == "plan"), answers), *words]
     return words
 
 

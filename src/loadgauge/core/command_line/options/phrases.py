@@ -12,10 +12,11 @@ import click
 from loadgauge.core.base.errors import Error
 from loadgauge.core.command_line.options.names import known_as
 from loadgauge.core.command_line.options.typed import bare, pieces_of
-from loadgauge.core.command_line.options.values import as_value, card, is_card
+from loadgauge.core.command_line.options.values import alike, as_value, card, is_card
 from loadgauge.core.definitions.job.job import Job, fields
-from loadgauge.core.definitions.job.sentences import BETWEEN, FILLERS, UNITS
+from loadgauge.core.definitions.job.sentences import BETWEEN, FILLERS, NUMBERS, UNITS
 from loadgauge.core.definitions.job.spoken import (
+    ASKED,
     COUNTS,
     HARMLESS,
     MODEL,
@@ -28,6 +29,8 @@ from loadgauge.core.definitions.job.spoken import (
 
 LONGEST = 6
 """Words of the longest phrase: 4 nodes of 8 h100 80gb."""
+VALUED = (RENAMED, COUNTS, HARMLESS, NUMBERED, {"hours": ""})
+"""Tables of names that have a value."""
 NUMBER = r"[$€£¥]?\d\S*"
 """Pattern of a value that begins with a figure."""
 
@@ -54,8 +57,11 @@ def phrased(words: Sequence[str], options: Mapping[str, click.Option]) -> tuple[
             if rest and "=" not in result[-1] and not rest[0].startswith("-") and _takes(result[-1], rest[0], options):
                 result.append(rest.pop(0))
             continue
-        whole = len(run) == 1 and len(rest) == 1 and not named
-        count, flags = (1, run) if whole or Path(run[0]).exists() else _phrase(run, options) or _model(run, named)
+        whole = (len(run) == 1 and len(rest) == 1) or Path(run[0]).exists()
+        size = 0 if named else 1 if whole else _model(run)
+        count, flags = (
+            (size, ["-".join(run[:size])]) if size else _phrase(run, options) or _unknown(run, options, named)
+        )
         named = named or flags == run[:count] or flags[:1] == ["-".join(run[:count])]
         if flags not in (run[:count], []):
             taken[" ".join(flags)] = " ".join(run[:count])
@@ -70,16 +76,8 @@ def model_in(words: Sequence[str]) -> list[str] | None:
     >>> model_in(["can", "I", "train", "llama", "3.1", "8b", "--tp", "2"]), model_in(["nonsense"])
     (['can', 'I', 'train'], None)
     """
-    bare_ones = list(takewhile(lambda word: not word.startswith("-"), words))
-    at = (n for n, word in enumerate(bare_ones) if word.lower() not in FILLERS)
-    return next(
-        (
-            bare_ones[:n]
-            for n in at
-            if _model(bare_ones[n:], named=False)[1] != [bare_ones[n]] or is_model(bare_ones[n])
-        ),
-        None,
-    )
+    run = list(takewhile(lambda word: not word.startswith("-"), words))
+    return next((run[:n] for n in range(len(run)) if _model(run[n:])), None)
 
 
 def is_model(name: str) -> bool:
@@ -94,22 +92,23 @@ def is_model(name: str) -> bool:
 
 def valued(name: str, options: Mapping[str, click.Option]) -> str:
     """Return the flag with a value that a name stands for, here or in another tool, in whatever spelling; empty for none."""
-    known = "" if name in BETWEEN or re.fullmatch("[a-z][a-z-]+|r", name) is None else name
+    known = "" if name in (*BETWEEN, "model") or re.fullmatch("[a-z][a-z-]+|r", name) is None else name
     own = options.get(f"--{known}")
-    if known and own is None and not any(known in table for table in (RENAMED, COUNTS, HARMLESS, NUMBERED)):
+    if known and own is None and not any(known in table for table in VALUED):
         known = "".join(known_as(known, options)[:1])
         own = options.get(f"--{known}")
-    has = (
-        not own.is_flag
-        if own is not None
-        else known in RENAMED or known in COUNTS or known in HARMLESS or known in NUMBERED
-    )
+    has = any(known in table for table in VALUED) if own is None else not own.is_flag
     return f"--{known}" if has else ""
 
 
+def _words(run: Sequence[str]) -> list[str]:
+    """Return words without marks at their ends, and numbers in figures. ``_words(["two", "h100,"]) == ["2", "h100"]``"""
+    return [NUMBERS.get(word.lower(), word.rstrip("?,;.:")) for word in run]
+
+
 def _noun(words: Sequence[str]) -> str:
-    """Return words as the name of a flag. ``_noun(["Micro", "batch_size"]) == "micro-batch-size"``"""
-    return "-".join(words).lower().replace("_", "-")
+    """Return words as the name of a flag. ``_noun(["Micro", "batch_size", "of"]) == "micro-batch-size"``"""
+    return "-".join(word for word in words if word != "of").lower().replace("_", "-")
 
 
 def _takes(flag: str, after: str, options: Mapping[str, click.Option]) -> bool:
@@ -123,31 +122,34 @@ def _takes(flag: str, after: str, options: Mapping[str, click.Option]) -> bool:
     return name not in SWITCHES or word in WORDED.get(name, {}) or figure
 
 
-def _model(run: Sequence[str], named: bool) -> tuple[int, list[str]]:
-    """Return how many words name the model, and its name; the first word as it is where none does."""
-    for count in range(1, 1 if named else min(LONGEST, len(run) + 1)):
-        if is_model("-".join(run[:count])):
-            return count, ["-".join(run[:count])]
-    return 1, list(run[:1])
+def _model(run: Sequence[str]) -> int:
+    """Return how many of the first words name a model: 0 where they do not, or without the first of them too."""
+    names = ["-".join(run[:count]) for count in range(1, min(LONGEST, len(run) + 1)) if run[0].lower() not in FILLERS]
+    found = next((count for count, name in enumerate(names, 1) if is_model(name)), 0)
+    sized = found and re.fullmatch(r"[\dx.]+[bm]", "".join(run[found : found + 1]).lower())  # of llama3 8b
+    found += bool(sized and is_model("-".join(run[: found + 1])))
+    return 0 if found > 1 and is_model("-".join(run[1:found])) else found
+
+
+def _unknown(run: Sequence[str], options: Mapping[str, click.Option], named: bool) -> tuple[int, list[str]]:
+    """Return the first word as it is, or with those after it that are no phrase, as a model's name would be."""
+    known = (
+        n
+        for n in range(1, len(run))
+        if named or run[n].lower() in FILLERS or _phrase(run[n:], options) or _model(run[n:])
+    )
+    count = next(known, len(run))
+    return count, ["-".join(run[:count])]
 
 
 def _phrase(run: Sequence[str], options: Mapping[str, click.Option]) -> tuple[int, list[str]] | None:
     """Return how many of the first words are one phrase, and its flags; None where they are none."""
     for count in range(min(LONGEST, len(run)), 0, -1):
-        words = [word.rstrip("?,;.") for word in run[:count]]
+        words = _words(run[:count])
         flags = next(_readings(words, options), None)
-        if (
-            flags
-            and flags[0] == "--gpu"
-            and count > 1
-            and words[-1].isdecimal()
-            and not is_card(words[-1])
-            and run[count:]
-        ):
-            after = [words[-1], run[count].rstrip("?,;.")]  # of h100 100 users
-            if next(_readings(after, options), None) is not None:
-                continue
-        if flags is not None:
+        counted = flags and flags[0] == "--gpu" and count > 1 and words[-1].isdecimal() and not is_card(words[-1])
+        after = _readings(_words(run[count - 1 : count + 1]), options) if counted and run[count:] else iter(())
+        if flags is not None and next(after, None) is None:  # of h100 100 users the 100 are no cards
             return count, flags
     return None
 
@@ -157,19 +159,20 @@ def _readings(words: Sequence[str], options: Mapping[str, click.Option]) -> Iter
     text, (first, *others), last = " ".join(words), words, words[-1]
     joined = _noun(words)
     if not others:
-        key, _, value = first.partition("=")
-        if value and (flag := valued(_noun([key]), options)):
-            yield [flag, value]
+        pairs = [pair.partition("=")[::2] for pair in re.split(r",(?=[\w-]+=)", first)]
+        names = [valued(_noun([key]), options) if value else "" for key, value in pairs]
+        if all(names):
+            yield [each for name, (_, value) in zip(names, pairs, strict=True) for each in (name, value)]
         if text.lower() in FILLERS:
             yield []
         if pieces_of(first, options) != [first]:
             yield pieces_of(first, options)
-    if is_card(text) or card(text):
+    if (is_card(text) or card(text)) and first not in FILLERS:
         yield ["--gpu", text]
-    if others and re.fullmatch(NUMBER, last) and (flag := valued(_noun(words[:-1]), options)):
-        yield [flag, last]
-    if others and re.fullmatch(NUMBER, first) and (flag := valued(_noun(others), options)):
-        yield [flag, first]
+    for noun, value in ((words[:-1], last), (others, first)) if others else ():
+        flag = valued(_noun(noun), options) if re.fullmatch(NUMBER, value) else ""
+        if flag and not (bare(flag) in NUMBERED and is_card(value)):  # lora 4090
+            yield [flag, value]
     for pattern, flag in UNITS:
         if flag in options and re.fullmatch(pattern, text, re.IGNORECASE):
             yield [flag, text.replace(" ", "")]
@@ -180,5 +183,15 @@ def _readings(words: Sequence[str], options: Mapping[str, click.Option]) -> Iter
         own = fields().get(field)
         if own is not None and last in (*own.choices, *own.values, *VALUES.get(field, ())):
             yield [f"--{first}", last]
-    if joined in SWITCHES or joined == "qlora" or (not joined[:1].isdecimal() and as_value(joined, options)):
+    if (
+        joined in SWITCHES
+        or joined == "qlora"
+        or (not joined[:1].isdecimal() and as_value(joined, options)[:1] not in ([], ["--topology"]))
+    ):
+        yield [f"--{joined}"]
+    if denied := known_as(joined, options)[1:]:
+        yield [f"--{known_as(joined, options)[0]}", *denied]
+    if others and alike("optimizer", joined):
+        yield ["--optimizer", joined]
+    if others and joined in ASKED:  # which says what is meant
         yield [f"--{joined}"]

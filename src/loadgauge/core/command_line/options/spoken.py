@@ -63,6 +63,8 @@ LISTS = ("--lora-targets", "--modules-to-save")
 """Flags of such names."""
 OF_DEEPSPEED = r"(?:.*/)?(?:ds_|deepspeed_)(?:config_)?z(?:ero)?_?(?:stage_?)?(\d)(_offload)?(?:_config)?(?:\.json)?"
 """Pattern of names that people give to DeepSpeed's files, which say their stage."""
+FORMATS = ("int8", "8bit", "int4", "4bit", "nf4")
+"""Values of other tools' types of numbers that a frozen base has here, or a server."""
 LATER = ["\0"]
 """In the place of the words here: what a tool's key means follows from the other flags."""
 
@@ -229,12 +231,7 @@ def translate(
             if len(taken) == 1 and rest:
                 typed, taken = [*typed, rest[0]], [taken[0], rest.pop(0)]
             taken = [*value_in(str(option.name), taken), *taken[2:]] if len(taken) > 1 else taken
-            if "--gpu" in taken and "--gpus" in taken[2:] and (given := _given("--gpus", words)):
-                at, machine = taken.index("--gpus"), " ".join(typed)
-                if int(given) % int(taken[at + 1]):
-                    text = f"{machine} makes it --gpus {taken[at + 1]}, and the flag says {given}"
-                    raise click.UsageError(text, click.get_current_context(silent=True))
-                taken = [*taken[:at], *taken[at + 2 :]]
+            taken = _agreed(typed, taken, words)
         if taken != typed:
             notes.append(f"{' '.join(typed)} as {' '.join(taken) or 'nothing that changes the answer'}")
             result += taken
@@ -246,9 +243,24 @@ def translate(
     return result, notes
 
 
-def _given(flag: str, words: Sequence[str]) -> str:
-    """Return the number that a flag has in a command line; nothing where it has none. ``_given("--tp", ["--tp=2"]) == "2"``"""
-    return next((each[1] for each in re.finditer(rf"(?:^| ){flag}[= ](\d{{1,6}})(?= |$)", " ".join(words))), "")
+def _agreed(typed: Sequence[str], taken: list[str], words: Sequence[str]) -> list[str]:
+    """Return the words here of a flag, without GPUs that another flag of the line counts, of whole machines of them.
+
+    typed, words: of the flag and of the line. Raises `click.UsageError` where another says another number.
+
+    >>> _agreed(["p5.48xlarge"], ["--gpu", "h100", "--gpus", "8"], ["--gpus", "16"]), _agreed([], ["--tp", "2"], ["--tp=2"])
+    (['--gpu', 'h100'], ['--tp', '2'])
+    """
+    for at, flag in enumerate(taken[:-1]):
+        pairs = [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]
+        given = next((value for name, value in pairs if name == flag and value.isdecimal()), "")
+        if taken == typed or not given or "".join(typed[:1]).partition("=")[0] == flag or not taken[at + 1].isdecimal():
+            continue
+        if int(given) % int(taken[at + 1]) or (at == 0 and given != taken[1]):
+            text = f"{' '.join(typed)} makes it {flag} {taken[at + 1]}, and the flag says {given}"
+            raise click.UsageError(text, click.get_current_context(silent=True))
+        return [*taken[:at], *taken[at + 2 :]] if at else taken
+    return taken
 
 
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
@@ -261,12 +273,14 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         plain = last if any(last in table for table in TAKEN) or f"--{last}" in options else plain
     spelling = name if name in options or len(name) == 2 else f"--{plain}"
     truth = not equals and bool(rest) and rest[0].lower() in TRUTH
+    after = typed[1] if equals else rest[0] if rest else ""
+    if RENAMED.get(plain, spelling) in ("--precision", "--weights") and after.lower() in FORMATS:
+        raise click.UsageError(f"no {name} {after}: {ASKED['int8']}", click.get_current_context(silent=True))
     if (own := options.get(spelling)) is not None:
         if own.is_flag and truth:
             typed.append(rest.pop(0))
             return ([spelling], own.secondary_opts[:1])[TRUTH[typed[1].lower()]]
         return [spelling, *typed[1:]]
-    after = typed[1] if equals else rest[0] if rest else ""
     word = after.lower().partition(" ")[0].replace("-", "_")
     if (named := re.fullmatch(OF_DEEPSPEED, word)) and not Path(after).exists():
         word = f"zero{named[1]}{named[2] or ''}"

@@ -57,8 +57,8 @@ def value_in(field: str, taken: list[str]) -> list[str]:
     flag, value = taken[:2]
     if field == "weight_format":
         value = value.lower()
-    if len(alike := {VALUES.get(field, {}).get(each, each) for each in _alike(field, value)}) == 1:
-        return [flag, *alike]
+    if len(meant := {VALUES.get(field, {}).get(each, each) for each in alike(field, value)}) == 1:
+        return [flag, *meant]
     if field in LENGTHS and (length := re.fullmatch(r"(\d+)([km])", value.lower())):
         return [flag, str(int(length[1]) << (10 if length[2] == "k" else 20))]
     if field == "gpu" and (machine := _machine(value)):
@@ -69,10 +69,10 @@ def value_in(field: str, taken: list[str]) -> list[str]:
     return [flag, value]
 
 
-def _alike(field: str, value: str) -> list[str]:
+def alike(field: str, value: str) -> list[str]:
     """Return the known values of a field with the same letters and figures as one: it itself, or in another order.
 
-    >>> _alike("optimizer", "Muon"), _alike("optimizer", "8bit-Adam"), _alike("optimizer", "adam"), _alike("gpu", "h100")
+    >>> alike("optimizer", "Muon"), alike("optimizer", "8bit-Adam"), alike("optimizer", "adam"), alike("gpu", "h100")
     (['muon'], ['adam8bit'], ['adam'], [])
     """
     own = fields().get(field) or inference_fields().get(field)
@@ -100,7 +100,7 @@ def _machine(name: str) -> list[str]:
     """
     name = name.lower()
     nodes = rf"({COUNT}) ?(?:nodes?|machines?|hosts?|[x*×])(?: (?:of|with|x))?"
-    if fleet := re.fullmatch(rf"{nodes} ?({COUNT}) ?[x*×]? ?(.*[a-z].*|\d{{4}})", name):
+    if (fleet := re.fullmatch(rf"{nodes} ?({COUNT}) ?[x*×]? ?(.*[a-z].*|\d{{4}})", name)) and is_card(fleet[3]):
         return [fleet[3], "--gpus", str(int(fleet[1]) * int(fleet[2])), "--gpus-per-node", fleet[2]]
     machines = re.fullmatch(rf"(?:(?:{nodes}|({COUNT})) ?)?(?:standard_|nvidia )?((?s:.*))", name)
     assert machines is not None
@@ -108,7 +108,9 @@ def _machine(name: str) -> list[str]:
     count, _, card = read_table("instances.toml").get(machines[3].replace("gx ", "gx-"), "").partition(" ")
     if card:
         return [card, "--gpus", str(number * int(count)), *(["--gpus-per-node", count] if number > 1 else [])]
-    apart = re.fullmatch(rf"({COUNT}) (.+)|(.+) ({COUNT})", name)
+    apart = re.fullmatch(rf"({COUNT}) (.+?)|(.+) ({COUNT})", name)
+    if apart and apart[2] and not is_card(apart[2]) and is_card(apart[2].removesuffix("s")):  # 8 h100s
+        return [apart[2].removesuffix("s"), "--gpus", apart[1]]
     if apart is None or is_card(name) or not is_card(apart[2] or apart[3]):
         return []
     return [apart[2] or apart[3], "--gpus", apart[1] or apart[4]]

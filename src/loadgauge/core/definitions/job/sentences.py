@@ -7,12 +7,14 @@ FILLERS = (
     "to", "and", "by", "i", "we", "it", "this", "can", "could", "will", "would", "does", "do", "is", "are", "what", "how",
     "much", "many", "long", "need", "needs", "take", "takes", "require", "requires", "run", "running", "train", "training",
     "finetune", "finetuning", "fine-tune", "fine-tuning", "fit", "fits", "pretrain", "pretraining", "estimate", "vram",
-    "memory", "please", "there", "best", "layout", "optimize", "optimise", "search", "tune", "cost", "price", "time", "size",
+    "memory", "please", "big", "large", "model", "from", "scratch",
+    "there", "best", "layout", "optimize", "optimise", "search", "tune", "cost", "price", "time", "size",
 )  # fmt: skip
 """Words of a sentence that say nothing by themselves."""
+NUMBERS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "ten": "10", "sixteen": "16"}
+"""Numbers that are written in letters."""
 UNITS = (
-    (r"\d+k", "--seq-len"),
-    (r"\d[\d.]* ?d(?:ays?)?", "--days"),
+    (r"\d+k", "--seq-len"), (r"\d[\d.]* ?d(?:ays?)?", "--days"),
     (r"[$€£¥] ?\d[\d.]*(?: ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?", "--price"),
     (r"\d[\d.]* ?(?:[$€£¥]|usd|eur|dollars?|euros?)? ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?", "--price"),
     (r"\d[\d.]* ?g(?:b|bit)?(?:ps|/s)", "--nic-bandwidth"),
@@ -33,6 +35,7 @@ PARTS = {
     **dict.fromkeys(("bw",), "bandwidth"), **dict.fromkeys(("learning",), ""), "lr": "rate", "wd": "decay weight",
     **dict.fromkeys(("tensor", "tp"), "tensor"), **dict.fromkeys(("machines", "hosts", "node"), "nodes"), "dtypes": "dtype",
     **dict.fromkeys(("steps", "step"), "step"), "maximum": "max", "microbatch": "micro batch", "batchsize": "batch",
+    "clipping": "clip", "val": "value", "nproc": "num gpu", "procs": "gpu",
 }  # fmt: skip
 """Parts of names in another spelling, and those that say nothing."""
 NEGATIONS = r"(?:no|disable|without|skip|not)-"

@@ -188,7 +188,7 @@ ASKED = {
         ("hours", "step-time", "tokens-per-sec", "duration", "eta", "profile", "report"),
         "an answer has it where --gpu is given; of a whole run with --tokens",
     ),
-    **dict.fromkeys(("max-hours", "wall-hours", "hours-limit"), "give --days, and --tokens"),
+    **dict.fromkeys(("hours", "max-hours", "wall-hours", "hours-limit"), "give --days, and --tokens"),
     **dict.fromkeys(("budget", "max-cost"), "give --price and --tokens, and read the cost; plan --objective money"),
     **dict.fromkeys(
         ("fsdp-sharding", "fsdp-shard"), "give --zero 3, 2 or 0; of HYBRID_SHARD --zero 3 --replicas NODES"
@@ -241,6 +241,7 @@ ASKED = {
     **dict.fromkeys(("mem-util", "gpu-util", "rollout-gpu-util", "gpu-memory-utilization"), _SHARE),
     **dict.fromkeys(("no-flash", "disable-flash"), "give --attention eager, or flash, which PyTorch chooses"),
     "nvlink": "a card has the links of its datasheet (loadgauge gpus CARD); give --link-bandwidth 900GB/s to say others",
+    **dict.fromkeys(("model-parallel", "model-parallel-size", "mp"), "give --tp, shares of each layer, or --pp, stages of layers"),
     "no-kl": "give --reference none",
     **dict.fromkeys(("reduce-bucket-size", "allgather-bucket-size"), "DeepSpeed's own file says it: --with ds_config.json"),
     "overlap-comm": "give --overlap dp,prefetch",
@@ -496,6 +497,7 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", rf"gpu:({COUNT})", r"--gpus \1"),
     ("gpus", rf"([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
     ("host_memory", r"(\d+)G", r"--host-memory \1GB"),
+    ("gpu", rf"({COUNT})(?: ?[x*×] ?| )(\d+) ?gi?b?(?: gpus?| cards?)?", r"--memory \2GB --gpus \1"),
     ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
     ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
     ("gpu", r"(\d+(?:\.\d+)?) ?(?:GB|G)", r"--memory \1GB"),
