@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -132,6 +133,12 @@ VERBS = {
     "simulate": "fleet", "bench": "measure", "list": "models", "cards": "gpus", "ui": "serve", "web": "serve", "export": "convert",
 }  # fmt: skip
 """Words that people type for commands."""
+TOOLS = {
+    **dict.fromkeys(("vllm", "sglang", "trtllm"), "--server"),
+    **dict.fromkeys(
+        ("axolotl", "trl", "llamafactory", "unsloth", "verl", "torchtune", "torchtitan", "megatron", "deepspeed"), "--framework"),
+}  # fmt: skip
+"""Names of tools that are typed before a model, and the flag that takes each."""
 ERROR = re.compile(
     r"(?i)out of memory|OutOfMemory|RESOURCE_EXHAUSTED|no available memory|SIGKILL|exit(?:code| code:?) -9"
     r"|more system memory|larger than the available KV cache|increase --mem-fraction-static"
@@ -150,6 +157,8 @@ def with_verb(words: list[str]) -> list[str]:
     >>> with_verb(["gpt2", "--gpu", "l4", "--find", "seq-len"])[0]
     'plan'
     """
+    if words[:1] and words[0] in TOOLS and (at := _modelled(words[1:])) is not None and not at:
+        return ["estimate", *words[1:], TOOLS[words[0]], words[0]]
     answers = "plan" if any(word.partition("=")[0] == "--find" for word in words) else "estimate"
     verb, others = (
         (words[:1], words[1:]) if words[:1] in (["estimate"], ["plan"], ["lint"], ["convert"]) else ([], words)
@@ -162,16 +171,16 @@ def with_verb(words: list[str]) -> list[str]:
             *as_one(shlex.split(others[0]) + others[1:] if is_command(others[0]) else others),
         ]
     first = words[0] if words else ""
-    if first == "serve" and words[1:]:
-        from loadgauge.core.command_line.options.phrases import model_in
-
-        return words if model_in(words[1:]) is None else ["estimate", *words[1:], "--task", "generate"]
+    if first == "serve" and _modelled(words[1:]) is not None:
+        return ["estimate", *words[1:], "--task", "generate"]
     if not words or first in COMMANDS or first in ("-h", "--help", "--version"):
         return words
     if first == "help":
         return [*words[1:2], "--help"] if not words[1:] or words[1] in COMMANDS else with_verb(words[1:])
     if first in VERBS:
-        return [VERBS[first], *words[1:]]
+        run = list(takewhile(lambda word: re.fullmatch("[a-z]+", word), words[1:]))
+        joined = ["-".join(run)] if VERBS[first] == "equation" and run else run  # of explain tensor parallel
+        return [VERBS[first], *joined, *words[1 + len(run) :]]
     target = place_of(first)[0]
     if os.path.isdir(target):
         return ["estimate", *words]
@@ -183,17 +192,23 @@ def with_verb(words: list[str]) -> list[str]:
         return ["why" if error else answers, *words]
     if ERROR.search(first):
         return ["why", *words]
-    flags = any(word.startswith("--") for word in words[1:])
-    from loadgauge.core.command_line.options.phrases import is_model, model_in
+    from loadgauge.core.command_line.options.phrases import is_model
 
-    if first.startswith("-") or (flags and not suggest(first, COMMANDS)) or is_model(first):
-        return [answers, *words]
-    if " " in first and not words[1:] and model_in(first.split()):  # a sentence in quotes
+    if " " in first and not words[1:] and _modelled(first.split()) is not None:  # a sentence in quotes
         return with_verb(first.split())
-    before = model_in(words)
-    if (before is not None or words[1:]) and not suggest(first, COMMANDS):
+    before = None if first.startswith("-") or is_model(first) else _modelled(words)
+    if words[:2] == ["how", "many"] and before is not None:
+        return ["plan", *words[2:], "--find", "gpus"]
+    if first.startswith("-") or is_model(first) or ((before or words[1:]) and not suggest(first, COMMANDS)):
         return [next((VERBS[word] for word in before or () if VERBS.get(word) == "plan"), answers), *words]
     return words
+
+
+def _modelled(words: list[str]) -> list[str] | None:
+    """Return the words before a model; None where there is none."""
+    from loadgauge.core.command_line.options.phrases import model_in
+
+    return model_in(words)
 
 
 def spelled_out(words: list[str]) -> list[str]:

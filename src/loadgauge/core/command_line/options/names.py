@@ -26,6 +26,8 @@ from loadgauge.core.definitions.job.spoken import (
     WORDED,
 )
 
+ALONE = (("checkpoint",), ("impl",), ("num",))
+"""Parts that say different things where they stand alone."""
 TABLES = (RENAMED, COUNTS, SWITCHES, ASKED, dict.fromkeys(HARMLESS, "harmless"), WORDED, NUMBERED)
 """Tables of names, the first of which that has one says what it means."""
 
@@ -106,8 +108,8 @@ def _same(name: str, options: Mapping[str, click.Option]) -> str:
     for spelled in (lambda each: re.sub("[-_]", "", each.lower()), parts_of):
         key = spelled(name)
         alike = [each for each in (*own, *chain(*TABLES)) if spelled(each) == key]
-        if spelled is parts_of and len(key) < 2:  # one word: the same, beside those that say nothing
-            alike = [each for each in alike if {*key} <= {*raw} & {*each.split("-")}]
+        if spelled is parts_of and len(key) < 2:  # one word, which may say several things
+            alike = [each for each in alike if key not in ALONE or {*key} <= {*raw} & {*each.split("-")}]
         if raw[0] in ("use", "enable", "do", "is"):
             alike = [each for each in alike if not _has_value(each, options)]
         elif raw[-1] in ("size", "degree"):

@@ -29,7 +29,7 @@ from loadgauge.core.definitions.job.spoken import (
 
 LONGEST = 6
 """Words of the longest phrase: 4 nodes of 8 h100 80gb."""
-VALUED = (RENAMED, COUNTS, HARMLESS, NUMBERED, {"hours": ""})
+VALUED = (RENAMED, COUNTS, HARMLESS, NUMBERED)
 """Tables of names that have a value."""
 NUMBER = r"[$€£¥]?\d\S*"
 """Pattern of a value that begins with a figure."""

@@ -63,6 +63,8 @@ LISTS = ("--lora-targets", "--modules-to-save")
 """Flags of such names."""
 OF_DEEPSPEED = r"(?:.*/)?(?:ds_|deepspeed_)(?:config_)?z(?:ero)?_?(?:stage_?)?(\d)(_offload)?(?:_config)?(?:\.json)?"
 """Pattern of names that people give to DeepSpeed's files, which say their stage."""
+MONEY = r"[$€£¥] ?\d.*|\d[\d.]* ?(?:[$€£¥]|usd|eur)?/ ?(?:gpu)?-?h(?:ou)?r?"
+"""Pattern of a price of an hour."""
 FORMATS = ("int8", "8bit", "int4", "4bit", "nf4")
 """Values of other tools' types of numbers that a frozen base has here, or a server."""
 LATER = ["\0"]
@@ -274,6 +276,9 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
     spelling = name if name in options or len(name) == 2 else f"--{plain}"
     truth = not equals and bool(rest) and rest[0].lower() in TRUTH
     after = typed[1] if equals else rest[0] if rest else ""
+    if re.fullmatch(MONEY, after) and "--price" in options and spelling not in options and plain not in ASKED:
+        typed += [] if equals else [rest.pop(0)]
+        return ["--price", after]
     if RENAMED.get(plain, spelling) in ("--precision", "--weights") and after.lower() in FORMATS:
         raise click.UsageError(f"no {name} {after}: {ASKED['int8']}", click.get_current_context(silent=True))
     if (own := options.get(spelling)) is not None:

@@ -18,6 +18,7 @@ from loadgauge.core.base import read_table
 from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import fields
+from loadgauge.core.definitions.job.sentences import NEGATIONS
 from loadgauge.core.definitions.job.spoken import (
     ALONE,
     ASKED,
@@ -135,11 +136,13 @@ def unknown(name: str, options: Mapping[str, click.Option], ctx: click.Context |
             if there is not None and any(name in each.opts for each in there.params):
                 layout = ", of the layout that is found" if ctx.command.name == "plan" else ""
                 return click.UsageError(f"no such option {name!r} here; `loadgauge {other}` has it{layout}", ctx)
-    plain = bare(name)
+    plain = re.sub(f"^{NEGATIONS}", "", bare(name))
     if (last := plain.rpartition(".")[2]) in ASKED:
         return click.UsageError(f"no flag {name}: {ASKED[last]}", ctx)
     names = {each.lstrip("-"): each for each in options} | {
-        word: flag.partition(" ")[0] for word, flag in RENAMED.items() if flag in options
+        word: flag.partition(" ")[0]
+        for word, flag in (*RENAMED.items(), *((word, flags[0]) for word, flags in SWITCHES.items()))
+        if flag.partition(" ")[0] in options
     }
     own = {each.lstrip("-") for each in options}
     near = get_close_matches(plain, names if len(plain) > 5 else own, 3, 0.8 if len(plain) > 5 else 0.65)

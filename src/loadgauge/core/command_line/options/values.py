@@ -12,6 +12,7 @@ from loadgauge.core.base import read_table
 from loadgauge.core.base.errors import Error
 from loadgauge.core.base.hooks import provider
 from loadgauge.core.definitions.job.job import fields
+from loadgauge.core.definitions.job.sentences import DAYS
 from loadgauge.core.definitions.job.spoken import ALONE_SAID, COUNT, LENGTHS, PATTERNS, VALUES, WITH_NAME
 from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.definitions.training.frameworks import OTHER_NAMES
@@ -61,6 +62,8 @@ def value_in(field: str, taken: list[str]) -> list[str]:
         return [flag, *meant]
     if field in LENGTHS and (length := re.fullmatch(r"(\d+)([km])", value.lower())):
         return [flag, str(int(length[1]) << (10 if length[2] == "k" else 20))]
+    if field == "days" and (time := re.fullmatch(r"(\d[\d.]*) ?(h|d|w|m)(?:(?:ou|ay|eek|onth)?r?s?)", value.lower())):
+        return [flag, f"{float(time[1]) * DAYS[time[2]]:g}"]
     if field == "gpu" and (machine := _machine(value)):
         return [flag, *machine]
     for name, pattern, words in PATTERNS:

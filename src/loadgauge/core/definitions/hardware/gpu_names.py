@@ -70,9 +70,11 @@ def split_size(text: str) -> tuple[str, str]:
 
 
 GENERATIONS = {
-    "blackwell": "b200-sxm-180gb b300-sxm-288gb gb200-nvl72 rtx5090", "hopper": "h100-sxm5-80gb h200-sxm-141gb h100-pcie-80gb h20-96gb",
-    "ada": "rtx4090 l40s l4 rtx6000ada", "adalovelace": "rtx4090 l40s l4 rtx6000ada",
-    "ampere": "a100-sxm4-80gb a100-sxm4-40gb rtx3090 a10g", "volta": "v100-sxm2-32gb v100-sxm2-16gb titanv", "turing": "t4 rtx2080ti",
+    "blackwell": "b200-sxm-180gb b300-sxm-288gb gb200-nvl72 rtx5090",
+    "hopper": "h100-sxm5-80gb h200-sxm-141gb h100-pcie-80gb h20-96gb",
+    "ada": "rtx4090 l40s l4 rtx6000ada", "ada lovelace": "rtx4090 l40s l4 rtx6000ada",
+    "ampere": "a100-sxm4-80gb a100-sxm4-40gb rtx3090 a10g", "volta": "v100-sxm2-32gb v100-sxm2-16gb titanv",
+    "turing": "t4 rtx2080ti",
 }  # fmt: skip
 """Generations of GPUs, and the usual cards of each."""
 
@@ -84,8 +86,8 @@ def nearest(text: str, ids: Iterable[str]) -> list[str]:
     ['h100-nvl-94gb']
     """
     name, names = plain(text), list(ids)
-    if name in GENERATIONS:
-        return GENERATIONS[name].split()
+    if text.lower() in GENERATIONS:
+        return GENERATIONS[text.lower()].split()
     for length in range(len(name), 2, -1):  # "h100" is nearer to "h100-nvl-94gb" than to "l4"
         if within := [id for id in names if name[:length] in id.replace("-", "")]:
             return closest(text.lower(), within, 4, cutoff=0.0)

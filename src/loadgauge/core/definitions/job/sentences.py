@@ -7,14 +7,16 @@ FILLERS = (
     "to", "and", "by", "i", "we", "it", "this", "can", "could", "will", "would", "does", "do", "is", "are", "what", "how",
     "much", "many", "long", "need", "needs", "take", "takes", "require", "requires", "run", "running", "train", "training",
     "finetune", "finetuning", "fine-tune", "fine-tuning", "fit", "fits", "pretrain", "pretraining", "estimate", "vram",
-    "memory", "please", "big", "large", "model", "from", "scratch",
+    "memory", "please", "big", "large", "model", "from", "scratch", "per", "each",
     "there", "best", "layout", "optimize", "optimise", "search", "tune", "cost", "price", "time", "size",
 )  # fmt: skip
 """Words of a sentence that say nothing by themselves."""
 NUMBERS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "ten": "10", "sixteen": "16"}
 """Numbers that are written in letters."""
+DAYS = {"h": 1 / 24, "d": 1, "w": 7, "m": 30}
+"""Days of a unit of time, by its first letter."""
 UNITS = (
-    (r"\d+k", "--seq-len"), (r"\d[\d.]* ?d(?:ays?)?", "--days"),
+    (r"\d+k", "--seq-len"), (r"\d[\d.]* ?(?:d(?:ays?)?|w(?:eeks?)?|months?|h(?:ours?)?)", "--days"),
     (r"[$€£¥] ?\d[\d.]*(?: ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?", "--price"),
     (r"\d[\d.]* ?(?:[$€£¥]|usd|eur|dollars?|euros?)? ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?", "--price"),
     (r"\d[\d.]* ?g(?:b|bit)?(?:ps|/s)", "--nic-bandwidth"),
@@ -23,7 +25,7 @@ UNITS = (
 
 PARTS = {
     **dict.fromkeys(("use", "enable", "do", "with", "the", "of", "is", "size", "degree"), ""),
-    **dict.fromkeys(("sequence", "sequences", "seqs"), "seq"), **dict.fromkeys(("len", "lengths"), "length"),
+    "sequence": "seq", **dict.fromkeys(("len", "lengths"), "length"),
     **dict.fromkeys(("seqlen", "seqlength"), "seq length"), **dict.fromkeys(("parallelism", "parallelization", "par"), "parallel"),
     **dict.fromkeys(("gradient", "gradients", "grads"), "grad"), **dict.fromkeys(("accumulation", "accumulate", "acc"), "accum"),
     **dict.fromkeys(("checkpointing", "checkpoints", "ckpt", "ckpting"), "checkpoint"),

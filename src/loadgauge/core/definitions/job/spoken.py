@@ -36,7 +36,7 @@ RENAMED = {
                      "random-input-len"), "--prompt-len"),
     **dict.fromkeys(("output-len", "osl", "output-length", "output-tokens", "decode", "random-output-len", "gen-len"), "--answers"),
     **dict.fromkeys(("gguf", "quant-type", "model-quant", "weight-quant", "weights-format"), "--weight-format"),
-    **dict.fromkeys(("cards", "num-cards", "gpu-num", "total-gpus", "num-devices"), "--gpus"),
+    **dict.fromkeys(("count", "cards", "num-cards", "gpu-num", "total-gpus", "num-devices"), "--gpus"),
     **dict.fromkeys(("cluster", "instance", "instance-type", "machine", "machine-type", "node-type"), "--gpu"),
     **dict.fromkeys(("ram", "system-ram", "host-ram", "cpu-ram", "cpu-memory", "host-mem"), "--host-memory"),
     **dict.fromkeys(("ds-offload", "deepspeed-offload"), "--offload"),
@@ -88,7 +88,7 @@ RENAMED = {
     **dict.fromkeys(("params", "model-size", "parameters", "num-params", "param-count"), "--size"),
     **dict.fromkeys(("dtype", "mixed-precision", "compute-dtype", "bnb-4bit-compute-dtype"), "--precision"),
     **dict.fromkeys(("torch-dtype", "weight-dtype", "param-dtype"), "--weights"),
-    **dict.fromkeys(("lora-r", "r", "rank", "peft-lora-r"), "--lora-rank"),
+    **dict.fromkeys(("lora-r", "r", "rank", "lora-dim", "network-dim", "adapter-rank", "peft-lora-r"), "--lora-rank"),
     **dict.fromkeys(("target-modules", "lora-target", "lora-modules", "lora-target-modules"), "--lora-targets"),
     "optim": "--optimizer", "optimiser": "--optimizer", "attn-implementation": "--attention", "attn": "--attention",
     "attn-impl": "--attention", "lora-modules-to-save": "--modules-to-save", "actor-rollout-ref.rollout.n": "--samples",
@@ -165,7 +165,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
                      "disable-log-requests", "disable-log-stats", "cont-batching", "no-context-shift"), ("",)),
     **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
-    **dict.fromkeys(("inference", "serve", "serving", "ollama", "llamacpp", "llama-cpp", "lmstudio", "tgi", "chat"),
+    **dict.fromkeys(("inference", "serve", "serving", "ollama", "llamacpp", "llama-cpp", "lmstudio", "tgi", "chat", "deploy",
+    "infer"),
     ("--task generate",)),
     **dict.fromkeys(
         ("disaggregated", "disaggregation", "disagg", "pd-disaggregation", "prefill-decode-disaggregation", "pd"), ("--apart",)
@@ -188,7 +189,7 @@ ASKED = {
         ("hours", "step-time", "tokens-per-sec", "duration", "eta", "profile", "report"),
         "an answer has it where --gpu is given; of a whole run with --tokens",
     ),
-    **dict.fromkeys(("hours", "max-hours", "wall-hours", "hours-limit"), "give --days, and --tokens"),
+    **dict.fromkeys(("max-hours", "wall-hours", "hours-limit"), "give --days, and --tokens"),
     **dict.fromkeys(("budget", "max-cost"), "give --price and --tokens, and read the cost; plan --objective money"),
     **dict.fromkeys(
         ("fsdp-sharding", "fsdp-shard"), "give --zero 3, 2 or 0; of HYBRID_SHARD --zero 3 --replicas NODES"
@@ -411,8 +412,7 @@ HARMLESS = (
     "tool-call-parser", "num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset", "dataset-name",
     "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
     "epsilon-high", "clip-range", "tuner-backend", "data-path", "train-data",
-    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta", "wd",
-    "num-rollout",
+    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta", "wd", "num-rollout",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
 
@@ -513,7 +513,6 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpus", rf"({COUNT}) ?[x*×] ?(.*[a-z].*)", r"--gpus \1 --gpu \2"),
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?(?:g|gb)", r"--memory \1GB"),
-    ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
     ("offload", r"(0?\.\d+)", r"--offload optimizer:\1"),
     ("exposed", r"(\d) ?%", r"--exposed 0.0\1"),
     ("exposed", r"(\d\d) ?%", r"--exposed 0.\1"),
