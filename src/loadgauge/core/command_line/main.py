@@ -133,11 +133,15 @@ VERBS = {
     "simulate": "fleet", "bench": "measure", "list": "models", "cards": "gpus", "ui": "serve", "web": "serve", "export": "convert",
 }  # fmt: skip
 """Words that people type for commands."""
+FINDS = {"how many": "gpus"} | dict.fromkeys(("which gpu", "what gpu", "which card", "cheapest gpu", "best gpu"), "gpu")
+"""Beginnings of questions, and what a plan finds for them."""
 TOOLS = {
     **dict.fromkeys(("vllm", "sglang", "trtllm"), "--server"),
     **dict.fromkeys(
-        ("axolotl", "trl", "llamafactory", "unsloth", "verl", "torchtune", "torchtitan", "megatron", "deepspeed"), "--framework"),
-}  # fmt: skip
+        ("axolotl", "trl", "llamafactory", "unsloth", "verl", "torchtune", "torchtitan", "megatron", "deepspeed"),
+        "--framework",
+    ),
+}
 """Names of tools that are typed before a model, and the flag that takes each."""
 ERROR = re.compile(
     r"(?i)out of memory|OutOfMemory|RESOURCE_EXHAUSTED|no available memory|SIGKILL|exit(?:code| code:?) -9"
@@ -197,8 +201,8 @@ def with_verb(words: list[str]) -> list[str]:
     if " " in first and not words[1:] and _modelled(first.split()) is not None:  # a sentence in quotes
         return with_verb(first.split())
     before = None if first.startswith("-") or is_model(first) else _modelled(words)
-    if words[:2] == ["how", "many"] and before is not None:
-        return ["plan", *words[2:], "--find", "gpus"]
+    if (sought := FINDS.get(" ".join(words[:2]).lower())) and before is not None:
+        return ["plan", *words[2:], "--find", sought]
     if first.startswith("-") or is_model(first) or ((before or words[1:]) and not suggest(first, COMMANDS)):
         return [next((VERBS[word] for word in before or () if VERBS.get(word) == "plan"), answers), *words]
     return words

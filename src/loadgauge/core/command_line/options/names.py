@@ -71,8 +71,8 @@ def respelled(words: Sequence[str], options: Mapping[str, click.Option]) -> tupl
     for word in words:
         flag, equals, value = word.partition("=")
         plain = bare(flag)
-        known = re.fullmatch(r"--?[A-Za-z][\w-]{2,}", flag) is None or _is_known(plain, options)
-        new = [] if known or card(plain) or as_value(plain, options) else known_as(flag.lstrip("-"), options)
+        usual = re.fullmatch(r"--?[A-Za-z][\w-]{2,}", flag) is None or _is_known(plain, options)
+        new = [] if usual or card(plain) or as_value(plain, options) else known_as(flag.lstrip("-"), options)
         if new[1:] and equals:
             new = []
         result += [f"--{new[0]}{equals}{value}", *new[1:]] if new else [word]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from loadgauge.core.base.errors import Error
+from loadgauge.core.base import Error
 from loadgauge.core.command_line.options.names import known_as
 from loadgauge.core.command_line.options.typed import bare, pieces_of
 from loadgauge.core.command_line.options.values import alike, as_value, card, is_card
@@ -92,13 +92,13 @@ def is_model(name: str) -> bool:
 
 def valued(name: str, options: Mapping[str, click.Option]) -> str:
     """Return the flag with a value that a name stands for, here or in another tool, in whatever spelling; empty for none."""
-    known = "" if name in (*BETWEEN, "model") or re.fullmatch("[a-z][a-z-]+|r", name) is None else name
-    own = options.get(f"--{known}")
-    if known and own is None and not any(known in table for table in VALUED):
-        known = "".join(known_as(known, options)[:1])
-        own = options.get(f"--{known}")
-    has = any(known in table for table in VALUED) if own is None else not own.is_flag
-    return f"--{known}" if has else ""
+    spelled = "" if name in (*BETWEEN, "model") or re.fullmatch("[a-z][a-z-]+|r", name) is None else name
+    own = options.get(f"--{spelled}")
+    if spelled and own is None and not any(spelled in table for table in VALUED):
+        spelled = "".join(known_as(spelled, options)[:1])
+        own = options.get(f"--{spelled}")
+    has = any(spelled in table for table in VALUED) if own is None else not own.is_flag
+    return f"--{spelled}" if has else ""
 
 
 def _words(run: Sequence[str]) -> list[str]:
@@ -125,20 +125,20 @@ def _takes(flag: str, after: str, options: Mapping[str, click.Option]) -> bool:
 def _model(run: Sequence[str]) -> int:
     """Return how many of the first words name a model: 0 where they do not, or without the first of them too."""
     names = ["-".join(run[:count]) for count in range(1, min(LONGEST, len(run) + 1)) if run[0].lower() not in FILLERS]
-    found = next((count for count, name in enumerate(names, 1) if is_model(name)), 0)
-    sized = found and re.fullmatch(r"[\dx.]+[bm]", "".join(run[found : found + 1]).lower())  # of llama3 8b
-    found += bool(sized and is_model("-".join(run[: found + 1])))
-    return 0 if found > 1 and is_model("-".join(run[1:found])) else found
+    size = next((count for count, name in enumerate(names, 1) if is_model(name)), 0)
+    sized = size and re.fullmatch(r"[\dx.]+[bm]", "".join(run[size : size + 1]).lower())  # of llama3 8b
+    size += bool(sized and is_model("-".join(run[: size + 1])))
+    return 0 if size > 1 and is_model("-".join(run[1:size])) else size
 
 
 def _unknown(run: Sequence[str], options: Mapping[str, click.Option], named: bool) -> tuple[int, list[str]]:
     """Return the first word as it is, or with those after it that are no phrase, as a model's name would be."""
-    known = (
+    ends = (
         n
         for n in range(1, len(run))
         if named or run[n].lower() in FILLERS or _phrase(run[n:], options) or _model(run[n:])
     )
-    count = next(known, len(run))
+    count = next(ends, len(run))
     return count, ["-".join(run[:count])]
 
 

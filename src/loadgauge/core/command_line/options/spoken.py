@@ -279,6 +279,8 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
     if re.fullmatch(MONEY, after) and "--price" in options and spelling not in options and plain not in ASKED:
         typed += [] if equals else [rest.pop(0)]
         return ["--price", after]
+    if after.lower().startswith("hybrid_shard"):
+        raise click.UsageError(f"no {name} {after}: {ASKED['hsdp']}", click.get_current_context(silent=True))
     if RENAMED.get(plain, spelling) in ("--precision", "--weights") and after.lower() in FORMATS:
         raise click.UsageError(f"no {name} {after}: {ASKED['int8']}", click.get_current_context(silent=True))
     if (own := options.get(spelling)) is not None:

@@ -8,8 +8,7 @@ from functools import cache
 
 import click
 
-from loadgauge.core.base import read_table
-from loadgauge.core.base.errors import Error
+from loadgauge.core.base import Error, read_table
 from loadgauge.core.base.hooks import provider
 from loadgauge.core.definitions.job.job import fields
 from loadgauge.core.definitions.job.sentences import DAYS
@@ -82,9 +81,9 @@ def alike(field: str, value: str) -> list[str]:
     if own is None or (field not in VALUES and own.kind != "choice"):
         return []
     trainers = [*OTHER_NAMES, *getattr(provider("DIALECTS"), "FILES", ())] if field == "framework" else []
-    known = list(dict.fromkeys((*own.choices, *own.values, *VALUES.get(field, ()), *trainers)))
-    same = [value.lower()] if value.lower() in known else [each for each in known if _letters(each) == _letters(value)]
-    return same or [each for each in known if sorted(_parts(each)) == sorted(_parts(value))]
+    every = list(dict.fromkeys((*own.choices, *own.values, *VALUES.get(field, ()), *trainers)))
+    same = [value.lower()] if value.lower() in every else [each for each in every if _letters(each) == _letters(value)]
+    return same or [each for each in every if sorted(_parts(each)) == sorted(_parts(value))]
 
 
 def _letters(text: str) -> str:

@@ -72,10 +72,12 @@ def split_size(text: str) -> tuple[str, str]:
 GENERATIONS = {
     "blackwell": "b200-sxm-180gb b300-sxm-288gb gb200-nvl72 rtx5090",
     "hopper": "h100-sxm5-80gb h200-sxm-141gb h100-pcie-80gb h20-96gb",
-    "ada": "rtx4090 l40s l4 rtx6000ada", "ada lovelace": "rtx4090 l40s l4 rtx6000ada",
-    "ampere": "a100-sxm4-80gb a100-sxm4-40gb rtx3090 a10g", "volta": "v100-sxm2-32gb v100-sxm2-16gb titanv",
+    "ada": "rtx4090 l40s l4 rtx6000ada",
+    "ada lovelace": "rtx4090 l40s l4 rtx6000ada",
+    "ampere": "a100-sxm4-80gb a100-sxm4-40gb rtx3090 a10g",
+    "volta": "v100-sxm2-32gb v100-sxm2-16gb titanv",
     "turing": "t4 rtx2080ti",
-}  # fmt: skip
+}
 """Generations of GPUs, and the usual cards of each."""
 
 

@@ -16,11 +16,12 @@ NUMBERS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "ten
 DAYS = {"h": 1 / 24, "d": 1, "w": 7, "m": 30}
 """Days of a unit of time, by its first letter."""
 UNITS = (
-    (r"\d+k", "--seq-len"), (r"\d[\d.]* ?(?:d(?:ays?)?|w(?:eeks?)?|months?|h(?:ours?)?)", "--days"),
+    (r"\d+k", "--seq-len"),
+    (r"\d[\d.]* ?(?:d(?:ays?)?|w(?:eeks?)?|months?|h(?:ours?)?)", "--days"),
     (r"[$€£¥] ?\d[\d.]*(?: ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?", "--price"),
     (r"\d[\d.]* ?(?:[$€£¥]|usd|eur|dollars?|euros?)? ?(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?", "--price"),
     (r"\d[\d.]* ?g(?:b|bit)?(?:ps|/s)", "--nic-bandwidth"),
-)  # fmt: skip
+)
 """Values with their units, in whose figures a sentence has them, and the flag of each."""
 
 PARTS = {
@@ -30,7 +31,7 @@ PARTS = {
     **dict.fromkeys(("gradient", "gradients", "grads"), "grad"), **dict.fromkeys(("accumulation", "accumulate", "acc"), "accum"),
     **dict.fromkeys(("checkpointing", "checkpoints", "ckpt", "ckpting"), "checkpoint"),
     **dict.fromkeys(("activations", "act", "acts"), "activation"), **dict.fromkeys(("optimiser", "optim", "opt"), "optimizer"),
-    **dict.fromkeys(("number", "n", "count"), "num"), **dict.fromkeys(("gpus", "device", "devices"), "gpu"),
+    **dict.fromkeys(("number", "n", "count"), "num"), **dict.fromkeys(("gpus", "device", "devices", "accelerator"), "gpu"),
     **dict.fromkeys(("attn", "attentions"), "attention"), **dict.fromkeys(("implementation", "backend"), "impl"),
     **dict.fromkeys(("mem", "vram"), "memory"), **dict.fromkeys(("bs", "bsz", "batches"), "batch"),
     **dict.fromkeys(("quantization", "quantize", "quantisation"), "quant"), **dict.fromkeys(("tokens", "tok", "toks"), "token"),

@@ -59,7 +59,7 @@ RENAMED = {
     **dict.fromkeys(
         ("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes", "devices"), "--gpus"
     ),
-    **dict.fromkeys(("vram", "gpu-memory", "gpu-mem"), "--memory"),
+    **dict.fromkeys(("vram", "gpu-memory", "gpu-mem", "vram-limit", "memory-limit"), "--memory"),
     **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node", "num-gpus-per-node",
                      "gpus-per-host"), "--gpus-per-node"),
     "ntasks": "--gpus", "gres": "--gpu", "mem": "--host-memory",
@@ -77,7 +77,7 @@ RENAMED = {
     "--ep"),
     **dict.fromkeys(("tensor-parallelism", "tp-degree"), "--tp"), **dict.fromkeys(("pipeline-parallelism", "pp-degree"), "--pp"),
     **dict.fromkeys(("context-parallelism", "cp-degree"), "--cp"),
-    **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
+    **dict.fromkeys(("zero-stage", "stage", "ds-stage", "deepspeed-stage", "zero-level"), "--zero"),
     "optimizer-offload-fraction": "--offload", "max-seqlen-per-dp-cp-rank": "--dynamic-cp",
     "checkpointing": "--recompute", "vocab-size": "--vocab", "num-experts": "--experts",
     **dict.fromkeys(("num-layers", "n-layer", "n-layers", "num-hidden-layers", "depth"), "--layers"),
@@ -95,12 +95,13 @@ RENAMED = {
     "critic.model.path": "--critic",
     **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
     **dict.fromkeys(("co2", "co2e", "carbon", "carbon-intensity", "country"), "--electricity"),
+    **dict.fromkeys(("pipeline", "stages", "num-stages", "pipeline-stages"), "--pp"), "tensor": "--tp",
     "mtbf": "--mtbf-hours", "data-parallel-replicate-degree": "--replicas", "dp-replicate": "--replicas",
     **dict.fromkeys(("mb", "per-device-bs"), "--micro-batch"), "ac": "--recompute",
     **dict.fromkeys(("usd-per-gpu-hour", "dollars-per-hour", "gpu-hour-price"), "--price"),
     **dict.fromkeys(("virtual-pipeline-stages", "virtual-stages", "num-virtual-stages"), "--vpp"),
     **dict.fromkeys(("max-concurrent-requests", "max-concurrent", "max-users", "max-sequences"), "--batch"),
-    **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days"), "--days"),
+    **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days", "max-time", "duration"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
     **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost", "cost-per-gpu-hour",
                      "price-per-gpu-hour", "usd-per-hour", "gpu-cost", "hourly-cost"), "--price"),
@@ -164,7 +165,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
                      "disable-log-requests", "disable-log-stats", "cont-batching", "no-context-shift"), ("",)),
-    **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
+    **dict.fromkeys(("full-finetune", "full-fine-tuning", "full-ft", "full-finetuning", "fft", "full-param", "no-lora",
+         "sft"), ("",)),
     **dict.fromkeys(("inference", "serve", "serving", "ollama", "llamacpp", "llama-cpp", "lmstudio", "tgi", "chat", "deploy",
     "infer"),
     ("--task generate",)),
@@ -335,7 +337,8 @@ EACH = ("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node"
 """Flags with the GPUs of a node: all there are where no nodes are counted."""
 WORDED = {
     **dict.fromkeys(("deepspeed", "strategy", "distributed", "distributed-type", "sharding", "sharding-strategy", "fsdp"), _SHARED),
-    **dict.fromkeys(("peft", "method", "finetuning-type", "train-type", "tuner-type", "mode"), _METHODS),
+    **dict.fromkeys(("peft", "method", "peft-method", "peft-type", "finetuning-type",
+                      "train-type", "tuner-type", "mode"), _METHODS),
     **dict.fromkeys(("quantization", "quant", "quantize", "q"), _STORED),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), dict.fromkeys(("99", "999", "all", "_1", "auto"), "")),
     **dict.fromkeys(("offload-optimizer", "offload-optimizer-device"), _OFFLOADED["optimizer"]),
@@ -413,6 +416,7 @@ HARMLESS = (
     "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
     "epsilon-high", "clip-range", "tuner-backend", "data-path", "train-data",
     "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta", "wd", "num-rollout",
+    "project-name", "wandb-project", "project", "experiment-name", "save-total-limit", "eval-steps", "cache-dir", "tokenizer",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
 
@@ -496,7 +500,8 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", rf"gpu:([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
     ("gpu", rf"gpu:({COUNT})", r"--gpus \1"),
     ("gpus", rf"([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
-    ("host_memory", r"(\d+)G", r"--host-memory \1GB"),
+    ("host_memory", r"(\d[\d.]*) ?gb?", r"--host-memory \1GB"),
+    ("host_memory", r"(\d[\d.]*) ?tb?", r"--host-memory \1TB"),
     ("gpu", rf"({COUNT})(?: ?[x*×] ?| )(\d+) ?gi?b?(?: gpus?| cards?)?", r"--memory \2GB --gpus \1"),
     ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
     ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
@@ -573,26 +578,21 @@ ROLLING = ("ppo", "grpo", "rloo", "dapo", "gspo")
 """Tasks whose prompts are answered."""
 TAKEN = (RENAMED, SWITCHES, HARMLESS)
 """Tables of words that are taken for others, also after the section of a tool's configuration."""
-OWN_SECTIONS = frozenset(
-    (
-        "data",
-        "rollout",
-        "ref",
-        "critic",
-        "reward",
-        "vllm",
-        "sglang",
-        "device",
-        "n",
-        "mode",
-        "name",
-        "type",
-        "size",
-        "c",
-        "b",
-        "m",
-    )
-)
+OWN_SECTIONS = {
+    *"cbmn",
+    "data",
+    "rollout",
+    "ref",
+    "critic",
+    "reward",
+    "vllm",
+    "sglang",
+    "device",
+    "mode",
+    "name",
+    "type",
+    "size",
+}
 """Parts of keys with sections that do not mean there what they mean alone."""
 ALONE_SAID = (
     "task",
