@@ -59,11 +59,10 @@ def phrased(words: Sequence[str], options: Mapping[str, click.Option]) -> tuple[
             continue
         whole = (len(run) == 1 and len(rest) == 1) or Path(run[0]).exists()
         size = 0 if named else 1 if whole else _model(run)
-        count, flags = (
-            (size, ["-".join(run[:size])]) if size else _phrase(run, options) or _unknown(run, options, named)
-        )
+        phrase = (size, ["-".join(run[:size])]) if size else _phrase(run, options)
+        count, flags = phrase or _unknown(run, options, named)
         named = named or flags == run[:count] or flags[:1] == ["-".join(run[:count])]
-        if flags not in (run[:count], []):
+        if phrase is not None and flags not in (run[:count], []):
             taken[" ".join(flags)] = " ".join(run[:count])
         result += flags
         del rest[:count]
