@@ -88,8 +88,10 @@ SAID = {
     "--gpu Standard_NC48ads_A100_v4": "--gpu a100-pcie-80gb --gpus 2",
     "--gpu 8xh100": "--gpu h100 --gpus 8", "--gpu 4090x2": "--gpu 4090 --gpus 2", "--gpu h100:8": "--gpu h100 --gpus 8",
     "--gpu '2 x 4090'": "--gpu 4090 --gpus 2", "--gpu 24GB": "--memory 24GB", "--memory 24": "--memory 24GB",
-    "--vram 24GB": "--memory 24GB", "--num-gpus 8": "--gpus 8", "--world-size 8": "--gpus 8", "--price '$2'": "--price 2",
-    "--price 2.50USD": "--price 2.50", "--tensor-parallel-size 2": "--tp 2", "--pipeline-model-parallel-size 2": "--pp 2",
+    "--vram 24GB": "--memory 24GB", "--num-gpus 8": "--gpus 8", "--world-size 8": "--gpus 8",
+    "--price '$2' --tokens 1B": "--price 2 --tokens 1B",
+    "--price 2.50USD --tokens 1B": "--price 2.50 --tokens 1B", "--tensor-parallel-size 2": "--tp 2",
+    "--pipeline-model-parallel-size 2": "--pp 2",
     "--flash-attn": "--attention fa2", "--attn_implementation sdpa": "--attention flash",
     "--optim adamw_8bit": "--optimizer adamw-8bit",
     "--optimizer paged_adamw_8bit": "--optimizer paged-adamw-8bit", "--use_liger_kernel": "--kernels liger",
@@ -166,6 +168,29 @@ SAID = {
     "--prefill 500 --decode 100": "--task generate --context 600 --answer 100",
     "algorithm.adv_estimator=grpo data.train_batch_size=128 actor_rollout_ref.rollout.n=4": "--task grpo --prompts 128 --samples 4",
     "--task grpo --use_kl_loss false": "--task grpo --reference none",
+    # names by their parts
+    "--gpuType h100 --numGpus 8": "--gpu h100 --gpus 8", "--maxSeqLen 2k --microBatchSize=3": "--seq-len 2048 --micro-batch 3",
+    "--batch_size_per_gpu 2 --n_gpu 4": "--micro-batch 2 --gpus 4", "--use_qlora": "--qlora", "--opt sgd": "--optimizer sgd",
+    "--no-gradient-checkpointing": "--recompute none", "--accum 4": "--global-batch 4", "--grad-clip 1 --wd 0.1": "",
+    "--rate '$3.5/hour' --tokens 1B": "--price 3.5 --tokens 1B", "--hourly-cost 2.5/hr --tokens 1B": "--price 2.5 --tokens 1B",
+    # values in any spelling
+    "--optimizer Muon": "--optimizer muon", "--optimizer 8bit-adam": "--optimizer adamw-8bit", "--framework TRL": "--framework trl",
+    "--attn FlashAttention2": "--attention fa2", "--deadline 3weeks --tokens 1B": "--days 21 --tokens 1B",
+    "--deepspeed ds_z3_offload_config.json": "--zero 3 --offload all",
+    "--gpu '2x dgx h100'": "--gpu h100-sxm5-80gb --gpus 16 --gpus-per-node 8",
+    "--gpus 16 p5.48xlarge": "--gpus 16 --gpu h100-sxm5-80gb",
+    "--data_parallel_shard_degree 8 --gpus 16": "--zero 3 --replicas 2 --gpus 16", "--gpu '2 x 80gb'": "--memory 80GB --gpus 2",
+    # sentences
+    "on 2 4090 with lora": "--gpu 4090 --gpus 2 --adapter lora", "64 nodes of 8 h100": "--gpu h100 --gpus 512 --gpus-per-node 8",
+    "8 a100 80gb": "--gpu 'a100 80gb' --gpus 8", "two h100s": "--gpu h100 --gpus 2",
+    "h100 64 8k": "--gpu h100 --gpus 64 --seq-len 8192",
+    "lora r=16 seq 2048 bs 2 ga 8 4090":
+        "--adapter lora --lora-rank 16 --seq-len 2048 --micro-batch 2 --global-batch 16 --gpu 4090",
+    "batch size of 4, sequence length of 512": "--micro-batch 4 --seq-len 512", "gpus=8 gpu=h100": "--gpus 8 --gpu h100",
+    "bs=4,seq=2k": "--micro-batch 4 --seq-len 2048", "8-bit adam 4090": "--optimizer adamw-8bit --gpu 4090",
+    "1T tokens at $2 per hour on h100": "--tokens 1T --price 2 --gpu h100", "lora 4090": "--adapter lora --gpu 4090",
+    "h100 100 users 8k context": "--gpu h100 --task generate --batch 100 --context 8192",
+    "without gradient checkpointing": "--recompute none", "deepspeed zero3": "--zero 3",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
 
@@ -200,7 +225,10 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--task generate --max-prefill-tokens 4096", "--prefill-tokens"),
         ("--server sglang --task generate --enable-dp-attention", "--ep"), ("--overhead 2GiB", "--margin GiB"),
         ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
-        ("--busbw 340GB/s", "`loadgauge network`"),
+        ("--busbw 340GB/s", "`loadgauge network`"), ("--gpu 8xh100 --gpus 4", "--gpus 8"), ("--gpu-count 4 --gpus 8", "--gpus 4"),
+        ("--disable-flash-attn", "--attention"), ("--dtype int8", "--base"), ("--nvlink --gpus 8", "--link-bandwidth"),
+        ("--model-parallel 2", "--pp"), ("4090 nonsense", "nonsense"), ("not nonsense", "not"), ("cpu offload", "--offload"),
+        ("--gpu blackwell", "b200"), ("--dp_shard 8 --gpus 12", "--gpus 8"),
     ],
 )  # fmt: skip
 def test_where_no_one_flag_says_it_the_right_one_is_named(line: str, named: str) -> None:
@@ -279,6 +307,32 @@ def test_a_model_a_file_and_an_error_need_no_command(tmp_path: Path) -> None:
     assert with_verb(["fit", "gpt2"]) == ["estimate", "gpt2"]
     assert not set(VERBS) & set(COMMANDS)
     assert set(VERBS.values()) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("can i train llama 3.1 8b on a 4090?", "estimate llama-3.1-8b --gpu 4090"),
+        ("best layout for gpt2 on 8 h100", "plan gpt2 --gpu h100 --gpus 8"),
+        ("serve gpt2 --max-model-len 512 --gpu l4", "estimate gpt2 --task generate --context 512 --gpu l4"),
+        ("vllm gpt2 l4", "estimate gpt2 --server vllm --task generate --gpu l4"),
+        ("grpo qwen3-0.6b --num_generations 4 --gpu l4", "estimate qwen3-0.6b --task grpo --samples 4 --gpu l4"),
+        ("help gpt2", "estimate gpt2"), ("cost gpt2 1B tokens l4", "estimate gpt2 --tokens 1B --gpu l4"),
+        ("explain tensor parallel", "equation traffic"), ("how many h100 for gpt2", "plan gpt2 --gpu h100 --find gpus"),
+    ],
+)  # fmt: skip
+def test_a_sentence_is_the_command_that_it_means(line: str, meant: str) -> None:
+    said, plain = typed(f"{line} --json"), typed(f"{meant} --json")
+    assert said.code == plain.code
+    assert plain.out
+    texts = [re.sub(r'"seconds": [^,}]*', "", each.out) for each in (said, plain)]  # that the search took
+    assert texts[0] == texts[1]
+
+
+def test_a_price_without_a_length_leaves_the_answer_and_says_what_it_needs() -> None:
+    found = typed("estimate gpt2 --gpu l4 --price 2 --json")
+    assert found.out == typed("estimate gpt2 --gpu l4 --json").out
+    assert "--tokens" in found.err
 
 
 def test_a_file_that_is_not_there_is_said_to_be_no_file() -> None:

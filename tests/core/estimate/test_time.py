@@ -150,7 +150,7 @@ def test_a_measured_run_rescales():
         ("--measured step=12s,colour=3", "colour"),
         ("--measured step=12s,tp=3", "GPUs"),
         ("--measured mfu=-1", "mfu"),
-        ("--price 2", "tokens"),
+        ("--days 2", "tokens"),
         ("--tokens many", "count"),
         ("--tokens 1T --checkpoint-seconds 3", "mtbf"),
         ("--nic-bandwidth fast", "unit"),

@@ -173,6 +173,9 @@ _APPLY = {
 MEANT = {
     **dict.fromkeys(("zero", "zero-1", "zero-2", "zero-3", "fsdp", "ddp", "optimizer", "gradients"), "states"),
     **dict.fromkeys(("zero-r", "partition-activations", "partitioned-activations"), "partitioned"),
+    **dict.fromkeys(("tp", "pp", "cp", "ep", "dp", "tensor-parallel", "pipeline-parallel", "context-parallel", "expert-parallel",
+                     "data-parallel", "tensor-parallelism", "pipeline-parallelism", "data-parallelism"), "traffic"),
+    **dict.fromkeys(("activation", "activation-memory"), "activations"),
     **dict.fromkeys(("mfu", "hfu", "utilization"), "utilisation"), "flops": "training-flops",
     **dict.fromkeys(("gather", "scatter", "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "busbw", "algbw"),
                     "collectives"),

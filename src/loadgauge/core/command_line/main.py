@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -159,12 +160,24 @@ def greeting() -> str:
 
 
 VERBS = {
-    **dict.fromkeys(("fit", "fits", "calc", "calculate", "predict", "vram", "memory", "size"), "estimate"),
+    **dict.fromkeys(
+        ("fit", "fits", "calc", "calculate", "predict", "vram", "memory", "size", "train", "pretrain", "finetune", "fine-tune",
+         "cost", "price", "time", "speed", "run", "estimate-memory", "mem", "requirements", "throughput"), "estimate"),
     **dict.fromkeys(("search", "optimize", "optimise", "tune", "best", "layout"), "plan"),
     **dict.fromkeys(("explain", "formula"), "equation"), **dict.fromkeys(("oom", "debug"), "why"),
     "simulate": "fleet", "bench": "measure", "list": "models", "cards": "gpus", "ui": "serve", "web": "serve", "export": "convert",
 }  # fmt: skip
 """Words that people type for commands."""
+FINDS = {"how many": "gpus"} | dict.fromkeys(("which gpu", "what gpu", "which card", "cheapest gpu", "best gpu"), "gpu")
+"""Beginnings of questions, and what a plan finds for them."""
+TOOLS = {
+    **dict.fromkeys(("vllm", "sglang", "trtllm"), "--server"),
+    **dict.fromkeys(
+        ("axolotl", "trl", "llamafactory", "unsloth", "verl", "torchtune", "torchtitan", "megatron", "deepspeed"),
+        "--framework",
+    ),
+}
+"""Names of tools that are typed before a model, and the flag that takes each."""
 ERROR = re.compile(
     r"(?i)out of memory|OutOfMemory|RESOURCE_EXHAUSTED|no available memory|SIGKILL|exit(?:code| code:?) -9"
     r"|more system memory|larger than the available KV cache|increase --mem-fraction-static"
@@ -183,6 +196,8 @@ def with_verb(words: list[str]) -> list[str]:
     >>> with_verb(["gpt2", "--gpu", "l4", "--find", "seq-len"])[0]
     'plan'
     """
+    if words[:1] and words[0] in TOOLS and (at := _modelled(words[1:])) is not None and not at:
+        return ["estimate", *words[1:], TOOLS[words[0]], words[0]]
     answers = "plan" if any(word.partition("=")[0] == "--find" for word in words) else "estimate"
     verb, others = (
         (words[:1], words[1:]) if words[:1] in (["estimate"], ["plan"], ["lint"], ["convert"]) else ([], words)
@@ -195,10 +210,16 @@ def with_verb(words: list[str]) -> list[str]:
             *as_one(shlex.split(others[0]) + others[1:] if is_command(others[0]) else others),
         ]
     first = words[0] if words else ""
+    if first == "serve" and _modelled(words[1:]) is not None:
+        return ["estimate", *words[1:], "--task", "generate"]
     if not words or first in COMMANDS or first in ("-h", "--help", "--version"):
         return words
+    if first == "help":
+        return [*words[1:2], "--help"] if not words[1:] or words[1] in COMMANDS else with_verb(words[1:])
     if first in VERBS:
-        return [VERBS[first], *words[1:]]
+        run = list(takewhile(lambda word: re.fullmatch("[a-z]+", word), words[1:]))
+        joined = ["-".join(run)] if VERBS[first] == "equation" and run else run  # of explain tensor parallel
+        return [VERBS[first], *joined, *words[1 + len(run) :]]
     target = place_of(first)[0]
     if os.path.isdir(target):
         return ["estimate", *words]
@@ -210,21 +231,23 @@ def with_verb(words: list[str]) -> list[str]:
         return ["why" if error else answers, *words]
     if ERROR.search(first):
         return ["why", *words]
-    flags = any(word.startswith("--") for word in words[1:])
-    if first.startswith("-") or (flags and not suggest(first, COMMANDS)) or _is_model(first):
-        return [answers, *words]
+    from loadgauge.core.command_line.options.phrases import is_model
+
+    if " " in first and not words[1:] and _modelled(first.split()) is not None:  # a sentence in quotes
+        return with_verb(first.split())
+    before = None if first.startswith("-") or is_model(first) else _modelled(words)
+    if (sought := FINDS.get(" ".join(words[:2]).lower())) and before is not None:
+        return ["plan", *words[2:], "--find", sought]
+    if first.startswith("-") or is_model(first) or ((before or words[1:]) and not suggest(first, COMMANDS)):
+        return [next((VERBS[word] for word in before or () if VERBS.get(word) == "plan"), answers), *words]
     return words
 
 
-def _is_model(name: str) -> bool:
-    """Return whether a name is that of a model."""
-    from loadgauge.core.definitions.job.job import Job
-    from loadgauge.core.resolve.model import found_model
+def _modelled(words: list[str]) -> list[str] | None:
+    """Return the words before a model; None where there is none."""
+    from loadgauge.core.command_line.options.phrases import model_in
 
-    try:
-        return found_model(Job(model=name)).spec is not None
-    except Error:
-        return False
+    return model_in(words)
 
 
 def spelled_out(words: list[str]) -> list[str]:

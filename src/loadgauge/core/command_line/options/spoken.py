@@ -7,13 +7,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import Any
 
 import click
 
-from loadgauge.core.base import read_table
 from loadgauge.core.base.files import is_command
 from loadgauge.core.base.hooks import need, provider
+from loadgauge.core.command_line.options.names import respelled
+from loadgauge.core.command_line.options.phrases import phrased
 from loadgauge.core.command_line.options.typed import (
     bare,
     counts_in,
@@ -27,30 +29,23 @@ from loadgauge.core.command_line.options.typed import (
     unknown,
     value_of,
 )
+from loadgauge.core.command_line.options.values import as_value, card, value_in
 from loadgauge.core.definitions.job.job import Job, fields
 from loadgauge.core.definitions.job.spoken import (
-    ALONE_SAID,
     ASKED,
     BESIDE,
-    COUNT,
     ELSEWHERE,
-    FILLERS,
     HARMLESS,
     LAYOUTS,
-    LENGTHS,
     MODEL,
     NUMBERED,
     OWN_SECTIONS,
-    PATTERNS,
     RENAMED,
     ROLLING,
     SWITCHES,
     TAKEN,
-    VALUES,
-    WITH_NAME,
     WORDED,
 )
-from loadgauge.core.definitions.serving.inference import fields as inference_fields
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
 from loadgauge.core.text.language import said
 from loadgauge.core.text.table import ABOVE, print_note
@@ -66,6 +61,12 @@ MODULE = re.compile(r"[a-z_]*(?:proj|fc\d|qkv|dense|query|key|value|lm_head|embe
 """Names of modules, of which several words may follow a flag."""
 LISTS = ("--lora-targets", "--modules-to-save")
 """Flags of such names."""
+OF_DEEPSPEED = r"(?:.*/)?(?:ds_|deepspeed_)(?:config_)?z(?:ero)?_?(?:stage_?)?(\d)(_offload)?(?:_config)?(?:\.json)?"
+"""Pattern of names that people give to DeepSpeed's files, which say their stage."""
+MONEY = r"[$€£¥] ?\d.*|\d[\d.]* ?(?:[$€£¥]|usd|eur)?/ ?(?:gpu)?-?h(?:ou)?r?"
+"""Pattern of a price of an hour."""
+FORMATS = ("int8", "8bit", "int4", "4bit", "nf4")
+"""Values of other tools' types of numbers that a frozen base has here, or a server."""
 LATER = ["\0"]
 """In the place of the words here: what a tool's key means follows from the other flags."""
 
@@ -86,7 +87,11 @@ class Spoken(click.Command):
             for word in args
             for piece in (shlex.split(word) if is_line(word) and not is_command(word) else [keyed(word)])
         ]
+        args, typed = respelled(args, options)
         valued = {name for name, option in options.items() if not option.is_flag}  # what follows these is theirs
+        places = [each.nargs for each in self.params if isinstance(each, click.Argument)]
+        sentence = "--micro-batch" in options and "--gpu" in options and places == [1]
+        args, phrases = phrased(args, options) if sentence else (args, {})
         apart = {
             word: pieces_of(word, options) if "--micro-batch" in options and before not in valued else [word]
             for before, word in pairwise(["", *args])
@@ -95,7 +100,6 @@ class Spoken(click.Command):
         args = [word for word in args if bare(word) not in LAYOUTS or word.startswith("--strategy")]
         counts, args = counts_in(args, options)
         args, served = served_by(args, options)
-        places = [each.nargs for each in self.params if isinstance(each, click.Argument)]
         later: list[list[str]] = []
         words, notes = translate(args, options, sum(places) if places in ([], [1]) else None, later)
         if any(name == "nodes" for name, _ in counts.values()):
@@ -105,11 +109,15 @@ class Spoken(click.Command):
         except click.NoSuchOption as error:
             raise unknown(error.option_name, options, ctx) from None
         degrees = [word for word, pieces in apart.items() if pieces != [word] and "." not in word]
-        notes += [f"{word} as {' '.join(apart[word])}" for word in degrees] + served
+        notes = [*notes, *(f"{word} as {' '.join(apart[word])}" for word in degrees), *served]
         notes += task_of(ctx.params)
         notes += self._together(later, ctx.params, options, {*args})
         notes += [follows(name, count, flag, ctx.params) for flag, (name, count) in counts.items()]
         notes += self._trainer(ctx.params)
+        for new, old in (phrases | typed).items():
+            same = [n for n, note in enumerate(notes) if f"{note} ".startswith(f"{new} ")]
+            notes = [f"{old}{note[len(new) :]}" if n in same else note for n, note in enumerate(notes)]
+            notes += [] if same else [f"{old} as {new}"]
         ABOVE[:] = [said(f"loadgauge: taken: {'; '.join(notes)}")] if notes else []
         for line in ABOVE:
             print_note(line)
@@ -205,12 +213,7 @@ def translate(
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         if word == "--" or not re.fullmatch(r"--?[A-Za-z0-9].*", name):
-            card = _card(word) if room == 0 and "--gpu" in options else None
             room = max(0, room - 1) if room else room
-            if card is not None:
-                notes += [f"{word} as {' '.join(card)}"] if card else []
-                result += card
-                continue
             result += [word, *(rest if word == "--" else [])]
             rest = rest if word != "--" else []
             continue
@@ -229,7 +232,8 @@ def translate(
         if option is not None and not option.is_flag:
             if len(taken) == 1 and rest:
                 typed, taken = [*typed, rest[0]], [taken[0], rest.pop(0)]
-            taken = [*_value(str(option.name), taken), *taken[2:]] if len(taken) > 1 else taken
+            taken = [*value_in(str(option.name), taken), *taken[2:]] if len(taken) > 1 else taken
+            taken = _agreed(typed, taken, words)
         if taken != typed:
             notes.append(f"{' '.join(typed)} as {' '.join(taken) or 'nothing that changes the answer'}")
             result += taken
@@ -241,22 +245,24 @@ def translate(
     return result, notes
 
 
-def _card(word: str) -> list[str] | None:
-    """Return the flags for a word after the model: of a card, of several, none for a filler; None where it is none of these."""
-    from loadgauge.core.base.errors import ConfigError
-    from loadgauge.core.definitions.hardware.hardware import gpu
+def _agreed(typed: Sequence[str], taken: list[str], words: Sequence[str]) -> list[str]:
+    """Return the words here of a flag, without GPUs that another flag of the line counts, of whole machines of them.
 
-    if word.lower() in FILLERS:
-        return []
-    if word.lower() in (*SWITCHES, "qlora"):
-        return SWITCHES.get(word.lower(), ("--qlora",))[0].split()
-    flags = _value("gpu", ["--gpu", word])
-    try:
-        if flags[0] == "--gpu":
-            gpu(flags[1])
-    except ConfigError:
-        return None
-    return flags
+    typed, words: of the flag and of the line. Raises `click.UsageError` where another says another number.
+
+    >>> _agreed(["p5.48xlarge"], ["--gpu", "h100", "--gpus", "8"], ["--gpus", "16"]), _agreed([], ["--tp", "2"], ["--tp=2"])
+    (['--gpu', 'h100'], ['--tp', '2'])
+    """
+    for at, flag in enumerate(taken[:-1]):
+        pairs = [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]
+        given = next((value for name, value in pairs if name == flag and value.isdecimal()), "")
+        if taken == typed or not given or "".join(typed[:1]).partition("=")[0] == flag or not taken[at + 1].isdecimal():
+            continue
+        if int(given) % int(taken[at + 1]) or (at == 0 and given != taken[1]):
+            text = f"{' '.join(typed)} makes it {flag} {taken[at + 1]}, and the flag says {given}"
+            raise click.UsageError(text, click.get_current_context(silent=True))
+        return [*taken[:at], *taken[at + 2 :]] if at else taken
+    return taken
 
 
 def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Mapping[str, click.Option]) -> list[str]:
@@ -269,13 +275,23 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         plain = last if any(last in table for table in TAKEN) or f"--{last}" in options else plain
     spelling = name if name in options or len(name) == 2 else f"--{plain}"
     truth = not equals and bool(rest) and rest[0].lower() in TRUTH
+    after = typed[1] if equals else rest[0] if rest else ""
+    if re.fullmatch(MONEY, after) and "--price" in options and spelling not in options and plain not in ASKED:
+        typed += [] if equals else [rest.pop(0)]
+        return ["--price", after]
+    if after.lower().startswith("hybrid_shard"):
+        raise click.UsageError(f"no {name} {after}: {ASKED['hsdp']}", click.get_current_context(silent=True))
+    if RENAMED.get(plain, spelling) in ("--precision", "--weights") and after.lower() in FORMATS:
+        raise click.UsageError(f"no {name} {after}: {ASKED['int8']}", click.get_current_context(silent=True))
     if (own := options.get(spelling)) is not None:
         if own.is_flag and truth:
             typed.append(rest.pop(0))
             return ([spelling], own.secondary_opts[:1])[TRUTH[typed[1].lower()]]
         return [spelling, *typed[1:]]
-    after = typed[1] if equals else rest[0] if rest else ""
-    worded = WORDED.get(plain, {}).get(after.lower().partition(" ")[0].replace("-", "_"))
+    word = after.lower().partition(" ")[0].replace("-", "_")
+    if (named := re.fullmatch(OF_DEEPSPEED, word)) and not Path(after).exists():
+        word = f"zero{named[1]}{named[2] or ''}"
+    worded = WORDED.get(plain, {}).get(word)
     rank = re.fullmatch(r"(?:r(?:ank)?[=:]?)?(\d+)", after)
     if worded is not None or (plain in NUMBERED and rank):
         typed += [] if equals else [rest.pop(0)]
@@ -283,7 +299,8 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
     if plain == "deepspeed" and after.endswith(".json") and "--with" in options:
         typed += [] if equals else [rest.pop(0)]
         return ["--with", after]
-    if RENAMED.get(plain) in (*options, *ELSEWHERE):
+    alone = (plain in SWITCHES or plain in ASKED) and (not after or after.startswith("-"))
+    if RENAMED.get(plain) in (*options, *ELSEWHERE) and not alone:
         names = list(takewhile(MODULE.fullmatch, rest)) if RENAMED[plain] in LISTS else []
         if len(names) > 1:
             del rest[: len(names)]
@@ -303,10 +320,8 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         return []
     if plain in ASKED:
         raise click.UsageError(f"no flag {name}: {ASKED[plain]}", click.get_current_context(silent=True))
-    if not typed[1:]:
-        card = _card(plain) if "--gpu" in options else None
-        if card or (meant := _as_value(plain, options)):
-            return card or meant
+    if not typed[1:] and (meant := (card(plain) if "--gpu" in options else []) or as_value(plain, options)):
+        return meant
     return _of_a_tool(name, plain, typed, rest, options) if name.startswith("--") and len(name) > 4 else list(typed)
 
 
@@ -334,58 +349,3 @@ def _of_a_tool(
     own = {field: value for field, value in meant[1].items() if f"--{field.replace('_', '-')}" in options}
     own = {field: value for field, value in own.items() if (field, value) != ("lora_rank", 0)}
     return shlex.split(Job(model="", **own).flags())
-
-
-def _as_value(plain: str, options: Mapping[str, click.Option]) -> list[str]:
-    """Return the words here of a flag that is the value of another, or another with its value; nothing where it is none.
-
-    >>> options = {f"--{name}": click.Option([f"--{name}"]) for name in ("optimizer", "offload", "schedule")}
-    >>> [_as_value(word, options) for word in ("galore", "offload-experts", "dualpipe", "expert")]
-    [['--optimizer', 'galore'], ['--offload', 'experts'], ['--schedule', 'dualpipe'], []]
-    """
-    for field in ALONE_SAID:
-        own = fields().get(field) or inference_fields()[field]
-        flag, values = field.replace("_", "-"), {*own.choices, *own.values, *VALUES.get(field, ())}
-        for start in ("", f"{flag}-"):
-            value = plain.removeprefix(start)
-            among = [each for each in (value, value.replace("-", "_")) if each in values]
-            if f"--{flag}" in options and plain.startswith(start) and among and (start or field not in WITH_NAME):
-                return [f"--{flag}", among[0]]
-    return ["--context", plain] if re.fullmatch(r"\d+[km]", plain) and "--context" in options else []
-
-
-def _value(field: str, taken: list[str]) -> list[str]:
-    """Return a flag and its value in the words here."""
-    flag, value = taken[:2]
-    if field == "weight_format":
-        value = value.lower()
-    if value.lower() in VALUES.get(field, {}):
-        return [flag, VALUES[field][value.lower()]]
-    if field in LENGTHS and (length := re.fullmatch(r"(\d+)([km])", value.lower())):
-        return [flag, str(int(length[1]) << (10 if length[2] == "k" else 20))]
-    if field == "gpu" and (machine := _machine(value)):
-        return [flag, *machine]
-    for name, pattern, words in PATTERNS:
-        if name == field and (match := re.fullmatch(pattern, value, re.IGNORECASE)):
-            return match.expand(words.replace(" ", "\0")).split("\0") if words else []
-    return [flag, value]
-
-
-def _machine(name: str) -> list[str]:
-    """Return the cards of machines that a cloud rents by a name, as `--gpu` and more flags; nothing for another name.
-
-    >>> _machine("p5.48xlarge"), _machine("2x g5.12xlarge"), _machine("h100")
-    (['h100-sxm5-80gb', '--gpus', '8'], ['a10g', '--gpus', '8', '--gpus-per-node', '4'], [])
-    """
-    if fleet := re.fullmatch(
-        rf"({COUNT}) ?(?:nodes?|machines?|hosts?|[x*×])(?: (?:of|with|x))? ?({COUNT}) ?[x*×]? ?(.*[a-z].*)",
-        name.lower(),
-    ):
-        return [fleet[3], "--gpus", str(int(fleet[1]) * int(fleet[2])), "--gpus-per-node", fleet[2]]
-    machines = re.fullmatch(rf"(?:({COUNT}) ?[x*×] ?)?(?:standard_)?(.*)", name.lower())
-    assert machines is not None
-    count, _, card = read_table("instances.toml").get(machines[2], "").partition(" ")
-    if not card:
-        return []
-    several = ["--gpus-per-node", count] if int(machines[1] or 1) > 1 else []
-    return [card, "--gpus", str(int(machines[1] or 1) * int(count)), *several]

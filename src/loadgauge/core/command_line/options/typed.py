@@ -18,6 +18,7 @@ from loadgauge.core.base import read_table
 from loadgauge.core.base.files import is_command
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import fields
+from loadgauge.core.definitions.job.sentences import NEGATIONS
 from loadgauge.core.definitions.job.spoken import (
     ALONE,
     ASKED,
@@ -105,6 +106,11 @@ def task_of(flags: dict[str, Any]) -> list[str]:
         ]
     notes = [f"{flag_of(name)} as nothing that changes a step" for name in WHOLE if flags.get(name) is not None]
     flags |= {name: None for name in WHOLE if name in flags}
+    if flags.get("price") is not None and flags.get("tokens", 0) is None and "objective" not in flags:
+        notes.append(
+            f"--price {flags['price']} as nothing yet: what it costs follows from --tokens, the length of the whole run"
+        )
+        flags["price"] = None
     for name, own in ALONE.items():
         if flags.get(name) is not None and flags.get(own, 0) is None:
             notes.append(f"--{name} {flags[name]} as --{own.replace('_', '-')} {flags[name]}")
@@ -130,11 +136,13 @@ def unknown(name: str, options: Mapping[str, click.Option], ctx: click.Context |
             if there is not None and any(name in each.opts for each in there.params):
                 layout = ", of the layout that is found" if ctx.command.name == "plan" else ""
                 return click.UsageError(f"no such option {name!r} here; `loadgauge {other}` has it{layout}", ctx)
-    plain = bare(name)
+    plain = re.sub(f"^{NEGATIONS}", "", bare(name))
     if (last := plain.rpartition(".")[2]) in ASKED:
         return click.UsageError(f"no flag {name}: {ASKED[last]}", ctx)
     names = {each.lstrip("-"): each for each in options} | {
-        word: flag.partition(" ")[0] for word, flag in RENAMED.items() if flag in options
+        word: flag.partition(" ")[0]
+        for word, flag in (*RENAMED.items(), *((word, flags[0]) for word, flags in SWITCHES.items()))
+        if flag.partition(" ")[0] in options
     }
     own = {each.lstrip("-") for each in options}
     near = get_close_matches(plain, names if len(plain) > 5 else own, 3, 0.8 if len(plain) > 5 else 0.65)
@@ -223,7 +231,7 @@ def counts_in(words: list[str], options: Mapping[str, click.Option]) -> tuple[di
         del rest[: not value]
         del rest[: name == "tokens" and rest[:1] in (["tokens"], ["tok"])]
     # GPUs first, the batch follows from them
-    first = ("per node", "nodes", "dp", "each")
+    first = ("per node", "nodes", "dp", "each", "shards")
     return dict(sorted(counts.items(), key=lambda each: [*first, each[1][0]].index(each[1][0]))), others
 
 
@@ -328,10 +336,14 @@ def follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
     if not all(isinstance(degree, int) for degree in degrees) or "gpus" not in flags:
         raise click.UsageError(f"no flag {flag} here: give --gpus", click.get_current_context(silent=True))
     within = math.prod(degrees)
-    if name == "each":  # of the one node
+    if name == "shards" and (flags["gpus"] or count * within) % (count * within) == 0:
+        flags["zero"] = 3 if flags.get("zero") is None else flags["zero"]
+        flags["gpus"] = flags["gpus"] or count * within * (flags.get("replicas") or 1)
+        field, number = "replicas", flags["gpus"] // within // count
+    elif name == "each":  # of the one node
         flags |= {"gpus": flags["gpus"] or count} | ({"gpus_per_node": count} if "gpus_per_node" in flags else {})
         return f"{flag} {count} as --gpus {flags['gpus']}"
-    if name == "per node":
+    elif name == "per node":
         field, number = "gpus_per_node", count
     elif name == "tokens":
         each = (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
@@ -339,9 +351,12 @@ def follows(name: str, count: int, flag: str, flags: dict[str, Any]) -> str:
     elif name == "accumulation":
         field, number = "global_batch", count * (flags.get("micro_batch") or 1) * ((flags["gpus"] or within) // within)
     else:
-        field, number = "gpus", count * (within if name == "dp" else flags.get("gpus_per_node") or GPUS_PER_NODE)
+        field, number = (
+            "gpus",
+            count * (within if name in ("dp", "shards") else flags.get("gpus_per_node") or GPUS_PER_NODE),
+        )
     if field not in flags or flags[field] not in (None, number):
         text = f"{flag} {count} makes it --{field.replace('_', '-')} {number}, and the flag says {flags.get(field)}"
         raise click.UsageError(text, click.get_current_context(silent=True))
     flags[field] = number
-    return f"{flag} {count} as --{field.replace('_', '-')} {number}"
+    return f"{flag} {count} as {'--zero 3 ' if name == 'shards' else ''}--{field.replace('_', '-')} {number}"

@@ -69,6 +69,18 @@ def split_size(text: str) -> tuple[str, str]:
     return (match[1], f"{match[2]}gb") if match else (text, "")
 
 
+GENERATIONS = {
+    "blackwell": "b200-sxm-180gb b300-sxm-288gb gb200-nvl72 rtx5090",
+    "hopper": "h100-sxm5-80gb h200-sxm-141gb h100-pcie-80gb h20-96gb",
+    "ada": "rtx4090 l40s l4 rtx6000ada",
+    "ada lovelace": "rtx4090 l40s l4 rtx6000ada",
+    "ampere": "a100-sxm4-80gb a100-sxm4-40gb rtx3090 a10g",
+    "volta": "v100-sxm2-32gb v100-sxm2-16gb titanv",
+    "turing": "t4 rtx2080ti",
+}
+"""Generations of GPUs, and the usual cards of each."""
+
+
 def nearest(text: str, ids: Iterable[str]) -> list[str]:
     """Return the ids that a name which stands for none may mean, the most similar first, at most four.
 
@@ -76,6 +88,8 @@ def nearest(text: str, ids: Iterable[str]) -> list[str]:
     ['h100-nvl-94gb']
     """
     name, names = plain(text), list(ids)
+    if text.lower() in GENERATIONS:
+        return GENERATIONS[text.lower()].split()
     for length in range(len(name), 2, -1):  # "h100" is nearer to "h100-nvl-94gb" than to "l4"
         if within := [id for id in names if name[:length] in id.replace("-", "")]:
             return closest(text.lower(), within, 4, cutoff=0.0)

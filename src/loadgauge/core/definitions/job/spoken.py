@@ -36,7 +36,7 @@ RENAMED = {
                      "random-input-len"), "--prompt-len"),
     **dict.fromkeys(("output-len", "osl", "output-length", "output-tokens", "decode", "random-output-len", "gen-len"), "--answers"),
     **dict.fromkeys(("gguf", "quant-type", "model-quant", "weight-quant", "weights-format"), "--weight-format"),
-    **dict.fromkeys(("cards", "num-cards", "gpu-num", "total-gpus", "num-devices"), "--gpus"),
+    **dict.fromkeys(("count", "cards", "num-cards", "gpu-num", "total-gpus", "num-devices"), "--gpus"),
     **dict.fromkeys(("cluster", "instance", "instance-type", "machine", "machine-type", "node-type"), "--gpu"),
     **dict.fromkeys(("ram", "system-ram", "host-ram", "cpu-ram", "cpu-memory", "host-mem"), "--host-memory"),
     **dict.fromkeys(("ds-offload", "deepspeed-offload"), "--offload"),
@@ -59,7 +59,7 @@ RENAMED = {
     **dict.fromkeys(
         ("num-gpus", "n-gpus", "ngpus", "ngpu", "gpu-count", "world-size", "world", "num-processes", "devices"), "--gpus"
     ),
-    **dict.fromkeys(("vram", "gpu-memory", "gpu-mem"), "--memory"),
+    **dict.fromkeys(("vram", "gpu-memory", "gpu-mem", "vram-limit", "memory-limit"), "--memory"),
     **dict.fromkeys(("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node", "num-gpus-per-node",
                      "gpus-per-host"), "--gpus-per-node"),
     "ntasks": "--gpus", "gres": "--gpu", "mem": "--host-memory",
@@ -77,7 +77,7 @@ RENAMED = {
     "--ep"),
     **dict.fromkeys(("tensor-parallelism", "tp-degree"), "--tp"), **dict.fromkeys(("pipeline-parallelism", "pp-degree"), "--pp"),
     **dict.fromkeys(("context-parallelism", "cp-degree"), "--cp"),
-    **dict.fromkeys(("zero-stage", "stage", "ds-stage"), "--zero"),
+    **dict.fromkeys(("zero-stage", "stage", "ds-stage", "deepspeed-stage", "zero-level"), "--zero"),
     "optimizer-offload-fraction": "--offload", "max-seqlen-per-dp-cp-rank": "--dynamic-cp",
     "checkpointing": "--recompute", "vocab-size": "--vocab", "num-experts": "--experts",
     **dict.fromkeys(("num-layers", "n-layer", "n-layers", "num-hidden-layers", "depth"), "--layers"),
@@ -88,15 +88,20 @@ RENAMED = {
     **dict.fromkeys(("params", "model-size", "parameters", "num-params", "param-count"), "--size"),
     **dict.fromkeys(("dtype", "mixed-precision", "compute-dtype", "bnb-4bit-compute-dtype"), "--precision"),
     **dict.fromkeys(("torch-dtype", "weight-dtype", "param-dtype"), "--weights"),
-    **dict.fromkeys(("lora-r", "r", "rank", "peft-lora-r"), "--lora-rank"),
+    **dict.fromkeys(("lora-r", "r", "rank", "lora-dim", "network-dim", "adapter-rank", "peft-lora-r"), "--lora-rank"),
     **dict.fromkeys(("target-modules", "lora-target", "lora-modules", "lora-target-modules"), "--lora-targets"),
     "optim": "--optimizer", "optimiser": "--optimizer", "attn-implementation": "--attention", "attn": "--attention",
     "attn-impl": "--attention", "lora-modules-to-save": "--modules-to-save", "actor-rollout-ref.rollout.n": "--samples",
     "critic.model.path": "--critic",
     **dict.fromkeys(("trainer", "library", "backend"), "--framework"),
     **dict.fromkeys(("co2", "co2e", "carbon", "carbon-intensity", "country"), "--electricity"),
-    "mtbf": "--mtbf-hours",
-    **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days"), "--days"),
+    **dict.fromkeys(("pipeline", "stages", "num-stages", "pipeline-stages"), "--pp"), "tensor": "--tp",
+    "mtbf": "--mtbf-hours", "data-parallel-replicate-degree": "--replicas", "dp-replicate": "--replicas",
+    **dict.fromkeys(("mb", "per-device-bs"), "--micro-batch"), "ac": "--recompute",
+    **dict.fromkeys(("usd-per-gpu-hour", "dollars-per-hour", "gpu-hour-price"), "--price"),
+    **dict.fromkeys(("virtual-pipeline-stages", "virtual-stages", "num-virtual-stages"), "--vpp"),
+    **dict.fromkeys(("max-concurrent-requests", "max-concurrent", "max-users", "max-sequences"), "--batch"),
+    **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days", "max-time", "duration"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
     **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost", "cost-per-gpu-hour",
                      "price-per-gpu-hour", "usd-per-hour", "gpu-cost", "hourly-cost"), "--price"),
@@ -135,6 +140,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "recompute-activations": ("--recompute selective", "--recompute none"),
     **dict.fromkeys(("load-in-4bit", "4bit", "4-bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--adapter lora --use-dora",),
+    **dict.fromkeys(("offload-param", "offload-params", "param-offload", "offload-parameters"), ("--offload all", "")),
+    **dict.fromkeys(("infiniband", "ib", "roce"), ("", "")),  # as is taken
     **dict.fromkeys(("activation-offloading", "enable-activation-offloading"), ("--activation-offload all", "")),
     **dict.fromkeys(("load-in-8bit", "use-8bit", "8-bit"), ("--qlora --base int8", "")),
     **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), ("", "--overlap none")),  # as assumed
@@ -158,8 +165,10 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "megatron": ("--framework megatron",), "sp": ("--sequence-parallel",),
     **dict.fromkeys(("mlock", "no-mmap", "no-warmup", "trust-remote-code", "fa", "enable-chunked-prefill", "load-in-16bit",
                      "disable-log-requests", "disable-log-stats", "cont-batching", "no-context-shift"), ("",)),
-    **dict.fromkeys(("full-finetune", "full-ft", "full-finetuning", "fft", "full-param", "no-lora", "sft"), ("",)),
-    **dict.fromkeys(("inference", "serve", "serving", "ollama", "llamacpp", "llama-cpp", "lmstudio", "tgi", "chat"),
+    **dict.fromkeys(("full-finetune", "full-fine-tuning", "full-ft", "full-finetuning", "fft", "full-param", "no-lora",
+         "sft"), ("",)),
+    **dict.fromkeys(("inference", "serve", "serving", "ollama", "llamacpp", "llama-cpp", "lmstudio", "tgi", "chat", "deploy",
+    "infer"),
     ("--task generate",)),
     **dict.fromkeys(
         ("disaggregated", "disaggregation", "disagg", "pd-disaggregation", "prefill-decode-disaggregation", "pd"), ("--apart",)
@@ -224,8 +233,8 @@ ASKED = {
     **dict.fromkeys(("nccl-algo", "nccl-proto"), "give network --busbw all_reduce=340GB/s:1GiB, as it was measured"),
     **dict.fromkeys(("lisa", "lisa-layers"), "give --train layers.A:B, the layers that train at once"),
     **dict.fromkeys(("q4", "q8", "q5", "q6"), "give --qlora, or --task generate --weight-format q4_k_m"),
-    "bias": "biases beside adapters are not counted; leave it out", "param-offload": "give --offload all, or of a run with"
-    " rollouts --rollout-offload all", "nvme": "give --framework deepspeed --zero 3 --offload all --offload-to nvme",
+    "bias": "biases beside adapters are not counted; leave it out",
+    "nvme": "give --framework deepspeed --zero 3 --offload all --offload-to nvme",
     "ppo-mini-batch-size": "give --global-batch, the answers of an update",
     "tokens-per-batch": "give --micro-batch and --seq-len", "max-prefill-tokens": "give --server sglang:max_batched_tokens=N",
     "moe-grouped-gemm": "one kernel multiplies for all experts of a rank where the framework has one; --version says which it is",
@@ -234,6 +243,8 @@ ASKED = {
     ),
     **dict.fromkeys(("mem-util", "gpu-util", "rollout-gpu-util", "gpu-memory-utilization"), _SHARE),
     **dict.fromkeys(("no-flash", "disable-flash"), "give --attention eager, or flash, which PyTorch chooses"),
+    "nvlink": "a card has the links of its datasheet (loadgauge gpus CARD); give --link-bandwidth 900GB/s to say others",
+    **dict.fromkeys(("model-parallel", "model-parallel-size", "mp"), "give --tp, shares of each layer, or --pp, stages of layers"),
     "no-kl": "give --reference none",
     **dict.fromkeys(("reduce-bucket-size", "allgather-bucket-size"), "DeepSpeed's own file says it: --with ds_config.json"),
     "overlap-comm": "give --overlap dp,prefetch",
@@ -270,7 +281,7 @@ ASKED = {
     **dict.fromkeys(
         ("hybrid-context-parallel", "dynamic-context-parallel"), "give --dynamic-cp with the most tokens of a rank, and --lengths"
     ),
-    **dict.fromkeys(("cpu-offload", "offload-params"), "give --offload optimizer or --offload all"),
+    **dict.fromkeys(("cpu-offload",), "give --offload optimizer or --offload all"),
     "mtbf": "give fleet --failures 50000h, between those of one GPU",
     **dict.fromkeys(
         ("spot", "reserved", "preemption", "preemptions", "reclaim", "interruptions"),
@@ -326,7 +337,8 @@ EACH = ("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node"
 """Flags with the GPUs of a node: all there are where no nodes are counted."""
 WORDED = {
     **dict.fromkeys(("deepspeed", "strategy", "distributed", "distributed-type", "sharding", "sharding-strategy", "fsdp"), _SHARED),
-    **dict.fromkeys(("peft", "method", "finetuning-type", "train-type", "tuner-type", "mode"), _METHODS),
+    **dict.fromkeys(("peft", "method", "peft-method", "peft-type", "finetuning-type",
+                      "train-type", "tuner-type", "mode"), _METHODS),
     **dict.fromkeys(("quantization", "quant", "quantize", "q"), _STORED),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), dict.fromkeys(("99", "999", "all", "_1", "auto"), "")),
     **dict.fromkeys(("offload-optimizer", "offload-optimizer-device"), _OFFLOADED["optimizer"]),
@@ -358,24 +370,6 @@ NUMBERED = {"lora": "--lora-rank", "sp": "--cp"}
 """Switches that a number follows, and the flag here that takes it."""
 MODEL = ("model-name", "model-name-or-path", "model-path", "model-id", "pretrained", "pretrained-model", "m")
 """Flags of the model, which stands by itself here."""
-FILLERS = (
-    "on",
-    "with",
-    "using",
-    "for",
-    "in",
-    "at",
-    "gpu",
-    "gpus",
-    "a",
-    "one",
-    "and",
-    "training",
-    "finetuning",
-    "fine-tuning",
-)
-"""Words between a model and its card."""
-
 COUNTS = {
     **dict.fromkeys(
         (
@@ -391,6 +385,7 @@ COUNTS = {
     **dict.fromkeys(("dp", "data-parallelism", "dp-size", "data-parallel-size", "data-parallel"), "dp"),
     **dict.fromkeys(("nodes", "nnodes", "num-nodes", "n-nodes", "num-machines", "n"), "nodes"),
     **dict.fromkeys(EACH, "each"),
+    **dict.fromkeys(("data-parallel-shard-degree", "dp-shard", "fsdp-size"), "shards"),
     **dict.fromkeys(
         (
             "gradient-accumulation-steps",
@@ -420,7 +415,8 @@ HARMLESS = (
     "tool-call-parser", "num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset", "dataset-name",
     "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
     "epsilon-high", "clip-range", "tuner-backend", "data-path", "train-data",
-    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta",
+    "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta", "wd", "num-rollout",
+    "project-name", "wandb-project", "project", "experiment-name", "save-total-limit", "eval-steps", "cache-dir", "tokenizer",
 )  # fmt: skip
 """Flags with a value that changes neither memory nor time."""
 
@@ -504,7 +500,9 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", rf"gpu:([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
     ("gpu", rf"gpu:({COUNT})", r"--gpus \1"),
     ("gpus", rf"([a-z][^:]*):({COUNT})", r"--gpu \1 --gpus \2"),
-    ("host_memory", r"(\d+)G", r"--host-memory \1GB"),
+    ("host_memory", r"(\d[\d.]*) ?gb?", r"--host-memory \1GB"),
+    ("host_memory", r"(\d[\d.]*) ?tb?", r"--host-memory \1TB"),
+    ("gpu", rf"({COUNT})(?: ?[x*×] ?| )(\d+) ?gi?b?(?: gpus?| cards?)?", r"--memory \2GB --gpus \1"),
     ("gpu", rf"({COUNT}) ?[x*×] ?(.*[a-z].*|\d{{4,}})", r"--gpu \2 --gpus \1"),
     ("gpu", rf"(.*\d.*?) ?[x*×:] ?({COUNT})", r"--gpu \1 --gpus \2"),
     ("gpu", r"(\d+(?:\.\d+)?) ?(?:GB|G)", r"--memory \1GB"),
@@ -512,11 +510,14 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     ("gpu", r"(?:google )?(?:colab|kaggle)(?: pro\+?)?[ -](.+)", r"--gpu \1"),
     ("gpu", r"[x×](\d{1,3})|(\d{1,3})[x×]", r"--gpus \1\2"),
     ("nic_bandwidth", r"(?:(?:infiniband|ib|roce)[- ]?|8 ?x ?)(.+)", r"--nic-bandwidth \1"),
+    ("nic_bandwidth", r"infiniband|ib|roce|rdma|efa", ""),
+    ("steps", r"(\d+) ?k", r"--steps \g<1>000"),
+    ("steps", r"(\d+) ?m", r"--steps \g<1>000000"),
+    ("engine", r"(deepspeed|megatron|fsdp|trl|axolotl|verl|nemo|torchtitan)", r"--framework \1"),
     ("host_memory", r"0", ""),
     ("gpus", rf"({COUNT}) ?[x*×] ?(.*[a-z].*)", r"--gpus \1 --gpu \2"),
     ("memory", r"(\d+(?:\.\d+)?)", r"--memory \1GB"),
     ("memory", r"(\d+(?:\.\d+)?) ?(?:g|gb)", r"--memory \1GB"),
-    ("days", r"(\d[\d.]*) ?d(?:ays?)?", r"--days \1"),
     ("offload", r"(0?\.\d+)", r"--offload optimizer:\1"),
     ("exposed", r"(\d) ?%", r"--exposed 0.0\1"),
     ("exposed", r"(\d\d) ?%", r"--exposed 0.\1"),
@@ -532,8 +533,12 @@ PATTERNS: tuple[tuple[str, str, str], ...] = (
     *((name, r"(\d{1,3})[, ](\d{3})", f"--{name.replace('_', '-')} \\1\\2") for name in ("seq_len", "context")),
     ("tokens", r"(\d{1,3})" + 3 * r"(?:[, ](\d{3}))?" + r"[, ](\d{3})", r"--tokens \1\2\3\4\5"),
     ("price", r"(\d+),(\d{1,2})", r"--price \1.\2"),
-    ("price", r"[$€£¥] ?(\d.*)", r"--price \1"),
-    ("price", r"(\d[\d.]*) ?(?:[$€£¥]|USD|EUR)(?:/h(?:our|r)?)?", r"--price \1"),
+    (
+        "price",
+        r"[$€£¥]? ?(\d[\d.]*) ?(?:[$€£¥]|usd|eur|dollars?|euros?)?"
+        r" ?(?:(?:/|per|an?) ?(?:gpu)?[- /]?h(?:ou)?r?)?",
+        r"--price \1",
+    ),
 )
 """Values by their form: the field, what the whole text matches, and the words here."""
 LENGTHS = ("seq_len", "target_len", "prompt_len", "context", "answer")
@@ -564,7 +569,8 @@ SERVED = {"--seq-len": "--context", "--tokens": "--answers"}
 """Flags of training that words stand for, and what they stand for with a server."""
 ENGINES_OWN = ("max-model-len", "max-num-seqs", "kv-cache-dtype", "mem-fraction-static", "max-running-requests", "n-gpu-layers",
                "chunked-prefill-size", "max-num-batched-tokens", "num-ctx", "cache-type-k", "ctk", "ngl", "n-cpu-moe",
-               "gguf", "num-parallel")  # fmt: skip
+               "gguf", "num-parallel", "users", "num-users", "concurrent-users", "concurrent-requests", "num-concurrent",
+               "concurrency", "max-concurrency", "qps", "rps", "request-rate")  # fmt: skip
 """Words that only engines have, which serve."""
 ELSEWHERE = ("--max-ttft", "--max-tpot", "--requests")
 """Flags of one command alone, which another one names."""
@@ -572,26 +578,21 @@ ROLLING = ("ppo", "grpo", "rloo", "dapo", "gspo")
 """Tasks whose prompts are answered."""
 TAKEN = (RENAMED, SWITCHES, HARMLESS)
 """Tables of words that are taken for others, also after the section of a tool's configuration."""
-OWN_SECTIONS = frozenset(
-    (
-        "data",
-        "rollout",
-        "ref",
-        "critic",
-        "reward",
-        "vllm",
-        "sglang",
-        "device",
-        "n",
-        "mode",
-        "name",
-        "type",
-        "size",
-        "c",
-        "b",
-        "m",
-    )
-)
+OWN_SECTIONS = {
+    *"cbmn",
+    "data",
+    "rollout",
+    "ref",
+    "critic",
+    "reward",
+    "vllm",
+    "sglang",
+    "device",
+    "mode",
+    "name",
+    "type",
+    "size",
+}
 """Parts of keys with sections that do not mean there what they mean alone."""
 ALONE_SAID = (
     "task",
