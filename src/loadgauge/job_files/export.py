@@ -299,7 +299,9 @@ def together(typed: Sequence[tuple[str, Any]], job: Job) -> Iterator[tuple[str, 
         changed = {
             each: value for each in FIELDS if each in own | differs and (value := getattr(after, each)) is not None
         }
-        if why and not changed and not new:  # another tool's, which could not be read beside these flags, changes something
+        if (
+            why and not changed and not new
+        ):  # another tool's, which could not be read beside these flags, changes something
             continue
         yield name, list(theirs[name]), changed, "; ".join(f"{item.note}: can only save" for item in new.values())
         left = {at: each for at, each in left.items() if at not in theirs[name]}

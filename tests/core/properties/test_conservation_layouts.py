@@ -102,7 +102,7 @@ def whole_weights(model: ModelSpec, pp: int) -> tuple[int, int, int]:
     """Parameters of the model that tensor parallelism divides, that it does not, and of the routed experts."""
     facts = facts_of(model, Layout(seq_len=LENGTH))
     total: Counter[str] = Counter()
-    for layer in layers_of(facts, next(stages(model, Layout(seq_len=1)))):
+    for layer in layers_of(facts, stages(model, Layout(seq_len=1))[0]):
         for weight in layer.weights:
             copied = any(part in weight.name for part in ON_EVERY_RANK[:2]) or weight.name.endswith(ON_EVERY_RANK[2:])
             # The last matrix of an MLP is called `down` too, and is divided.

@@ -139,7 +139,7 @@ def test_the_stages_together_hold_the_model_or_two(layout: Layout, times: int, d
         )
     assert [layers[kind] for kind in (0, 1)] == [layout.copies * count for count in model.layer_counts()]
     whole = MemoryModel(model, Layout(seq_len=LENGTH), how, view_of(Layout(seq_len=LENGTH), how))
-    alone = next(stages(model, Layout(seq_len=1)))
+    alone = stages(model, Layout(seq_len=1))[0]
     once = (whole.weights(whole.counts(alone, alone.start, alone.stop)) + whole.ends(alone)).total
     # The table that both ends share is there once where one stage has both, and twice where two stages have one each.
     ends = {"dualpipe": 2}.get(layout.schedule, 1 if layout.pp == 1 or layout.schedule in V_SHAPED else 2)

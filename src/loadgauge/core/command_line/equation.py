@@ -12,7 +12,7 @@ from loadgauge.core.answers.equations.run_forms import FORMS
 from loadgauge.core.base import ConfigError, days_words, gib, suggest
 from loadgauge.core.command_line.options.answering import answering, refuse
 from loadgauge.core.command_line.options.param_types import Whole
-from loadgauge.core.definitions.layout.axes import AXES, STAGE_AXES
+from loadgauge.core.definitions.layout.axes import AXES, RANK_AXES, STAGE_AXES
 from loadgauge.core.text.show import BLOCKS
 from loadgauge.core.text.table import Block, Column, Lines, Notes, Table
 
@@ -173,7 +173,7 @@ _APPLY = {
 MEANT = {
     **dict.fromkeys(("zero", "zero-1", "zero-2", "zero-3", "fsdp", "ddp", "optimizer", "gradients"), "states"),
     **dict.fromkeys(("zero-r", "partition-activations", "partitioned-activations"), "partitioned"),
-    **dict.fromkeys(("tp", "pp", "cp", "ep", "dp", "tensor-parallel", "pipeline-parallel", "context-parallel", "expert-parallel",
+    **dict.fromkeys((*RANK_AXES, "tensor-parallel", "pipeline-parallel", "context-parallel", "expert-parallel",
                      "data-parallel", "tensor-parallelism", "pipeline-parallelism", "data-parallelism"), "traffic"),
     **dict.fromkeys(("activation", "activation-memory"), "activations"),
     **dict.fromkeys(("mfu", "hfu", "utilization"), "utilisation"), "flops": "training-flops",

@@ -23,6 +23,7 @@ from loadgauge.core.command_line.sizes import model_or_usage, size_options
 from loadgauge.core.definitions.hardware.prices import read_prices, usual_prices
 from loadgauge.core.definitions.job.job import POSTTRAIN, Field, Job, fields
 from loadgauge.core.definitions.job.job_text import positive_number
+from loadgauge.core.definitions.layout.axes import TRAINER_AXES
 from loadgauge.core.definitions.serving.inference import FORMATS, fields as inference_fields
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.plan import posttrain
@@ -106,7 +107,7 @@ def _typed(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-AXES_OF_TASK = ("tp", "pp", "ep", "zero", "micro_batch", "recompute")
+AXES_OF_TASK = (*TRAINER_AXES, "zero", "micro_batch", "recompute")
 """Flags that narrow the axes of a plan with --task down; other fields of a job it takes as they are."""
 
 

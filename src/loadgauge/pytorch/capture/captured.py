@@ -201,7 +201,8 @@ class Column(msgspec.Struct, Generic[T], frozen=True):
     def of(cls, values: Iterable[T]) -> Column[T]:
         """The column of some values. ``Column.of("aba").rows == [0, 1, 0]``"""
         numbers: dict[T, int] = {}
-        return cls(list(numbers), [numbers.setdefault(value, len(numbers)) for value in values])
+        rows = [numbers.setdefault(value, len(numbers)) for value in values]  # fills `numbers`
+        return cls(list(numbers), rows)
 
     def values(self) -> tuple[T, ...]:
         """The values, equal ones as one object. Raises ConfigError where a row points at none.

@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgauge.core.base.algebra import Size, same
-from loadgauge.core.base.errors import ConfigError, NotModelled, NotYet, refuse
-from loadgauge.core.base.files import is_script, keep, read_kept
+from loadgauge.core.base import ConfigError, NotModelled, Size, is_script, needs_capture, refuse, same
+from loadgauge.core.base.errors import NotYet
+from loadgauge.core.base.files import keep, read_kept
 from loadgauge.core.base.lengths import Lengths
-from loadgauge.core.base.optional_deps import needs_capture
 from loadgauge.core.definitions.job.job import Job
 from loadgauge.core.definitions.model.lora import ADAPTER_DTYPES
 from loadgauge.core.definitions.model.model import Block, ModelSpec, Norm

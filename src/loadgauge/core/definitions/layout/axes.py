@@ -68,6 +68,8 @@ DEGREES = tuple(name for name, axis in AXES.items() if axis.degree)
 """The parallel degrees that a job states: tp, pp, vpp, cp, ep, etp."""
 MODEL_PARALLEL = tuple(name for name, axis in AXES.items() if axis.model)
 """The axes that split the model or a sequence over GPUs: tp, pp, cp, ep, etp."""
+TRAINER_AXES = tuple(name for name in MODEL_PARALLEL if AXES[name].lane is not None and name != "cp")
+"""The axes of a trainer beside a rollout that a plan tries: tp, pp, ep."""
 STAGE_AXES = tuple(name for name, axis in AXES.items() if axis.stage)
 """The axes that split a layer: tp, cp, ep, etp."""
 COMMUNICATION = tuple(

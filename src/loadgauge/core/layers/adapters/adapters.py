@@ -345,7 +345,10 @@ def _products(
     """
     lora = build.adapter
     rank, (rows, i, o, shards, _) = lora.rank * groups, shape
-    low, high = Tensor(f"{name}.lora_a", rows * rank, itemsize), Tensor(f"{name}.lora_b", numel or rows * o, itemsize)
+    low, high = (
+        Tensor(f"{name}.lora_a", rows * rank, itemsize),
+        Tensor(f"{name}.lora_b", rows * o if numel is None else numel, itemsize),
+    )
     # Of the two, the one on the sharded side of the base is sharded with it.
     column = name.rsplit(".", 1)[-1] not in ("output", "down")
     wide = lora.held(build.dtypes.activation) == 4 and build.dtypes.activation != 4

@@ -12,6 +12,7 @@ import msgspec
 from loadgauge.core.base.errors import Error
 from loadgauge.core.definitions.hardware.cluster import GPUS_PER_NODE
 from loadgauge.core.definitions.job.job import Job
+from loadgauge.core.definitions.layout.axes import TRAINER_AXES
 from loadgauge.core.definitions.serving.rollout import ENGINES, Engine
 from loadgauge.core.definitions.training.tasks import TASKS
 from loadgauge.core.resolve.model import found_model
@@ -78,9 +79,15 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WIDER: dict[str, tuple[Any, ...]] = {
-    "tp": (1, 4, 8), "pp": (1, 8, 16, 32), "ep": (8, 16, 32, 64), "recompute": ("selective", "full"), "micro_batch": (1,),
-    "logprob_batch": (1,), "rollout_tp": (8, 16, 32, 64), "share": (0.5, 0.7, 0.9),
-}  # fmt: skip
+    "tp": (1, 4, 8),
+    "pp": (1, 8, 16, 32),
+    "ep": (8, 16, 32, 64),
+    "recompute": ("selective", "full"),
+    "micro_batch": (1,),
+    "logprob_batch": (1,),
+    "rollout_tp": (8, 16, 32, 64),
+    "share": (0.5, 0.7, 0.9),
+}
 """Values of the axes of layouts across nodes, with as little at once as can be: for models that no node trains or serves."""
 
 
@@ -91,11 +98,11 @@ def _has_experts(job: Job) -> bool:
     return False
 
 
-AXES = ("tp", "pp", "ep", "zero", "recompute", "micro_batch", "logprob_batch", "placement")
+AXES = (*TRAINER_AXES, "zero", "recompute", "micro_batch", "logprob_batch", "placement")
 """Axes of a space that are fields of a job."""
 
 
-NEUTRAL = {"tp": 1, "pp": 1, "ep": 1, "sequence_parallel": False}
+NEUTRAL = {**dict.fromkeys(TRAINER_AXES, 1), "sequence_parallel": False}
 """Values of a candidate that leaves a field out which its file has."""
 
 
