@@ -197,3 +197,15 @@ def test_a_deadline_is_in_days() -> None:
     late, days = (typed(f"{FIND} --tokens 1B {flag}") for flag in ("--deadline 9d", "--days 9"))
     assert (late.code, late.out) == (days.code, days.out)
     assert "taken: --deadline 9d as --days 9" in late.err
+
+
+@pytest.mark.parametrize("find", ["batch-size", "context"])
+def test_what_no_size_fits_says_what_would(find: str) -> None:
+    """In words that people type for what is looked for; each change makes a layout of the smallest size fit."""
+    line = "plan llama-3.1-8b --gpu rtx4090"
+    said = typed(f"{line} --find {find}")
+    assert said.code == 1
+    ways = said.err.strip().rpartition("; fits with ")[2].split(" or ")
+    assert len(ways) == 2
+    for way in ways:
+        assert typed(f"{line} --find {find} {way}").code == 0

@@ -14,7 +14,9 @@ from loadgauge.core.estimate.memory.phases import Phase
 from loadgauge.core.estimate.result import Estimate
 from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
+from loadgauge.core.plan.advise.replan import what_would_fit
 from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
+from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, models_named
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
@@ -51,6 +53,13 @@ def found(request: PlanRequest) -> Answer:
             answers, beside = _by_date(request, cases[-1])
         else:
             answers = [_answer(request, setup, cases[-1])]
+    except NothingFits as error:
+        least = reopen(cases[-1], seq_len=inverse.STEP if request.find == "seq-len" else None)
+        sized = request.find in ("seq-len", "micro-batch", "batch") and not request.dated
+        ways = what_would_fit([least], request.margin_bytes, request.objective, 2, say) if sized else []
+        if not ways:
+            raise
+        raise NothingFits(f"{error}; fits with {' or '.join(way.flags for way in ways)}") from None
     finally:
         clear()
     if request.dated and request.price is not None and request.find != "gpu":

@@ -78,10 +78,11 @@ def alike(field: str, value: str) -> list[str]:
     (['muon'], ['adam8bit'], ['adam'], [])
     """
     own = fields().get(field) or inference_fields().get(field)
-    if own is None or (field not in VALUES and own.kind != "choice"):
+    if field not in VALUES and (own is None or own.kind != "choice"):
         return []
     trainers = [*OTHER_NAMES, *getattr(provider("DIALECTS"), "FILES", ())] if field == "framework" else []
-    every = list(dict.fromkeys((*own.choices, *own.values, *VALUES.get(field, ()), *trainers)))
+    here = (*own.choices, *own.values) if own else ()
+    every = list(dict.fromkeys((*here, *VALUES.get(field, ()), *trainers)))
     same = [value.lower()] if value.lower() in every else [each for each in every if _letters(each) == _letters(value)]
     return same or [each for each in every if sorted(_parts(each)) == sorted(_parts(value))]
 

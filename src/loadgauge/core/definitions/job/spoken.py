@@ -179,7 +179,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("cpu-moe", "cmoe"), ("--offload experts",)), "use-dpo": ("--task dpo",), **dict.fromkeys(("distill",
     "distillation", "kd"), ("--task gkd",)),
     **dict.fromkeys(("reward-modeling", "reward-modelling", "train-reward-model"), ("--task rm",)),
-    **dict.fromkeys(("verbose", "long", "details"), ("--full",)), **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
+    **dict.fromkeys(("verbose", "v", "long", "details"), ("--full",)),
+    **dict.fromkeys(("short", "summary", "quiet", "q"), ("--brief",)),
 }  # fmt: skip
 """Flags without a value, and the words here; where it is followed by false, the second ones (none: it is left out)."""
 
@@ -274,6 +275,7 @@ ASKED = {
     **dict.fromkeys(("freeze-layers", "unfreeze-layers"), "give --train, for a part of a model"),
     **dict.fromkeys(("finetune-vision-layers", "freeze-vision-tower", "freeze-vit"), "give --pictures and --tower"),
     **dict.fromkeys(("fast-inference", "use-vllm"), "give --rollout vllm:utilization=0.6"),
+    **{name: f"give --task generate --server {name}" for name in ("vllm", "sglang", "trtllm")},
     "mem-fraction-static": "give --server sglang:mem_fraction_static=0.85",
     **dict.fromkeys(("cache-type-k", "cache-type-v", "ctk", "ctv"), "give --cache-format int8 (q8_0) or int4 (q4_0), for both"),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl", "n-cpu-moe", "ncmoe"), "all layers lie on the card; of experts:"
@@ -338,7 +340,7 @@ EACH = ("nproc-per-node", "n-gpus-per-node", "ngpus-per-node", "ntasks-per-node"
 WORDED = {
     **dict.fromkeys(("deepspeed", "strategy", "distributed", "distributed-type", "sharding", "sharding-strategy", "fsdp"), _SHARED),
     **dict.fromkeys(("peft", "method", "peft-method", "peft-type", "finetuning-type",
-                      "train-type", "tuner-type", "mode"), _METHODS),
+                      "train-type", "train-mode", "train-method", "tuner-type", "mode"), _METHODS),
     **dict.fromkeys(("quantization", "quant", "quantize", "q"), _STORED),
     **dict.fromkeys(("n-gpu-layers", "gpu-layers", "ngl"), dict.fromkeys(("99", "999", "all", "_1", "auto"), "")),
     **dict.fromkeys(("offload-optimizer", "offload-optimizer-device"), _OFFLOADED["optimizer"]),
@@ -460,11 +462,10 @@ VALUES: dict[str, dict[str, str]] = {
     "attention": {**{name: kind for name, kind in ATTENTION.items() if name != kind}, "flash2": "fa2", "flash-attn": "fa2",
                   "flash_attn": "fa2", "math": "eager", "xformers": "fa1"},
     "optimizer": {**{name: kind for name, kind in TORCH_OPTIMIZERS.items() if name != kind}, "adam": "adamw",
-                  "dist_muon": "muon", "dist-muon": "muon",
-                  "adam8bit": "adamw-8bit", "adamw-bf16": "adamw:moments=bf16", "adam-bf16": "adamw:moments=bf16",
-                  "adamw-ema": "adamw:ema"},
+                  "dist_muon": "muon", "dist-muon": "muon", "adam8bit": "adamw-8bit", "adamw-ema": "adamw:ema",
+                  **dict.fromkeys(("adamw-bf16", "adam-bf16"), "adamw:moments=bf16")},
     "recompute": _ON,
-    "cache_format": {"q8": "int8", "q8_0": "int8", "q4": "int4", "q4_0": "int4", "fp8_e5m2": "fp8", "fp8_e4m3": "fp8",
+    "cache_format": {"q8": "int8", "q8_0": "int8", "q4": "int4", "q4_0": "int4", **dict.fromkeys(("fp8_e5m2", "fp8_e4m3"), "fp8"),
     "f16": "fp16"},
     "weight_format": {"4bit": "nf4", "8bit": "int8"},
     "framework": {
