@@ -8,8 +8,9 @@ import pytest
 
 import loadgauge.core.plan.advise.assumptions as advised
 from loadgauge.core.definitions.job.job import Job
-from loadgauge.core.plan.advise.advice import advice
+from loadgauge.core.plan.advise.advice import DEAR, advice
 from loadgauge.core.plan.advise.assumptions import assumptions
+from loadgauge.core.plan.advise.try_ import effort
 from loadgauge.core.resolve.resolve import resolve_job
 
 
@@ -167,3 +168,11 @@ def test_alternatives_capture_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advised, "_alternatives", lambda _: seen.append(own.most) or iter(()))
     assert advised.assumptions(SimpleNamespace(model=SimpleNamespace(listed=own)), SimpleNamespace()) == []  # type: ignore[arg-type]
     assert (seen, own.most) == ([0], 8)
+
+
+def test_what_takes_many_times_as_long_does_not_come_before_what_takes_less() -> None:
+    """A mixture on one node fits with splits and states on the host, in fifty times the time: adapters and more GPUs come first."""
+    setup = resolve_job(Job("mixtral-8x7b", gpu="h100-sxm5-80gb", gpus=8, zero=3))
+    trials = advice(setup)
+    assert trials[0].result.memory.fits
+    assert effort(trials[0].result, setup.estimate()) < DEAR[0]

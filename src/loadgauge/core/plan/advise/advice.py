@@ -52,7 +52,7 @@ def advice(setup: Setup) -> list[Tried]:
     cheap = sum(not _price(trial, own) for trial in fitting)
     if cheap < ENOUGH:
         fitting += _pairs(setup, assumed, alone, cheap)
-    if not fitting:
+    if all(_price(trial, own) >= len(DEAR) for trial in fitting):  # none, or none but in several times the time
         others = (_more_gpus, _adapters) if setup.training.lora is None else (_adapters, _more_gpus)
         last = [trial for way in (_together, _unsloth, *others, _shorter) if (trial := way(setup)) is not None]
         fitting += [trial for trial in last if trial.result.memory.fits]
