@@ -1,7 +1,5 @@
 """`loadgauge.estimate`: the estimate as a function of names or of specifications."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from pathlib import Path

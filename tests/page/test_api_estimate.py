@@ -164,7 +164,7 @@ def test_ranges_are_those_of_the_time(served: Served) -> None:
         ({"tpp": "2"}, "ConfigError", "did you mean tp"),
         ({"tp": "two"}, "ConfigError", "must be a whole number"),
         ({"schedule": "2f2b"}, "ConfigError", "2f2b"),
-        ({"price": "2"}, "ConfigError", "--tokens"),
+        ({"days": "2"}, "ConfigError", "--tokens"),
     ],
 )
 def test_what_is_wrong_is_said_as_on_the_command_line(served: Served, change: Any, kind: str, word: str) -> None:

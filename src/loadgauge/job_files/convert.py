@@ -1,7 +1,5 @@
 """Converts a job, or the job files of one tool, into the job file of another."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

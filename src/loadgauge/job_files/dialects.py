@@ -1,7 +1,5 @@
 """The dialects by name. A dialect's module is imported when it is needed."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from importlib import import_module

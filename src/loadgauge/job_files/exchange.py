@@ -1,7 +1,5 @@
 """Reads a job file of any dialect and writes one, as a patch of the user's own file or a new one."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

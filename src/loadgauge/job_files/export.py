@@ -1,7 +1,5 @@
 """Writes a job as a job file of another tool."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A job file of another tool in place of a model: its job as flags, and the model that it names."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

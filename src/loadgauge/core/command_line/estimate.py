@@ -1,7 +1,5 @@
 """`loadgauge estimate`: does it fit, where does every byte go, how long does it take, what does it cost."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, get_args
 

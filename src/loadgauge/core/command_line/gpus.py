@@ -1,7 +1,5 @@
 """`loadgauge gpus`: the catalogue of GPUs."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """`loadgauge models`: the catalogue of models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`loadgauge network`: what the network must carry, how fast, and whether it can."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`loadgauge plan`: the best layout of all there are, the Pareto front, or the nearest miss; and plans by the sweep."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """`loadgauge runs`: famous training runs, typed as their sources write them."""
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from typing import Any

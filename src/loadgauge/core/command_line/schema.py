@@ -1,7 +1,5 @@
 """`loadgauge schema`: the shape of every JSON document, as JSON Schema."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

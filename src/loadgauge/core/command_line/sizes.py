@@ -1,7 +1,5 @@
 """The flags that describe a model by its sizes, in place of MODEL: `--size 10B --family gpt`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

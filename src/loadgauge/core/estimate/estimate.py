@@ -1,7 +1,5 @@
 """The estimate: one model, one way to train it, one layout, one kind of GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from loadgauge.core.base.errors import ConfigError, NotStated

@@ -3,8 +3,6 @@
 Each explanation adds up, step by step, to the very number that `estimate` gives for that part at that phase.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 SymPy is imported inside functions, so that an estimate that asks for no equation never loads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

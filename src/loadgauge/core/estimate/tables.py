@@ -4,8 +4,6 @@ All of them read the list of operations that memory, time and FLOPs are summed f
 of the pipeline stage that needs the most memory; `times` is how often the stage has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args
 

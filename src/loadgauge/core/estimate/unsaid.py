@@ -1,7 +1,5 @@
 """Alternative outcomes of unspecified library defaults, which widen the range of the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 

@@ -1,7 +1,5 @@
 """`Plan`: the answer to a `PlanRequest`, each layout with the complete flags that give it; and `loadgauge.plan`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path

@@ -4,8 +4,6 @@ A number of GPUs is one that can exist: whole nodes on which some layout is vali
 each achieves there, which follows from the number; so sizes are tried one by one, from a bound below upwards.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Whether something fits is asked of the memory of every layout, without its time.
 rests on what is longer never needing less memory, which tests check.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 

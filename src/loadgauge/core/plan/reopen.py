@@ -1,7 +1,5 @@
 """The same plan for a job of another size or kind, with its axes as open as the user leaves them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.definitions.hardware.cluster import cluster

@@ -1,7 +1,5 @@
 """Some of the layouts of each structure, kept while a search goes over all of them: the points of a scatter plot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.layout.layout import Layout

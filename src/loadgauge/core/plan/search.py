@@ -3,8 +3,6 @@
 The array reading ranks; what is reported is the exact `estimate` of each layout. No layout is left out beforehand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Every layout of a replica is estimated with batches of powers of two and the lar
 and both times grow with the batch and the context, so the largest of each is found by halving.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

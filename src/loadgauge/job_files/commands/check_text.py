@@ -1,7 +1,5 @@
 """The answer of `loadgauge check`: a table of jobs, on the terminal or as Markdown for a pull request."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`loadgauge convert`: one tool's job file into another's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

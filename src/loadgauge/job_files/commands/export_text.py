@@ -1,7 +1,5 @@
 """The best layout as the job file of another tool: the user's own, patched, or a new one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

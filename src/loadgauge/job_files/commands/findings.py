@@ -4,8 +4,6 @@ A finding is a change of the one list of changes (`core/plan/advise/changes.py`)
 the file's own words, as a patch of the user's own text.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """A job file's own text with what changes in it: its lines and their spelling stay, and `patch` takes the difference."""
 
-from __future__ import annotations
-
 import re
 from difflib import SequenceMatcher, unified_diff
 from io import StringIO

@@ -1,7 +1,5 @@
 """Words of a job file that say nothing, contradict one another, or are of another release (`data/lint.toml`)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """A job file that trains nothing, as a request to run its model forward: servers, generation, evaluation, and what merges adapters
 or writes weights in another form, which holds them once."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

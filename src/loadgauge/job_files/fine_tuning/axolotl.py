@@ -1,7 +1,5 @@
 """axolotl's YAML."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

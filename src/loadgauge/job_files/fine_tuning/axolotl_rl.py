@@ -1,7 +1,5 @@
 """axolotl's `rl`: preferences, and answers that are generated (`core/builders/rl.py`, `core/trainers/grpo` of 0.19; TRL 1.9)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine

@@ -1,7 +1,5 @@
 """LitGPT's configurations: YAML, or a command line (`litgpt finetune lora --config`)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

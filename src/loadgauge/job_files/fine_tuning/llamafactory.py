@@ -1,7 +1,5 @@
 """LLaMA-Factory's YAML, which is TrainingArguments with words of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

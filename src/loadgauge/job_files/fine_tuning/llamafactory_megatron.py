@@ -1,7 +1,5 @@
 """LLaMA-Factory's files for Megatron-Core (`USE_MCA=1`): its own keys, and those of mcore_adapter's training arguments."""
 
-from __future__ import annotations
-
 from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION, _adapter, _stage, _trains
 from loadgauge.job_files.fine_tuning.started import started
 from loadgauge.job_files.fine_tuning.swift_megatron import experts

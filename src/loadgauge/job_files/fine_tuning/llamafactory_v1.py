@@ -3,8 +3,6 @@
 A model that is trained whole is made float32 (`core/model_engine.py`); only FSDP2 and DeepSpeed compute it in bfloat16.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.job_files.fine_tuning.llamafactory import ATTENTION

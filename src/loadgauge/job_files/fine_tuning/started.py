@@ -1,7 +1,5 @@
 """Tells what the variables that a tool is started with say: how many processes, on how many GPUs."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

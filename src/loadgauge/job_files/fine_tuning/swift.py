@@ -1,7 +1,5 @@
 """ms-swift (`swift sft`): a command line or YAML with TrainingArguments' keys and words of its own."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 Defaults are those of 4.6 (`arguments/rlhf_args.py`, `rlhf_trainers/args_mixin.py`). Generation without vLLM is transformers'.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Defaults are those of 4.6 (`swift/megatron/arguments/megatron_args.py`), which differ from Megatron-LM's own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """torchtune's recipes (YAML): components by their names, instantiated with the keys beside them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import compiled

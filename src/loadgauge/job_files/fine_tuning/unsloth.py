@@ -1,7 +1,5 @@
 """Unsloth's scripts and notebooks: the keyword arguments of its calls, and of TRL's SFTConfig beside them. Nothing is run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

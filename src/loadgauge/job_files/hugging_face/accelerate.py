@@ -1,7 +1,5 @@
 """accelerate's YAML or JSON (`accelerate config`). Each section repeats its name in its keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import processes

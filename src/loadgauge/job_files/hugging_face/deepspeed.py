@@ -1,7 +1,5 @@
 """DeepSpeed's JSON. `auto` is left to the trainer's own arguments, as in transformers and accelerate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.layout.zero_engine import SETTINGS

@@ -3,8 +3,6 @@
 Other programs that take `--deepspeed_config`, as DeepSpeed's own examples do, are read too: the engine's configuration decides.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

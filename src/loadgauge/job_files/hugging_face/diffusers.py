@@ -3,8 +3,6 @@
 Defaults are those of the programs (`data/diffusion.toml`); one that is none of them, and is named so, is read as the nearest.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """musubi-tuner's command lines with their file of data, and SimpleTuner's configurations (JSON, TOML or a file of variables)."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """transformers' TrainingArguments, and TRL's SFT on top of them: YAML, JSON or a command line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LMFlow's scripts: transformers' arguments, and its own for adapters, layers by turns and optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

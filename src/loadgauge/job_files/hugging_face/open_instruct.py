@@ -1,7 +1,5 @@
 """open-instruct's `finetune.py` and `dpo_tune_cache.py`: YAML, or the command line of `accelerate launch`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.job_files.hugging_face.huggingface import BATCH, checkpointing, dropout, liger, processes

@@ -1,7 +1,5 @@
 """PEFT's `adapter_config.json`, which says what adapters are trained beside which model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.model.tuners import TUNERS

@@ -4,8 +4,6 @@
 `model_name_or_path`: the keys of TRL's command line. What a command line gives is that of the text, else defaults.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Qwen-VL-Finetune's scripts (2U1): transformers' arguments, and its own for what of a model with images is trained."""
 
-from __future__ import annotations
-
 from loadgauge.job_files.hugging_face import trl_tasks
 from loadgauge.job_files.hugging_face.huggingface import (
     BATCH,

@@ -3,8 +3,6 @@
 Defaults are those of 1.16 (`trainer/*_config.py`, `experimental/*/*_config.py`).
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import PurePath
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluation in job files of transformers' family: its batch, whether there is any, and what of it stays on the GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

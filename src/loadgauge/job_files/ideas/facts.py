@@ -7,8 +7,6 @@ letters: N GPUs, t p c tensor, pipeline and context parallel ranks, d data paral
 a micro-batches of a step on one data parallel rank, B sequences of a step.  N = t p c d, B = d b a.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Lenses: ideas that are put together of smaller ones, each of which reads keys into facts and writes facts into keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Micro-batches that a file says in tokens, or that are no whole parts of a rank's sequences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The optimizer in job files of transformers' family: its name, and the arguments on which its states depend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

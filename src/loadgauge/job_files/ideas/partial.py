@@ -1,7 +1,5 @@
 """Training a part of a model, or adapters in some layers, as the fine-tuning tools say it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

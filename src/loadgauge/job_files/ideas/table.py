@@ -1,7 +1,5 @@
 """`Dialect`: ideas, each with its keys and a translation from keys to facts and back."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

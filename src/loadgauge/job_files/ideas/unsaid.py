@@ -1,7 +1,5 @@
 """Facts that a file leaves open: what depends on its model, and lengths that it does not tell apart."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from loadgauge.core.base.errors import ConfigError

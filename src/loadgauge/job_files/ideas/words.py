@@ -1,7 +1,5 @@
 """Words that several tools share: optimizers, attention, linear layers."""
 
-from __future__ import annotations
-
 import re
 import reprlib
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """NeMo AutoModel's recipes (YAML): Hugging Face models on FSDP2."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

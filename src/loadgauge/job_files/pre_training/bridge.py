@@ -3,8 +3,6 @@
 A command names a recipe, whose settings (`data/bridge_recipes.toml`) are beneath what it says itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GPT-NeoX's YAML: DeepSpeed's configuration with the sizes of the model, its pipeline and its tensor parallelism."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted

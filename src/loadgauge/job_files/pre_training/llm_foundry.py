@@ -1,7 +1,5 @@
 """LLM Foundry's YAML: MPT by its sizes or a model of the hub by its name, Composer's batch, precision and FSDP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.base import refuse

@@ -1,7 +1,5 @@
 """MaxText's configuration: YAML over its `base.yml`, or `name=value` words on its command line."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 Ideas that other dialects share take the names of their keys, or a prefix. The sizes of a model are read as a Hugging Face config.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The sizes of a model in Megatron-LM's arguments, as a Hugging Face config of the family whose layers are the same."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

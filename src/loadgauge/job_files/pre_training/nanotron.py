@@ -1,7 +1,5 @@
 """nanotron's YAML: the sizes of the model, `parallelism`, `tokens` and `optimizer`."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

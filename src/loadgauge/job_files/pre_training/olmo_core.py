@@ -3,8 +3,6 @@
 A program is parsed and never run. Weights are float32 and sharded by FSDP2, and products run in the format that `param_dtype` says.
 """
 
-from __future__ import annotations
-
 import re
 
 from loadgauge.job_files.ideas import SPLITS, Dialect, Facts, Idea, Keys, degree, fixed, names_in, reads, row

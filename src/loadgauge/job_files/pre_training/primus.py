@@ -3,8 +3,6 @@
 Variables of the environment count as they are where nobody sets them (`${NAME:value}`); other files are merged in by `extends`.
 """
 
-from __future__ import annotations
-
 from loadgauge.job_files.ideas import Dialect, Document, Facts, Idea, Keys, dropped, fixed, when
 from loadgauge.job_files.pre_training.megatron import MEGATRON
 from loadgauge.job_files.pre_training.megatron_model import resized

@@ -3,8 +3,6 @@
 Until then a command named a TOML (`--job.config_file`), which is read where it lies beside the script.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

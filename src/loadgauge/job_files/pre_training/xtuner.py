@@ -3,8 +3,6 @@
 A program is parsed and never run: the arguments of the classes that it calls, or names as the `type` of a `dict`.
 """
 
-from __future__ import annotations
-
 from loadgauge.job_files.ideas import (
     Dialect,
     Document,

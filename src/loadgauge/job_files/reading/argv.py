@@ -3,8 +3,6 @@
 Of several commands the first that trains is the document's; where none has options, what the script's variables hold is.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

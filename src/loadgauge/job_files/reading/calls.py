@@ -1,7 +1,5 @@
 """Keyword arguments of the calls in a Python script or a notebook, as a document. It is parsed and never run."""
 
-from __future__ import annotations
-
 import ast
 import json
 import operator

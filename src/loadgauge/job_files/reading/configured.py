@@ -1,7 +1,5 @@
 """A command line whose arguments are in a file that it names: `llamafactory-cli train FILE.yaml learning_rate=1e-5`."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Opens job files: the text of one, or that of a run in it, its syntax, its keys and its dialect; and the one in a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

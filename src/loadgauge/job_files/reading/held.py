@@ -3,8 +3,6 @@
 Nothing is run, expanded or fetched. A part is a text in a syntax that job files have; its first line says what it is.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -6,8 +6,6 @@ The first of them is beneath, the file itself on top. A file that is not there i
 `absent`, and the tool's own that has most of the keys above takes its place, of several the one with most words of both names.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """JSON, YAML and TOML as documents whose keys are paths with dots. They are read as data and written back as they were."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

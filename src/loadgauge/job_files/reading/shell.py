@@ -4,8 +4,6 @@ Of a loop the first round is read, of branches that depend on what is not known 
 known only where the script runs keeps its dollar sign.
 """
 
-from __future__ import annotations
-
 import operator
 import os
 import re

@@ -1,7 +1,5 @@
 """Variables and words of a shell script: expansions, as far as they are known before it runs."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

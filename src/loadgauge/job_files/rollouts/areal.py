@@ -3,8 +3,6 @@
 Defaults are those of 1.0 (`areal/api/cli_args.py`); `allocation_mode`, the older word for all engines together, is read too.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

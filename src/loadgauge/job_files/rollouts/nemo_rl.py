@@ -3,8 +3,6 @@
 A recipe names those that it is built on as `defaults:`; of NeMo-RL's own, `data/nemo_rl_recipes.toml` has what is read here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.job_files.ideas import (

@@ -1,7 +1,5 @@
 """Tells which part of a NeMo-RL recipe is read, the engine that generates, and how long answers are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

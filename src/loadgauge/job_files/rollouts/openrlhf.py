@@ -4,8 +4,6 @@ Defaults are those of 0.11 (`cli/train_ppo_ray.py`, `train_dpo.py`, `train_rm.py
 0.8, which still had them.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

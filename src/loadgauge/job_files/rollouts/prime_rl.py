@@ -4,8 +4,6 @@ Defaults are those of 0.8 (`prime_rl/configs/*.py`); keys of 0.2 and later that 
 with the engine's log-probs, so it makes none of its own, and there is no reference.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 Nothing of a file is evaluated: devices are read where they are ranges or lists of numbers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

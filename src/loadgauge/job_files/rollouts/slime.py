@@ -4,8 +4,6 @@ Defaults are those of 0.3 (`slime/utils/arguments.py`). Weights of a reference, 
 in host memory.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.job.uncounted import Uncounted

@@ -4,8 +4,6 @@ Each engine has a section of its own (`actor.veomni`, `engine` of the SFT traine
 shard with FSDP as `actor.fsdp_config`, those of Megatron-Core as `actor.megatron`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

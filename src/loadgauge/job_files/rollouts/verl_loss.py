@@ -1,7 +1,5 @@
 """The loss of verl's actor: logits, kernels and further tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.job_files.hugging_face import huggingface

@@ -1,7 +1,5 @@
 """Names of keys in the variants of verl's configuration."""
 
-from __future__ import annotations
-
 from loadgauge.job_files.ideas.table import Document, Keys
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."

@@ -3,8 +3,6 @@
 Defaults are those of 0.9 (`trainer/config/ppo_trainer.yaml`, `rollout/rollout.yaml`, `ref/ref.yaml`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgauge.core.definitions.serving.rollout import Engine

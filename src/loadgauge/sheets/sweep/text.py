@@ -1,7 +1,5 @@
 """A sweep as text: the best cell for each model and size, what fits nowhere, what failed and why."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path

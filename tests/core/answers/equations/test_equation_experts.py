@@ -440,7 +440,7 @@ def test_every_layer_has_every_quantity(quantity: str, layer: str) -> None:
         ("activations --layer moee", "did you mean moe?"),
         ("activations --layer deepsek", "did you mean deepseek?"),
         ("activations --layer mixtral-8x7", "mixtral-8x7b"),
-        ("activation --layer moe", "did you mean activations?"),
+        ("activatoin --layer moe", "did you mean activations?"),
         ("params --layer mixtral-8x7b --ep 3", "8 over 3 leaves 2"),
         ("params --layer gpt2 --tp 5", "12 over 5 leaves 2"),
         ("activations --layer minimax-text-01 --cp", "not modelled"),

@@ -1,7 +1,5 @@
 """`@answering`: a command that returns an answer, with the flags that say how it is printed, the same for every command."""
 
-from __future__ import annotations
-
 import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`loadgauge completion`: the script that completes commands, flags, models and GPUs in a shell."""
 
-from __future__ import annotations
-
 import click
 from click.shell_completion import get_completion_class
 

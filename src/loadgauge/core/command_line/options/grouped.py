@@ -1,8 +1,6 @@
 """Help with headings: a command with many flags shows the first of them, and with `--help-all` all, under the groups of `Job`'s
 fields."""
 
-from __future__ import annotations
-
 import click
 
 from loadgauge.core.base.by_key import lists

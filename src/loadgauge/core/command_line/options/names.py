@@ -1,7 +1,5 @@
 """Names of flags by their parts: other spellings of one that is known, here or in another tool."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache

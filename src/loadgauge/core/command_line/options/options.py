@@ -1,7 +1,5 @@
 """Command-line options of a training job, made from the fields of `spec.Job`, and the way back to a `Job`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Numbers on the command line, read as the fields of a `Job` are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

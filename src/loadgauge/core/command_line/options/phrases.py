@@ -1,7 +1,5 @@
 """A command line as a sentence: words without dashes after a model, in the flags that they stand for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
@@ -9,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from loadgauge.core.base import Error
+from loadgauge.core.base import Error, NotModelled, is_script, provider
 from loadgauge.core.command_line.options.names import known_as
 from loadgauge.core.command_line.options.typed import bare, pieces_of
 from loadgauge.core.command_line.options.values import alike, as_value, card, is_card
-from loadgauge.core.definitions.job.job import Job, fields
+from loadgauge.core.definitions.job.job import fields
 from loadgauge.core.definitions.job.sentences import BETWEEN, FILLERS, NUMBERS, UNITS
 from loadgauge.core.definitions.job.spoken import (
     ASKED,
@@ -80,11 +78,15 @@ def model_in(words: Sequence[str]) -> list[str] | None:
 
 
 def is_model(name: str) -> bool:
-    """Return whether a name is that of a model."""
-    from loadgauge.core.resolve.model import found_model
+    """Return whether a name is that of a model. Nothing of a model's own code runs for it."""
+    from loadgauge.core.families.catalogue import find
 
+    if is_script(name) or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name):
+        return True
     try:
-        return found_model(Job(model=name)).spec is not None
+        return find(name).spec is not None
+    except NotModelled:
+        return True
     except Error:
         return False
 

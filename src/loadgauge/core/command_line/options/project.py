@@ -1,7 +1,5 @@
 """Answers to questions that decide a verdict, remembered for the project in a file of the folder where loadgauge is run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A command line in the words of other tools, in this one's: what is taken for what is said in a line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

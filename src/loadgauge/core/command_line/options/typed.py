@@ -1,7 +1,5 @@
 """Reads what a command line says beside its flags: counts, engines, tasks, words as a keyboard has them, and what nobody knows."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Values in the words of other tools: cards, machines, lengths, prices, and flags that are the value of another."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

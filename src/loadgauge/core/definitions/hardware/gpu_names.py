@@ -88,8 +88,8 @@ def nearest(text: str, ids: Iterable[str]) -> list[str]:
     ['h100-nvl-94gb']
     """
     name, names = plain(text), list(ids)
-    if text.lower() in GENERATIONS:
-        return GENERATIONS[text.lower()].split()
+    if cards := GENERATIONS.get(text.lower()):
+        return cards.split()
     for length in range(len(name), 2, -1):  # "h100" is nearer to "h100-nvl-94gb" than to "l4"
         if within := [id for id in names if name[:length] in id.replace("-", "")]:
             return closest(text.lower(), within, 4, cutoff=0.0)

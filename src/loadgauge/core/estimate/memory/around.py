@@ -6,8 +6,6 @@ host (`eval_accumulation_steps`); each new batch is joined to them, and for that
 trainer_pt_utils.nested_concat). A cache of keys and values grows in the same way, layer by layer (cache_utils.DynamicLayer).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -5,8 +5,6 @@ only the gradient of the input needed, and W finds what is left: the input of ev
 output (source: qi2024, section 2; `pending_wgrad`). Letters as in `estimate.schedule.orders`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise

@@ -4,8 +4,6 @@
 activations and the loss from `StageAtWork.holdings`, gathered copies from `copies`, model states from `model_states`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any

@@ -4,8 +4,6 @@ Gradients of activations are made and dropped as autograd does it: an operation 
 gradients of its inputs, then drops the former and what it kept; a residual sum hands its gradient on without a copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import msgspec

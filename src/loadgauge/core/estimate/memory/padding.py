@@ -8,8 +8,6 @@ and time, where an operation takes as long as the slower of arithmetic and memor
 Legend: b sequences in a micro-batch, s a length, K the longest of the batch.
 """
 
-from __future__ import annotations
-
 import functools
 from enum import StrEnum
 from typing import Any

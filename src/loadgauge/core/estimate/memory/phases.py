@@ -9,8 +9,6 @@ More recomputation never keeps more, but a stage of few layers may peak a little
 alive whole at once, with its input, while one that is not frees its MLP before its attention runs backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`At`: a point of a step, by all that copies of weights and gradients at it depend on."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from loadgauge.core.estimate.schedule.stages import Key

@@ -1,7 +1,5 @@
 """Unspecified settings that could change a job's memory, and the one question that decides its verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

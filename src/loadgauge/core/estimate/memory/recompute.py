@@ -1,7 +1,5 @@
 """Recomputation policies applied to a layer and to a stage."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import msgspec

@@ -24,8 +24,6 @@ under a limit of memory. Here `zb-2p` is ZB-H2, the handcrafted order within the
 unequal times the search may do better.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial

@@ -3,8 +3,6 @@
 `simulate` plays a schedule (`schedule_orders`) through (`schedule_timeline`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

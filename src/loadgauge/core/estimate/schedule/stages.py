@@ -1,7 +1,5 @@
 """The pipeline stages of a layout: which layers of the model one rank holds, chunk by chunk."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 import msgspec

@@ -3,8 +3,6 @@
 Exact for the order of work it is given, for any times. Letters as in `schedule`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -24,8 +24,6 @@ With pipeline stages, PyTorch reduces gradients after the last micro-batch alone
 DeepSpeed's stages 1 to 3 are in `zero_engine`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from loadgauge.core.base.algebra import Size, maximum, same, where

@@ -5,8 +5,6 @@ computing); deepspeed, `stage_1_and_2.py`, `stage3.py` and `swap_tensor` (`HostB
 PyTorch rounds each page-locked allocation up to a power of two, which is not counted: it may be up to twice as much.
 """
 
-from __future__ import annotations
-
 from operator import mul
 
 from loadgauge.core.base.algebra import Size

@@ -1,7 +1,5 @@
 """Memory of the optimizer's step beside the states: temporaries of the implementation, and copies of gradients."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from loadgauge.core.base.algebra import Size, ceil_div, maximum, minimum, same, spread

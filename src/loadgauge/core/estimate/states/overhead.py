@@ -16,8 +16,6 @@ autograd's. Transformer Engine has one of its own, of 32 or 4 MiB, and four more
 transformer-engine).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Parameters, counted from the list of operations."""
 
-from __future__ import annotations
-
 import msgspec
 
 from loadgauge.core.base.algebra import Size, remembered, shard

@@ -16,8 +16,6 @@ Where the logits of 16 bits are upcast for the loss and let go of, backward asks
 logits and upcast copy were, the other does not fit into the rest of it, which are the 16 bits.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 

@@ -28,8 +28,6 @@ Read off deepspeed 0.19.8, `runtime/zero`, and seen in its allocations (`make st
   gradients leave it.
 """
 
-from __future__ import annotations
-
 from loadgauge.core.base.algebra import Size, maximum, minimum, where
 from loadgauge.core.definitions.layout.zero_engine import ZeroEngine
 from loadgauge.core.definitions.training.optimizers import OPTIMIZERS

@@ -5,8 +5,6 @@ GPUs of a domain or, after another colon, between so many ranks; `KIND=FILE` is 
 leaves out, its collective or its ranks, is read off the ratio of the two bandwidths in its largest row.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

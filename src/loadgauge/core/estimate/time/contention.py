@@ -4,8 +4,6 @@ Of a pass over a layer, or over many, four numbers say how its own collectives u
 and nothing is computed, and all seconds in which they do; of forward and of backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadgauge.core.base.algebra import Size, maximum, minimum, same

@@ -5,8 +5,6 @@ share one. From a unit with m members, spread over d of them, go the bytes of a 
 them each way, over the shares of m GPUs; where switches sum (SHARP) half of what a ring takes. The slowest tier decides.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol

@@ -27,8 +27,6 @@ Hidden under compute: what FSDP and Megatron-FSDP send, on streams of their own 
 Megatron send, where `Overlap.dp` says so; but DeepSpeed gathers updated weights inside its optimizer step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum

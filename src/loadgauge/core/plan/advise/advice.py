@@ -1,7 +1,5 @@
 """Changes to try when a run does not fit: every suggestion is a command line that was estimated."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from math import ceil, log2
 from typing import Any

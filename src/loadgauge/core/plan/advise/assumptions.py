@@ -1,7 +1,5 @@
 """Assumed values of flags that are not given, and what the alternatives would change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

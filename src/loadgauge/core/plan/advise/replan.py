@@ -1,7 +1,5 @@
 """Plans after one change of a job: each is planned again, none is extrapolated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

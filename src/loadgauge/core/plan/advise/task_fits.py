@@ -1,7 +1,5 @@
 """Changes with which a run of a task fits: locks that are loosened, states off the card, adapters, then more GPUs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias

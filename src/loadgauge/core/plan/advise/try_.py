@@ -1,7 +1,5 @@
 """A change of a job, tried with an estimate of the whole job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

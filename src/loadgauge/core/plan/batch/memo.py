@@ -1,7 +1,5 @@
 """Values that are worked out once: `Memo`, and `ByIdentity` for keys that cannot be keys themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

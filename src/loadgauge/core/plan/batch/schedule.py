@@ -5,8 +5,6 @@ do not wait for one another; each level is an addition and a maximum over arrays
 of one layout, in the same order.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

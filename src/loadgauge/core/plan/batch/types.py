@@ -1,7 +1,5 @@
 """Types that the batch evaluation hands on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 

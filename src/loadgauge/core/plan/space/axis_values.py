@@ -1,7 +1,5 @@
 """Default values of each axis of a search: all that the framework can run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Valid layouts of a grid: a named mask for each constraint, and the places that satisfy all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

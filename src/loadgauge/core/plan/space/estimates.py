@@ -3,8 +3,6 @@
 Unlike the cells of a sweep's file, which are planned, each cell is the job as it is said, estimated.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

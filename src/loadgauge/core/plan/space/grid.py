@@ -12,8 +12,6 @@ sweeps. Tables `[[with]]` each span cells of their own, in addition to the keys 
     gpu = "a100-sxm4-80gb"
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -4,8 +4,6 @@ The slowest stage sets the pace, so the split with the fastest slowest stage is 
 least sum of squares), and of those the one with the fewest layers in front, where 1F1B holds the most micro-batches.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
