@@ -224,3 +224,14 @@ def test_a_fine_tuning_of_many_gpus_has_the_layout_of_its_training() -> None:
     shared = ("zero", "tp", "pp", "recompute")
     assert [getattr(run.trained.layout, name) for name in shared] == [getattr(alone.layout, name) for name in shared]
     assert run.trained.layout.zero > 0
+
+
+def test_an_engine_of_which_nothing_is_said_is_on_as_few_gpus_as_hold_it() -> None:
+    job = Job("qwen3-235b-a22b", task="grpo", gpu="h200-sxm-141gb", gpus=64)
+    run, _ = resolve_posttrain(job)
+    assert run.engine is not None
+    half, _ = resolve_posttrain(job.replace(rollout=f"vllm:tp={run.engine.tp // 2}"))
+    assert run.engine.tp > 1
+    assert not engine_of(run).unstarted
+    assert engine_of(half).unstarted
+    assert run.assumed["--rollout"].startswith(run.engine.text())

@@ -71,3 +71,17 @@ def test_nodes_without_a_stated_network_have_the_usual_one():
     assert assumed["--nic-bandwidth"].startswith("400Gbit/s")
     assert not answer.untimed
     assert answer.to_dict() == told.to_dict()
+
+
+def test_a_server_without_room_for_one_request_does_not_fit_and_a_larger_share_is_advised_first():
+    job, asked = Job("glm-4.6", gpu="h20-96gb", gpus=8, tp=8), ASKED | {"server": "sglang"}
+    answer, _ = resolve_inference(job, "generate", asked)
+    bare, _ = resolve_inference(job, "generate", ASKED)
+    assert (bare.memory.verdict, answer.memory.verdict) == ("fits", "does not fit")
+    assert answer.pool is not None
+    assert answer.pool[1] < ASKED["context"]
+    flags, after = next(fitting(job, "generate", asked))
+    assert flags.startswith("--server sglang:static_fraction=0.9")
+    assert after.memory.verdict == "fits"
+    assert after.pool is not None
+    assert after.pool[1] >= ASKED["context"]
