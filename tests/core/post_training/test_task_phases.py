@@ -199,6 +199,10 @@ def test_weights_that_an_engine_maps_again_do_not_widen_the_range() -> None:
     """They lie beside the trainer's allocator: in half as many bytes the phase is smaller, and its range as wide."""
     whole, half = (phase(of(rollout=f"vllm:sleep=1,weights={name}"), "weight sync") for name in ("bf16", "fp8"))
     assert whole.total > half.total + GIB
+    (mapped,) = (
+        resident.nbytes for resident in whole.residents if (resident.role, resident.part) == ("engine", "weights")
+    )
+    assert mapped == pytest.approx(2 * parameters(find_model("llama-3.1-8b")).total, rel=1e-3)
     assert whole.high - whole.total == pytest.approx(half.high - half.total)
     assert whole.total - whole.low == pytest.approx(half.total - half.low)
 
