@@ -403,3 +403,25 @@ def test_the_remedy_is_in_the_words_of_the_file(tmp_path: Path, monkeypatch: pyt
 def test_no_name_of_a_card_is_read_as_several() -> None:
     for name in gpu_ids():
         assert params(estimate, f"gpt2 --gpu {name}")["gpu"] == name
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--dataset 10BT", "--tokens 10B"),
+        ("--data 1T", "--tokens 1T"),
+        ("--limit 24GB", "--memory 24GB"),
+    ],
+)
+def test_an_amount_after_what_changes_nothing_is_not_read_over(words: str, says: str) -> None:
+    said = typed(f"estimate llama-3.1-8b --gpu h100 {words}")
+    assert said.code == 2
+    assert says in said.err
+
+
+@pytest.mark.parametrize("words", ["--recompute", "--checkpointing", "--recompute --zero 0"])
+def test_a_flag_that_is_typed_as_a_switch_is_switched_on(words: str) -> None:
+    full = words.replace("--checkpointing", "--recompute").replace("--recompute", "--recompute full")
+    bare, said = (typed(f"estimate llama-3.1-8b --gpu h100 {flags}") for flags in (words, full))
+    assert "as --recompute full" in bare.err
+    assert bare.out == said.out

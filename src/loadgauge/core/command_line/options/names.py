@@ -108,6 +108,7 @@ def _same(name: str, options: Mapping[str, click.Option]) -> str:
         alike = [each for each in (*own, *chain(*TABLES)) if spelled(each) == key]
         if spelled is parts_of and len(key) < 2:  # one word, which may say several things
             alike = [each for each in alike if key not in ALONE or {*key} <= {*raw} & {*each.split("-")}]
+            alike = [each for each in alike if each not in HARMLESS]
         if raw[0] in ("use", "enable", "do", "is"):
             alike = [each for each in alike if not _has_value(each, options)]
         elif raw[-1] in ("size", "degree"):

@@ -42,6 +42,7 @@ from loadgauge.core.definitions.job.spoken import (
     ROLLING,
     SWITCHES,
     TAKEN,
+    VALUES,
     WORDED,
 )
 from loadgauge.core.definitions.training.frameworks import FRAMEWORKS, OTHER_NAMES
@@ -155,6 +156,8 @@ class Spoken(click.Command):
                     for name, value in new.items()
                 }
                 words = Job(model="", **new).flags() or "nothing that changes the answer"
+                if not new:
+                    _no_amount(named, value_of(later[places[0]][1:]) or "")
                 notes.append(f"{named} as {words} (in {tool}){f'; not read: {remark}' if remark else ''}")
         except ConfigError as error:
             name = later[0][0]
@@ -228,7 +231,10 @@ def translate(
             continue
         room = 0 if room and taken and len(taken) == 1 and not taken[0].startswith("-") and typed != taken else room
         if option is not None and not option.is_flag:
-            if len(taken) == 1 and rest:
+            switched = VALUES.get(str(option.name), {}).get("true")
+            if len(taken) == 1 and switched and (not rest or rest[0].startswith("--")):
+                taken = [taken[0], switched]
+            elif len(taken) == 1 and rest:
                 typed, taken = [*typed, rest[0]], [taken[0], rest.pop(0)]
             taken = [*value_in(str(option.name), taken), *taken[2:]] if len(taken) > 1 else taken
             taken = _agreed(typed, taken, words)
@@ -314,6 +320,7 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
         if not words or words[0] in options:
             return words
     if plain in HARMLESS:
+        _no_amount(name, after)
         typed += [] if equals or not rest or re.match("--?[A-Za-z]", rest[0]) else [rest.pop(0)]
         return []
     if plain in ASKED:
@@ -321,6 +328,16 @@ def _flag(name: str, equals: str, typed: list[str], rest: list[str], options: Ma
     if not typed[1:] and (meant := (card(plain) if "--gpu" in options else []) or as_value(plain, options)):
         return meant
     return _of_a_tool(name, plain, typed, rest, options) if name.startswith("--") and len(name) > 4 else list(typed)
+
+
+def _no_amount(name: str, value: Any) -> None:
+    """Refuse an amount of tokens (10BT, 1T) or of memory after a flag that changes nothing: it may be meant for the run's."""
+    if tokens := re.fullmatch(r"(\d[\d.]*[bt])t?", str(value), re.IGNORECASE):
+        text = f"no flag {name.split()[0]} with {value}: the tokens of the whole run are --tokens {tokens[1]}"
+        raise click.UsageError(text, click.get_current_context(silent=True))
+    if re.fullmatch(r"\d[\d.]*gi?b", str(value), re.IGNORECASE) and "size" not in name:  # of shards, of a disk
+        text = f"no flag {name.split()[0]} with {value}: a card's memory is --memory {value}"
+        raise click.UsageError(text, click.get_current_context(silent=True))
 
 
 def _of_a_tool(
@@ -346,4 +363,6 @@ def _of_a_tool(
     typed += [rest.pop(0)] if beside else []
     own = {field: value for field, value in meant[1].items() if f"--{field.replace('_', '-')}" in options}
     own = {field: value for field, value in own.items() if (field, value) != ("lora_rank", 0)}
+    if not own:
+        _no_amount(name, value)
     return shlex.split(Job(model="", **own).flags())
