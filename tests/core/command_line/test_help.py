@@ -191,6 +191,9 @@ SAID = {
     "1T tokens at $2 per hour on h100": "--tokens 1T --price 2 --gpu h100", "lora 4090": "--adapter lora --gpu 4090",
     "h100 100 users 8k context": "--gpu h100 --task generate --batch 100 --context 8192",
     "without gradient checkpointing": "--recompute none", "deepspeed zero3": "--zero 3",
+    "--gradient-checkpointing selective": "--recompute selective", "--fsdp-offload": "--offload all",
+    "--use-flash-attention-3": "--attention fa3", "--no-flash-attn": "--attention eager", "--bnb-4bit": "--qlora",
+    "--tokens-per-sample 2048": "--seq-len 2048", "--hourly-rate 2.99 --tokens 1B": "--price 2.99 --tokens 1B",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
 

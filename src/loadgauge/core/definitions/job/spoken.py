@@ -13,9 +13,7 @@ RENAMED = {
     **dict.fromkeys(
         ("max-seq-len", "max-seq-length", "seq-length", "sequence-length", "sequence-len", "seqlen", "seq", "context-length",
          "context-len", "ctx", "ctx-len", "cutoff-len", "max-length", "model-max-length", "block-size", "n-ctx",
-         "max-len", "max-context-len"),
-        "--seq-len",
-    ),
+         "max-len", "max-context-len", "max-tokens-per-sample", "tokens-per-sample"), "--seq-len"),
     **dict.fromkeys(("max-model-len", "ctx-size", "c", "num-ctx", "context-window", "context-size"), "--context"),
     **dict.fromkeys(("max-num-seqs", "max-running-requests", "max-concurrency", "max-batch-size", "parallel", "np", "concurrency",
                      "users", "num-users", "num-parallel", "concurrent-requests", "concurrent-users", "num-concurrent"), "--batch"),
@@ -103,7 +101,7 @@ RENAMED = {
     **dict.fromkeys(("max-concurrent-requests", "max-concurrent", "max-users", "max-sequences"), "--batch"),
     **dict.fromkeys(("deadline", "time-limit", "max-days", "in-days", "max-time", "duration"), "--days"),
     **dict.fromkeys(("train-tokens", "total-tokens", "num-tokens", "max-tokens"), "--tokens"),
-    **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "gpu-price", "cost", "cost-per-gpu-hour",
+    **dict.fromkeys(("cost-per-hour", "price-per-hour", "hourly-price", "hourly-rate", "gpu-price", "cost", "cost-per-gpu-hour",
                      "price-per-gpu-hour", "usd-per-hour", "gpu-cost", "hourly-cost"), "--price"),
     **dict.fromkeys(("target-mfu", "assumed-mfu"), "--mfu"),
 }  # fmt: skip
@@ -127,30 +125,29 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "cpu-checkpointing": ("--activation-offload checkpoints", ""), "contiguous-memory-optimization": ("", ""),
     **dict.fromkeys(("zero3-offload", "zero-3-offload"), ("--zero 3 --offload all",)),
     **dict.fromkeys(("zero2-offload", "zero-2-offload"), ("--zero 2 --offload optimizer",)),
-    **dict.fromkeys(("cpt", "mla", "gqa", "fit", "fits", "exclusive", "requeue", "rocm", "cuda", "training",
-    "gpu-only"), ("",)),
+    **dict.fromkeys(("cpt", "mla", "gqa", "fit", "fits", "exclusive", "requeue", "rocm", "cuda", "training", "gpu-only"), ("",)),
     **dict.fromkeys(("rail", "rail-optimized", "rail-optimised"), ("--topology rail",)), "reference-free": ("--reference none",),
     **dict.fromkeys(("ref-offload", "offload-ref", "offload-reference"), ("--frozen-offload", "--no-frozen-offload")),
-    **dict.fromkeys(
-        ("deterministic", "deterministic-mode", "use-deterministic-algorithms", "deterministic-algorithms"),
-        ("--determinism kernels", ""),
-    ),
+    **dict.fromkeys(("deterministic", "deterministic-mode", "use-deterministic-algorithms", "deterministic-algorithms"),
+                    ("--determinism kernels", "")),
     **dict.fromkeys(("full-determinism", "enable-full-determinism"), ("--determinism blocking", "")),
     "float8-kv-cache": ("--cache-format fp8",), "precompute-ref-log-probs": ("--reference precomputed", ""),
     "recompute-activations": ("--recompute selective", "--recompute none"),
-    **dict.fromkeys(("load-in-4bit", "4bit", "4-bit", "int4", "nf4", "bnb", "use-4bit", "use-bnb"), ("--qlora", "--no-qlora")),
+    **dict.fromkeys(("load-in-4bit", "4bit", "4-bit", "int4", "nf4", "bnb", "bnb-4bit", "use-4bit", "use-bnb"),
+                    ("--qlora", "--no-qlora")),
     **dict.fromkeys(("lora", "peft", "use-peft", "use-lora"), ("--adapter lora", "")), "dora": ("--adapter lora --use-dora",),
-    **dict.fromkeys(("offload-param", "offload-params", "param-offload", "offload-parameters"), ("--offload all", "")),
+    **dict.fromkeys(("offload-param", "offload-params", "param-offload", "offload-parameters", "fsdp-offload", "fsdp-cpu-offload"),
+                    ("--offload all", "")),
     **dict.fromkeys(("infiniband", "ib", "roce"), ("", "")),  # as is taken
     **dict.fromkeys(("activation-offloading", "enable-activation-offloading"), ("--activation-offload all", "")),
     **dict.fromkeys(("load-in-8bit", "use-8bit", "8-bit"), ("--qlora --base int8", "")),
     **dict.fromkeys(("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"), ("", "--overlap none")),  # as assumed
     **{name: (f"--precision {name}",) for name in ("bf16", "fp16", "fp32", "fp8")},
-    **dict.fromkeys(("flash-attn", "flash-attention", "use-flash-attn", "flash-attention-2", "flash-attn-2"), ("--attention fa2",)),
-    **dict.fromkeys(
-        ("bnb-4bit-use-double-quant", "use-bnb-nested-quant", "use-nested-quant", "double-quant"),
-        ("--base nf4", "--base nf4-single"),
-    ),
+    **dict.fromkeys(("flash-attn", "flash-attention", "use-flash-attn", "flash-attention-2", "flash-attn-2"),
+                    ("--attention fa2", "--attention eager")),
+    **dict.fromkeys(("flash-attention-3", "flash-attn-3", "use-flash-attention-3", "fa3"), ("--attention fa3",)),
+    **dict.fromkeys(("bnb-4bit-use-double-quant", "use-bnb-nested-quant", "use-nested-quant", "double-quant"),
+                    ("--base nf4", "--base nf4-single")),
     "xformers": ("--attention fa1",), "sdpa": ("--attention flash",), "eager": ("--attention eager",),
     **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "liger-kernel", "enable-liger-kernel"), ("--kernels liger",)),
     **dict.fromkeys(("use-liger-loss", "fused-linear-cross-entropy", "use-fused-kernels", "liger-loss",
@@ -322,7 +319,7 @@ _STORED = {
     name: f"--weight-format {name}"
     for name in ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
 }
-_UNSLOTH = {"unsloth": "--recompute full --framework unsloth"}
+_UNSLOTH = {"unsloth": "--recompute full --framework unsloth", **{word: f"--recompute {word}" for word in ("full", "selective")}}
 _CACHES = {"q8_0": "--cache-format int8", "q4_0": "--cache-format int4", "f16": "", "bf16": ""}
 _OFFLOADED = {
     what: {"cpu": f"--offload {what}", "nvme": f"--offload {what} --offload-to nvme", "none": ""}
@@ -416,7 +413,7 @@ HARMLESS = (
     "val-set-size", "limit-val-batches", "template", "gradient-clip-val", "clip-grad-norm", "hf-token", "served-model-name",
     "tool-call-parser", "num-train-epochs", "max-steps", "num-epochs", "train-iters", "dataset", "dataset-name",
     "gradient-checkpointing-kwargs", "kl-coef", "init-kl-coef", "init-lora-weights", "epsilon",
-    "epsilon-high", "clip-range", "tuner-backend", "data-path", "train-data",
+    "epsilon-high", "clip-range", "tuner-backend", "data-path", "train-data", "currency",
     "lr-scheduler", "max-grad-norm", "dataloader-num-workers", "num-workers", "temperature", "top-p", "beta", "wd", "num-rollout",
     "project-name", "wandb-project", "project", "experiment-name", "save-total-limit", "eval-steps", "cache-dir", "tokenizer",
 )  # fmt: skip
