@@ -193,6 +193,7 @@ SAID = {
     "without gradient checkpointing": "--recompute none", "deepspeed zero3": "--zero 3",
     "--gradient-checkpointing selective": "--recompute selective", "--fsdp-offload": "--offload all",
     "--use-flash-attention-3": "--attention fa3", "--no-flash-attn": "--attention eager", "--bnb-4bit": "--qlora",
+    "--disable-flash-attn": "--attention eager",
     "--tokens-per-sample 2048": "--seq-len 2048", "--hourly-rate 2.99 --tokens 1B": "--price 2.99 --tokens 1B",
 }  # fmt: skip
 """Words of other tools, and the flags here."""
@@ -229,7 +230,7 @@ def test_what_was_taken_is_said_on_one_line_and_only_there() -> None:
         ("--server sglang --task generate --enable-dp-attention", "--ep"), ("--overhead 2GiB", "--margin GiB"),
         ("--requests 20", "`loadgauge plan` has it"), ("--deepspeed none-such.json", "no such file"),
         ("--busbw 340GB/s", "`loadgauge network`"), ("--gpu 8xh100 --gpus 4", "--gpus 8"), ("--gpu-count 4 --gpus 8", "--gpus 4"),
-        ("--disable-flash-attn", "--attention"), ("--dtype int8", "--base"), ("--nvlink --gpus 8", "--link-bandwidth"),
+        ("--dtype int8", "--base"), ("--nvlink --gpus 8", "--link-bandwidth"),
         ("--model-parallel 2", "--pp"), ("4090 nonsense", "nonsense"), ("not nonsense", "not"), ("cpu offload", "--offload"),
         ("--gpu blackwell", "b200"), ("--dp_shard 8 --gpus 12", "--gpus 8"),
     ],

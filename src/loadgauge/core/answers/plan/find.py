@@ -16,7 +16,6 @@ from loadgauge.core.families.catalogue import find_model
 from loadgauge.core.plan import inverse
 from loadgauge.core.plan.advise.replan import what_would_fit
 from loadgauge.core.plan.deadline import Pace, Sized, days_of, gpus_by_date, tokens_of
-from loadgauge.core.plan.reopen import reopen
 from loadgauge.core.plan.request import PlanRequest, cases as planned_cases, models_named
 from loadgauge.core.plan.search import Case
 from loadgauge.core.resolve.reproduce import completer, documented, layout_flags
@@ -54,9 +53,10 @@ def found(request: PlanRequest) -> Answer:
         else:
             answers = [_answer(request, setup, cases[-1])]
     except NothingFits as error:
-        least = reopen(cases[-1], seq_len=inverse.STEP if request.find == "seq-len" else None)
-        sized = request.find in ("seq-len", "micro-batch", "batch") and not request.dated
-        ways = what_would_fit([least], request.margin_bytes, request.objective, 2, say) if sized else []
+        if request.dated or request.find not in ("seq-len", "micro-batch", "batch"):
+            raise
+        length = inverse.STEP if request.find == "seq-len" else None
+        ways = what_would_fit(cases, request.margin_bytes, request.objective, 2, say, length)
         if not ways:
             raise
         raise NothingFits(f"{error}; fits with {' or '.join(way.flags for way in ways)}") from None

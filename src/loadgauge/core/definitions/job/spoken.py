@@ -319,7 +319,10 @@ _STORED = {
     name: f"--weight-format {name}"
     for name in ("awq", "gptq", "fp8", "nvfp4", "mxfp4", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0")
 }
-_UNSLOTH = {"unsloth": "--recompute full --framework unsloth", **{word: f"--recompute {word}" for word in ("full", "selective")}}
+_UNSLOTH = {
+    "unsloth": "--recompute full --framework unsloth",
+    **{word: f"--recompute {word}" for word in ("full", "selective")},
+}
 _CACHES = {"q8_0": "--cache-format int8", "q4_0": "--cache-format int4", "f16": "", "bf16": ""}
 _OFFLOADED = {
     what: {"cpu": f"--offload {what}", "nvme": f"--offload {what} --offload-to nvme", "none": ""}

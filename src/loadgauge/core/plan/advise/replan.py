@@ -53,16 +53,22 @@ class Replanned(NamedTuple):
 
 
 def what_would_fit(
-    cases: Sequence[Case], margin: float, objective: Objective, most: int = 6, progress: Progress | None = None
+    cases: Sequence[Case],
+    margin: float,
+    objective: Objective,
+    most: int = 6,
+    progress: Progress | None = None,
+    seq_len: int | None = None,
 ) -> list[Replanned]:
     """Return the changes that make a layout fit, each with its best layout; those that cannot be modelled are left out.
 
     The mildest come first; more GPUs are tried only until they are enough. margin: free memory required [bytes]; most: how
-    many changes to return.
+    many changes to return; seq_len: of the runs, where it is not the cases'
     """
     rows: list[Replanned] = []
-    for change in changes(Run.of_case(cases[-1]), REPLAN_FIT):
-        best = _best(cases[-1], change, margin, objective, progress)
+    case = reopen(cases[-1], seq_len=seq_len)
+    for change in changes(Run.of_case(case), REPLAN_FIT):
+        best = _best(case, change, margin, objective, progress)
         if best is not None:
             rows.append(Replanned(change.title, _flags(change), best))
             if len(rows) == most or change.kind is Kind.MORE_GPUS:
