@@ -1,8 +1,8 @@
 """What the GitHub Action runs: `loadgauge check` against the base of the pull request, told as GitHub shows it.
 
-Reads JOBS, FLAGS, BUDGET, AGAINST, STRICT and LINT (the inputs of `action.yml`) and GITHUB_BASE_REF; writes one annotation a
-problem, the table to GITHUB_STEP_SUMMARY and `ok` to GITHUB_OUTPUT. Exits as `loadgauge check` does, except that a file that is
-there and cannot be read is a warning, unless STRICT is true. Needs no library.
+Reads JOBS, FLAGS, BUDGET, AGAINST, STRICT, LINT, COMMENT and TOKEN (the inputs of `action.yml`) and GITHUB_BASE_REF; writes one
+annotation a problem, the table to GITHUB_STEP_SUMMARY and into one comment of the pull request, and `ok` to GITHUB_OUTPUT. Exits as
+`loadgauge check` does, except that a file that is there and cannot be read is a warning, unless STRICT is true. Needs no library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
 from urllib.parse import unquote
+from urllib.request import Request, urlopen
 
 CANNOT_TELL = 2
 """The exit code of `loadgauge check` where a job has no answer."""
@@ -57,8 +60,10 @@ def main() -> int:
         if refused or done.returncode != CANNOT_TELL
         else int(any(job["problems"] for job in found["jobs"]))
     )
+    table = f"### Training jobs\n\n{found['table']}\n"
+    commented(table)
     for variable, text in (
-        ("GITHUB_STEP_SUMMARY", f"### Training jobs\n\n{found['table']}\n"),
+        ("GITHUB_STEP_SUMMARY", table),
         ("GITHUB_OUTPUT", f"ok={'false' if code else 'true'}\n"),
     ):
         if place := os.environ.get(variable):
@@ -83,6 +88,37 @@ def linted(files: list[str], flags: str) -> None:
         where = f"file={escaped(unquote(place['artifactLocation']['uri']), inside=True)},line={place['region']['startLine']}"
         kind = "notice" if result["level"] == "note" else "warning"
         print(f"::{kind} {where},title={escaped(result['ruleId'], inside=True)}::{escaped(result['message']['text'])}")
+
+
+MARK = "<!-- loadgauge check -->"
+"""The first line of the comment, by which it is found again."""
+
+
+def commented(table: str) -> None:
+    """Write the table into the comment of the pull request, the same one at each push; a token that may not is told."""
+    token, event = os.environ.get("TOKEN", ""), Path(os.environ.get("GITHUB_EVENT_PATH") or os.devnull)
+    if os.environ.get("COMMENT", "").strip().lower() != "true" or not token or not event.is_file():
+        return
+    number = json.loads(event.read_text(encoding="utf-8") or "{}").get("pull_request", {}).get("number")
+    if number is None:
+        return
+    issues = f"{os.environ['GITHUB_API_URL']}/repos/{os.environ['GITHUB_REPOSITORY']}/issues"
+
+    def asked(method: str, path: str, **body: str) -> Any:
+        data = json.dumps(body).encode() if body else None
+        headers = {"Authorization": f"Bearer {token}", "Accept": "application/vnd.github+json"}
+        with urlopen(Request(f"{issues}/{path}", data=data, headers=headers, method=method), timeout=30) as answer:
+            return json.load(answer)
+
+    try:
+        earlier = (each for each in asked("GET", f"{number}/comments?per_page=100") if each["body"].startswith(MARK))
+        if (comment := next(earlier, None)) is not None:
+            asked("PATCH", f"comments/{comment['id']}", body=f"{MARK}\n{table}")
+        else:
+            asked("POST", f"{number}/comments", body=f"{MARK}\n{table}")
+    except (URLError, TimeoutError) as error:
+        text = f"no comment: {error}; the workflow needs `permissions: pull-requests: write`"
+        print(f"::notice title=loadgauge::{escaped(text)}")
 
 
 def base_revision() -> str:

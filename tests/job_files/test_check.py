@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ruamel.yaml import YAML
@@ -199,6 +201,55 @@ def act(folder: Path, **inputs: str) -> tuple[int, str, str, str]:
     )  # fmt: skip
     assert not done.stderr
     return done.returncode, done.stdout, *(Path(place).read_text(encoding="utf-8") for place in told.values())  # type: ignore[return-value]
+
+
+class Comments(BaseHTTPRequestHandler):
+    """The comments of a pull request, as GitHub keeps them; a token that is not `may` may not."""
+
+    kept: ClassVar[list[dict[str, Any]]] = []
+
+    def answer(self) -> None:
+        """Keep or change a comment, or list all."""
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else {}
+        may = self.headers["Authorization"] == "Bearer may"
+        if may and self.command == "POST" and self.path == "/repos/us/jobs/issues/7/comments":
+            self.kept.append({"id": len(self.kept), **body})
+        elif may and self.command == "PATCH":
+            self.kept[int(self.path.removeprefix("/repos/us/jobs/issues/comments/"))] |= body
+        self.send_response(200 if may else 403)
+        self.end_headers()
+        self.wfile.write(json.dumps(self.kept).encode())
+
+    do_GET = do_POST = do_PATCH = answer
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.slow
+def test_the_action_keeps_one_comment_of_a_pull_request(pull_request: Path) -> None:
+    Comments.kept[:] = [{"id": 0, "body": "somebody else's"}]
+    event = pull_request.parent / "event.json"
+    event.write_text('{"pull_request": {"number": 7}}', encoding="utf-8")
+    with HTTPServer(("127.0.0.1", 0), Comments) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        github = {
+            "GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}", "GITHUB_REPOSITORY": "us/jobs",
+            "GITHUB_EVENT_PATH": str(event), "COMMENT": "true", "TOKEN": "may", "JOBS": "configs/job.yaml",
+            "GITHUB_BASE_REF": "main",
+        }  # fmt: skip
+        for flags, outcome in (("--memory 8GiB", "FAILS"), ("--gpu h100", "ok")):
+            _, log, summary, _ = act(pull_request, **github, FLAGS=flags)
+            assert "no comment" not in log
+            assert [each["body"].partition("\n")[2] for each in Comments.kept[1:]] == [summary]
+            assert f"| configs/job.yaml | {outcome} |" in summary
+        before = list(Comments.kept)
+        for changed, told in (({"TOKEN": "may not"}, True), ({"COMMENT": "false"}, False), ({"TOKEN": ""}, False)):
+            code, log, *_ = act(pull_request, **github | changed, FLAGS="--gpu h100")
+            assert (code, "::notice title=loadgauge::no comment" in log) == (0, told)
+        server.shutdown()
+    assert Comments.kept == before
 
 
 @pytest.mark.slow
