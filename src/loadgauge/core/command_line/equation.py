@@ -90,7 +90,10 @@ def command(quantity: str, numbers: str | None, solve: str | None, latex: bool, 
     from loadgauge.core.answers.equations.numbers import read_numbers, unread, with_numbers
     from loadgauge.core.answers.equations.run_forms import run_forms
 
-    quantity = MEANT.get(quantity.replace("_", "-"), quantity.replace("_", "-"))
+    quantity, together = quantity.replace("_", "-"), f"{quantity}-{flags.get('model')}"
+    if together in (*QUANTITIES, *FORMS, *MEANT):  # two words: kv cache
+        quantity, flags["model"] = together, ""
+    quantity = MEANT.get(quantity, quantity)
     params = arguments(quantity, flags)
     forms = run_forms(quantity) if quantity in FORMS else equations(quantity, **params)
     values = read_numbers(numbers) if numbers else {}

@@ -309,6 +309,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _plain(error: click.UsageError) -> str:
     text = error.format_message()
+    if isinstance(error, click.BadOptionUsage) and "requires an argument" in text and error.ctx is not None:
+        own = (
+            each
+            for each in error.ctx.command.params
+            if isinstance(each, click.Option) and error.option_name in each.opts
+        )
+        text = f"{text.rstrip('.')}: {' '.join(str(getattr(next(own, None), 'help', '')).split()).partition('. ')[0]}"
     return text[:1].lower() + text[1:].rstrip(".")
 
 

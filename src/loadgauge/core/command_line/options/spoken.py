@@ -107,6 +107,9 @@ class Spoken(click.Command):
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as error:
             raise unknown(error.option_name, options, ctx) from None
+        except click.BadOptionUsage as error:
+            error.ctx = ctx  # by whose flags the message says what is lacking
+            raise
         degrees = [word for word, pieces in apart.items() if pieces != [word] and "." not in word]
         notes = [*notes, *(f"{word} as {' '.join(apart[word])}" for word in degrees), *served]
         notes += task_of(ctx.params)

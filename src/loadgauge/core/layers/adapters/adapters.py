@@ -41,7 +41,9 @@ def adapted(build: Writer, name: str, x: Tensor, kept: Tensor, base: Tensor, sha
     if lora.dropout:
         source = kept = build.dropout(f"{name}.lora_dropout", x, lora.dropout)
     itemsize = build.dtypes.activation
-    high = _products(build, name, source, (kept,), itemsize, shape, numel=base.numel)
+    # The head's logits may be there in pieces; of a split row each rank has a summand of the whole output before it is shared out.
+    pieces = base.numel if name == "head.logits" else None
+    high = _products(build, name, source, (kept,), itemsize, shape, numel=pieces)
     total = build.tensor(f"{name}.adapted", base.numel)
     return build.elementwise(f"{name}.adapted", (base, high), total, shares_gradient=True)
 
