@@ -166,6 +166,18 @@ def names_file(text: str) -> bool:
     return text.startswith((".", "/")) or text.endswith(".json") or os.path.exists(place_of(text)[0])
 
 
+def is_named(text: str) -> bool:
+    """Return whether a text names a model, as `find` takes it, or a file: without reading it, or looking for names like it.
+
+    >>> [is_named(text) for text in ("gpt2", "Qwen/Qwen3-8B", "gpt2:layers=24", "llama:7B", "xyzzy")]
+    [True, True, True, True, False]
+    """
+    if _RESIZED.search(text):
+        return is_named(_RESIZED.split(text, 1)[0])
+    local = os.path.isfile(os.path.join(text, "config.json")) or (text.endswith(".json") and os.path.isfile(text))
+    return local or _catalogue_name(text) is not None or is_shape(text) or _alike(text) is not None or bool(cached(text))
+
+
 def find(text: str, hub: bool = False) -> Found:
     """Find the model that a user means: a name in the catalogue, a path to a `config.json` or the folder that holds one, or
     a repository on the Hugging Face hub; or a family and sizes (`loadgauge.core.families.shapes`).

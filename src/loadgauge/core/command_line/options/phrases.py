@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from loadgauge.core.base import Error, NotModelled, is_script, provider
+from loadgauge.core.base import is_script, provider
 from loadgauge.core.command_line.options.names import known_as
 from loadgauge.core.command_line.options.typed import bare, pieces_of
 from loadgauge.core.command_line.options.values import alike, as_value, card, is_card
@@ -79,16 +79,9 @@ def model_in(words: Sequence[str]) -> list[str] | None:
 
 def is_model(name: str) -> bool:
     """Return whether a name is that of a model. Nothing of a model's own code runs for it."""
-    from loadgauge.core.families.catalogue import find
+    from loadgauge.core.families.catalogue import is_named
 
-    if is_script(name) or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name):
-        return True
-    try:
-        return find(name).spec is not None
-    except NotModelled:
-        return True
-    except Error:
-        return False
+    return is_script(name) or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name) or is_named(name)
 
 
 def valued(name: str, options: Mapping[str, click.Option]) -> str:

@@ -145,7 +145,7 @@ def goes_on(text: str, repositories: Mapping[str, str]) -> tuple[str, ...]:
     going += [
         name
         for name, hubs in repositories.items()
-        if name not in going and any(f"{_spelt(_plain(hub))}-".startswith(f"{own}-") for hub in hubs.split())
+        if name not in going and any(f"{_hub(hub)}-".startswith(f"{own}-") for hub in hubs.split())
     ]
     return tuple(going)
 
@@ -179,6 +179,12 @@ def _spelt(words: str) -> str:
     """A name as the catalogue writes it: llama-3, qwen2.5."""
     words = re.sub(r"(^|-)(llama|gemma|phi)(?=\d)", r"\1\2-", words)
     return re.sub(r"(^|-)qwen-(?=\d(\.\d)?-\d)", r"\1qwen", words)
+
+
+@functools.cache
+def _hub(repository: str) -> str:
+    """A repository of the catalogue, as the catalogue would write its name."""
+    return _spelt(_plain(repository))
 
 
 def _versions(words: str) -> list[str]:
