@@ -175,7 +175,9 @@ def is_named(text: str) -> bool:
     if _RESIZED.search(text):
         return is_named(_RESIZED.split(text, 1)[0])
     local = os.path.isfile(os.path.join(text, "config.json")) or (text.endswith(".json") and os.path.isfile(text))
-    return local or _catalogue_name(text) is not None or is_shape(text) or _alike(text) is not None or bool(cached(text))
+    return (
+        local or _catalogue_name(text) is not None or is_shape(text) or _alike(text) is not None or bool(cached(text))
+    )
 
 
 def find(text: str, hub: bool = False) -> Found:
