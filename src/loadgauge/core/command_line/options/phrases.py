@@ -79,9 +79,9 @@ def model_in(words: Sequence[str]) -> list[str] | None:
 
 def is_model(name: str) -> bool:
     """Return whether a name is that of a model. Nothing of a model's own code runs for it."""
-    from loadgauge.core.families.catalogue import is_named
+    from loadgauge.core.families import catalogue
 
-    return is_script(name) or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name) or is_named(name)
+    return is_script(name) or getattr(provider("MODEL_SOURCES"), "of_library", bool)(name) or catalogue.is_named(name)
 
 
 def valued(name: str, options: Mapping[str, click.Option]) -> str:
