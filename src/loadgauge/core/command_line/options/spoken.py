@@ -338,7 +338,7 @@ def _no_amount(name: str, value: Any) -> None:
     if tokens := re.fullmatch(r"(\d[\d.]*[bt])t?", str(value), re.IGNORECASE):
         text = f"no flag {name.split()[0]} with {value}: the tokens of the whole run are --tokens {tokens[1]}"
         raise click.UsageError(text, click.get_current_context(silent=True))
-    if re.fullmatch(r"\d[\d.]*gi?b", str(value), re.IGNORECASE) and "size" not in name:  # of shards, of a disk
+    if re.fullmatch(r"\d[\d.]*gi?b", str(value), re.IGNORECASE) and "size" not in name:  # of shards, of shared memory
         text = f"no flag {name.split()[0]} with {value}: a card's memory is --memory {value}"
         raise click.UsageError(text, click.get_current_context(silent=True))
 
